@@ -202,7 +202,7 @@ def plan_of_copy(reader: Reader, target: Path, layout: str | None, format: str, 
     Conversions there and back lead to such a target, whose manifest names the layout between the two.
     """
     try:
-        return plan_of(reader, None, target, layout, layout, format, None, dtype, None)
+        return plan_of(reader, None, target, layout, layout, format, None, dtype, None, Selection())
     except (layouts.LayoutError, WeightsMismatchError):
         return None
 

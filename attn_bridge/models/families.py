@@ -171,15 +171,6 @@ def ties_head(config: Mapping[str, Any]) -> bool | None:
     return read.flag("tie_word_embeddings")
 
 
-def depth_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the key of a decoder's number of blocks and its value; None where its config.json does not say it."""
-    try:
-        family, read = _read(config, ())
-        return (family.depth, read.integer(family.depth)) if family.block is not None and family.depth in read else None
-    except (TypeError, ValueError):
-        return None
-
-
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
 

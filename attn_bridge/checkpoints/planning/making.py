@@ -17,7 +17,7 @@ from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..selection import Selection
-from . import depths, heads, kept_numbers, reading
+from . import heads, kept_numbers, reading
 from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -101,10 +101,10 @@ def make(
     check_settings(settings or {}, ours, theirs)
     check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(configs.with_defaults(config or {})), **(settings or {})}
-    decoded = reading.decode(ours, theirs, reader.tensors, known, config or {})
+    is_part = selection is not None and bool(selection.dropped)
+    decoded = reading.decode(ours, theirs, reader.tensors, known, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)
     heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
-    depths.check(reader.path, ours, decoded.placements, config or {}, selection)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     wanted = {
         **theirs.read_settings(written or configs.with_sizes(config or {})),

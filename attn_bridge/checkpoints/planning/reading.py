@@ -37,6 +37,8 @@ def decode(
     tensors: Mapping[str, TensorInfo],
     settings: Mapping[str, Any],
     config: Mapping[str, Any],
+    *,
+    is_part: bool = False,
 ) -> layouts.Decoded:
     """Return where our tensors are in a source whose shapes fit each other, its target and its config.
 
@@ -46,6 +48,7 @@ def decode(
         tensors: the source's tensors.
         settings: what names and shapes do not tell.
         config: the config.json next to the source.
+        is_part: whether the user left tensors out by name, so that blocks of the config may be missing.
 
     Raises:
         LayoutError: a shape that does not fit, or a setting that is missing.
@@ -56,7 +59,7 @@ def decode(
     if layout.ours and target.ours:
         if target.whole and not layout.whole:
             fitting.check(layout, shapes, decoded.placements, {**settings, **decoded.restore}, is_whole=True)
-        sizes.check(config, layout, shapes, decoded.placements)
+        sizes.check(config, layout, shapes, decoded.placements, is_part=is_part)
     return decoded
 
 

@@ -51,7 +51,12 @@ MOST = 64
 
 
 def check(
-    config: Mapping[str, Any], layout: layouts.Layout, shapes: Mapping[str, Shape], ours: Mapping[str, Any]
+    config: Mapping[str, Any],
+    layout: layouts.Layout,
+    shapes: Mapping[str, Shape],
+    ours: Mapping[str, Any],
+    *,
+    is_part: bool = False,
 ) -> None:
     """Refuse tensors of other sizes than the config's.
 
@@ -60,6 +65,7 @@ def check(
         layout: layout of the source.
         shapes: outside name -> shape.
         ours: our name -> where it is (`Placement`).
+        is_part: whether fewer layers than the config's are meant.
 
     Raises:
         LayoutError: a size, or the number of layers, differs.
@@ -69,9 +75,11 @@ def check(
     found = {name: placement.shape for name, placement in ours.items()}
     whole = _model_of(config, shapes)
     symbols = dimensions.axes_of(found, is_whole=True)
-    if whole is not None:
+    if whole is not None and not is_part:
         _check_depth(config, whole, found)
     if whole is None or whole.count > MOST * sum(math.prod(shape) for shape in found.values()):
+        if not is_part:
+            _check_plain_depth(config, layout, found)
         _check_keys(config, layout, found, symbols, ours)
         return
     for name, wanted in _wanted(whole):
@@ -151,6 +159,16 @@ def _depths(whole: ModelConfig) -> dict[str, int]:
     return {"": depths[0]} if depths else {}
 
 
+def _check_plain_depth(config: Mapping[str, Any], layout: layouts.Layout, found: Mapping[str, Shape]) -> None:
+    """Refuse another number of layers than a plain key gives, where nothing of ours reads the config."""
+    if not layout.whole and "tok_emb.weight" not in found:
+        return
+    flat = _flat(config)
+    depth, layers = _number(flat, _key(flat, DEPTHS)), dimensions.blocks_of(found)
+    if depth is not None and len(layers) == 1 and {depth} != {*layers.values()}:
+        raise LayoutError(_depth(config, depth, next(iter(layers.values()))))
+
+
 def _check_keys(
     config: Mapping[str, Any],
     layout: layouts.Layout,
@@ -162,9 +180,6 @@ def _check_keys(
     if not layout.whole and "tok_emb.weight" not in found:
         return
     flat = _flat(config)
-    depth, layers = _number(flat, _key(flat, DEPTHS)), dimensions.blocks_of(found)
-    if depth is not None and len(layers) == 1 and {depth} != {*layers.values()}:
-        raise LayoutError(_depth(config, depth, next(iter(layers.values()))))
     wanted = dict(_plain_sizes(flat))
     for name, axes in symbols.items():
         for axis, symbol in enumerate(axes):

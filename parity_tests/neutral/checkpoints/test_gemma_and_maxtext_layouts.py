@@ -262,13 +262,15 @@ def test_a_checkpoint_of_maxtext_comes_back_from_flax(tmp_path, kind):
 
 def test_a_cast_on_the_way_is_one_rounding_and_comes_back(tmp_path):
     layout, arrays, config = model("llama")
-    source = folder(tmp_path / "hf", arrays, config)
+    source = folder(tmp_path / "hf", arrays, {**config, "dtype": "bfloat16"})
     there = checkpoints.convert(source, tmp_path / "x", to_layout="maxtext", dtype="f32").target
     query = "model.layers.0.self_attn.q_proj.weight"
     expected = arrays[query].astype(np.float32).T.reshape(WIDTH, HEADS, HEAD) * np.float32(HEAD**-0.5)
     found = checkpoints.read(there)["params.params.decoder.layers_0.self_attention.query.kernel"]
     assert found.tobytes() == expected.tobytes()
-    assert same(checkpoints.convert(there, tmp_path / "back", to_layout=layout, dtype="bf16").target, source)
+    back = checkpoints.convert(there, tmp_path / "back", to_layout=layout, dtype="bf16").target
+    assert (back / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert json.loads((back / "config.json").read_text()) == json.loads((source / "config.json").read_text())
 
 
 def test_what_is_kept_is_said_and_checked(tmp_path):
@@ -281,8 +283,7 @@ def test_what_is_kept_is_said_and_checked(tmp_path):
     (note,) = checkpoints.plan(there, tmp_path / "back", to_layout=layout).notes
     assert note.startswith("model.layers.0.self_attn.q_proj.weight and 3 more take the numbers that were kept aside,")
     home = checkpoints.convert(there, tmp_path / "home", to_layout=layout).target
-    with pytest.raises(CheckpointError, match=r"home was made of a checkpoint of layout maxtext, which .*hf is not \("):
-        checkpoints.verify(source, home)
+    assert checkpoints.verify(source, home).passed
     kept = checkpoints.read(shutil.copy(there / "attn-bridge.kept", tmp_path / "kept.safetensors"))
     assert kept.keys() == {f"numbers-plain/trf_blocks.{layer}.att.W_query.weight" for layer in range(4)}
     for layer in range(4):
