@@ -117,12 +117,13 @@ power: $(VENV)/.installed-dev
 meshes: $(VENV)/.installed-test
 	$(PYTEST) -q $(MESHES) -n 2 -m "$(PICK)" --durations 10 $(call costs,meshes)
 
-# The tests that go through functions of NNX which the flags change.
+# The tests that go through functions of NNX which the flags change; of the contract, those that call every module.
+CALLED := parity_tests/contract/test_modules.py
 lanes: $(VENV)/.installed-test
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/twins/test_transfer.py \
 		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
 		judge/sides judge/test_promotion.py judge/test_dump.py)
-	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q --without torch $(if $(FULL),parity_tests/contract,$(CALLED))
 
 # Their tests run as users' programs do: another XLA may not know the flags above.
 test-jax-versions: $(JAX_TESTS)

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from ..support import cover
 from .processes.mesh_matrix import run
 
 FEW = ["MultiHeadAttention", "GroupedQueryAttention gpt-oss", "GatedDeltaNet qwen3-next", "DecoderModel"]
@@ -18,8 +17,7 @@ MATRIX = {
 }
 
 
-@pytest.mark.parametrize("framework", ["torch", "flax"])
-@pytest.mark.parametrize("name", MATRIX)
+@cover.rotated(("name", "framework"), list(MATRIX), ["torch", "flax"])
 def test_a_sharded_module_matches_the_plain_one(framework, name):
     meshes, method, cases = MATRIX[name]
     found = run(framework, [tuple(mesh.items()) for mesh in meshes], [method], cases)

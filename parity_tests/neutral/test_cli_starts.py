@@ -58,4 +58,4 @@ def test_the_shell_completes_commands_and_options():
         return done.stdout.split()
 
     assert completed("attn-bridge con") == ["convert"]
-    assert completed("attn-bridge convert --dr") == ["--dry-run"]
+    assert completed("attn-bridge convert --dr") == ["--drop", "--dry-run"]

@@ -75,7 +75,7 @@ FAMILIES = {
     "bert-masked": ("hf-bert", T.BertForMaskedLM, T.BertConfig, BERT),
     "llama": ("hf-llama", T.LlamaForCausalLM, T.LlamaConfig, GROUPED),
     "llama-tied": ("hf-llama", T.LlamaForCausalLM, T.LlamaConfig, {**GROUPED, "tie_word_embeddings": True}),
-    "llama-bare": ("hf-llama", T.LlamaModel, T.LlamaConfig, GROUPED),
+    "llama-bare": ("hf-llama", T.LlamaModel, T.LlamaConfig, {**GROUPED, "tie_word_embeddings": True}),
     "mistral": ("hf-llama", T.MistralForCausalLM, T.MistralConfig, {**GROUPED, "sliding_window": 4}),
     "qwen2": ("hf-llama", T.Qwen2ForCausalLM, T.Qwen2Config, GROUPED),
     "qwen3": ("hf-llama", T.Qwen3ForCausalLM, T.Qwen3Config, {**GROUPED, "head_dim": 6}),

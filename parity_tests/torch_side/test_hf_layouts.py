@@ -87,9 +87,11 @@ def test_the_attention_of_every_layer_is_what_from_hf_gives(tmp_path, family):
 def test_no_other_layout_takes_a_folder_for_its_own(tmp_path, family):
     layout, kind, config, sizes = FAMILIES[family]
     saved(tmp_path, kind, config, sizes, "1GB")
-    names = list(checkpoints.read(tmp_path))
+    names = checkpoints.read(tmp_path)
     assert layouts.detect(names).name == layout
     others = [layouts.find(name) for name in layouts.names() if name != layout]
+    if layouts.find(layout).form:  # of the same names, told apart by shapes
+        others = [one for one in others if not one.form]
     full = [one.name for one in others if len(one.match(names)[1]) == len(names)]
     assert not [name for name in full if layouts.find(name).is_complete(names)]
 

@@ -165,6 +165,7 @@ def test_without_an_accelerator_its_page_is_not_written(tmp_path, monkeypatch, c
     assert not (tmp_path / "page.md").exists()
 
 
+@pytest.mark.full
 def test_the_accelerator_page_shows_each_command_and_outcome(tmp_path, monkeypatch, capsys):
     failing = accelerator.Section("failing", "What fails", ("-c", "print('lines\\n' * 99); raise SystemExit(3)"))
     slow = accelerator.Section("slow", "What hangs", ("-c", "import time; time.sleep(999)"))
@@ -245,6 +246,7 @@ def test_a_model_whose_logits_are_wrong_is_not_measured(monkeypatch):
 TINY_MESHES = ["meshes", "--width", "64", "--tokens", "256", "--devices", "2", "--long", "16384"]
 
 
+@pytest.mark.full
 def test_meshes_are_measured_in_both_frameworks(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [*TINY_MESHES, "--json", str(tmp_path / "meshes.json")])
     meshes.main()

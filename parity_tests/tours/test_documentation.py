@@ -156,10 +156,11 @@ def essence(command: str, text: str) -> str:
 # ---- pages
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.optimized] if name == "docs/randomness.md" else []) for name in PAGES],
-)
+MARKS = {"docs/randomness.md": pytest.mark.optimized, "docs/devices.md": pytest.mark.full}
+"""Page -> its mark: bits of random numbers, and meshes of processes, which the tests of meshes start as well."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[MARKS[name]] if name in MARKS else []) for name in PAGES])
 def test_a_page_runs_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gallery, "_ENTRIES", dict(gallery._ENTRIES))  # the example of docs/gallery.md adds one

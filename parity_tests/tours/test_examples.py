@@ -126,6 +126,7 @@ def test_a_wrong_window_is_not_equal(capsys, monkeypatch):
     assert lines[0].endswith("bit for bit: NOT equal")
 
 
+@pytest.mark.full
 def test_four_devices_learn_what_one_does(capsys, monkeypatch):
     script = runpy.run_path(str(EXAMPLES / "train_on_a_mesh.py"))
     train, found = script["train"], []

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .. import recomputation
-from ..random import RngStream, bernoulli
+from .. import random, recomputation
+from ..random import RngStream
 
 Draw: TypeAlias = Callable[[tuple[int, ...]], Tensor]
 """Draws a mask of a shape."""
@@ -54,7 +54,7 @@ def drawing(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | 
 def _bernoulli_from(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None, device: Any) -> Draw:
     if isinstance(rng, RngStream):
         key, x64 = rng(), rng.x64
-        return lambda shape: bernoulli(key, 1.0 - rate, shape, x64=x64, device=device)
+        return lambda shape: random.bernoulli(key, 1.0 - rate, shape, x64=x64, device=device)
     return lambda shape: torch.empty(shape, dtype=dtype, device=device).bernoulli_(1.0 - rate, generator=rng) == 1.0
 
 

@@ -19,6 +19,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
 
+from ...support import cover
 from .checkpoint_files import MEMORY, NEWER, bits, folder, made, sharded, tree, write
 from .checkpoints import CONFIG, attention, gpt
 
@@ -29,10 +30,9 @@ LAYOUTS = [name for name in layouts.names() if name != "flax"]
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_and_container_goes_to_its_twin_and_back_byte_for_byte(tmp_path, name, file, dtype):
+@cover.rotated(("name", "case"), LAYOUTS, [(file, dtype) for file in FILES for dtype in DTYPES])
+def test_every_layout_and_container_goes_to_its_twin_and_back_byte_for_byte(tmp_path, name, case):
+    file, dtype = case
     source = write(tmp_path / "source.safetensors", made(name, dtype), {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     there = checkpoints.convert(source, tmp_path / file, from_layout=name).target

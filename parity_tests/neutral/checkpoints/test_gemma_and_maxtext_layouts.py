@@ -6,6 +6,7 @@ source of August 2026 (see `attn_bridge.models.libraries`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -22,11 +23,13 @@ from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
 from attn_bridge.weights.changes import Change
 
+from ...support import cover
 from .checkpoint_files import MEMORY
 
 WIDTH, HIDDEN, WORDS, HEADS, HEAD = 24, 40, 37, 4, 6
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0}
 
+DTYPES = ["bfloat16", "float32"]
 KINDS = {
     "llama": ("hf-llama", {}),
     "llama-3.1": ("hf-llama", {"model_type": "llama", "rope_scaling": LLAMA31}),
@@ -105,10 +108,9 @@ def bits(path):
     return {name: (array.dtype.name, array.tobytes()) for name, array in checkpoints.read(path).items()}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("scan", "target"), [(0, "x"), (1, "x"), (1, "x.npz")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_goes_to_maxtext_and_back_byte_for_byte(tmp_path, kind, scan, target, dtype):
+@cover.rotated(("kind", "case"), list(KINDS), list(itertools.product([(0, "x"), (1, "x"), (1, "x.npz")], DTYPES)))
+def test_a_folder_goes_to_maxtext_and_back_byte_for_byte(tmp_path, kind, case):
+    (scan, target), dtype = case
     layout, arrays, config = model(kind, 8, dtype)
     source = folder(tmp_path / "hf", arrays, config)
     there = checkpoints.convert(source, tmp_path / target, to_layout="maxtext", settings={"scan": scan}).target
@@ -297,8 +299,7 @@ def test_what_is_kept_is_said_and_checked(tmp_path):
         checkpoints.convert(there, tmp_path / "back", to_layout=layout)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-@pytest.mark.parametrize("back", [False, True])
+@cover.rotated(("kind", "back"), ["llama", "gemma2"], [False, True])
 def test_stacks_stay_within_a_bound_on_memory(tmp_path, kind, back):
     layers, times, most = 6, 48, 200 << 20
     layout, arrays, config = model(kind, layers, "float32", times=times)
@@ -426,11 +427,11 @@ OF_HEADS = {
 OF_WAY = {0: {"layer_0.mlp.gating_einsum": (2, WIDTH, HIDDEN)}, 1: {"layer_0.mlp.gating_einsum": (2, HIDDEN, WIDTH)}}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("way", [0, 1])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("kind", OF_KIND)
-def test_a_folder_goes_to_gemma_and_back_byte_for_byte(tmp_path, kind, kv_heads, way, dtype):
+@cover.rotated(
+    ("kind", "kv_heads", "case"), list(itertools.product(OF_KIND, [1, 2, 4])), list(itertools.product([0, 1], DTYPES))
+)
+def test_a_folder_goes_to_gemma_and_back_byte_for_byte(tmp_path, kind, kv_heads, case):
+    way, dtype = case
     layout, arrays, config = model(kind, 2, dtype, kv_heads)
     source = folder(tmp_path / "hf", arrays, config)
     expected = {**SHAPES, **OF_KIND[kind], **OF_HEADS[kv_heads], **OF_WAY[way]}

@@ -20,6 +20,7 @@ from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
 from attn_bridge.printable import shell_word
 
+from ...support import cover
 from .checkpoint_files import folder, interrupted, made, sharded, tree, write
 from .checkpoints import gpt
 
@@ -152,7 +153,7 @@ checkpoints.convert(sys.argv[1], sys.argv[2], resume=True, progress=lambda done,
 """
 
 
-@pytest.mark.parametrize("target", ["flax", "flax.npz"])
+@cover.some("target", ["flax", "flax.npz"], always=["flax"])
 def test_kills_at_any_moment_leave_all_or_nothing_and_resuming_ends_alike(tmp_path, target):
     source = sharded(tmp_path / "hf", width=32)
     undisturbed = checkpoints.convert(source, tmp_path / f"whole{target}").target
@@ -311,7 +312,7 @@ sys.exit(run(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("old", ["none", "file", "folder"])
+@cover.some("old", ["none", "file", "folder"], always=["folder"])
 def test_a_kill_between_any_two_renames_is_undone_or_finished(tmp_path, old):
     source = write(tmp_path / "source.safetensors", made("hf-bert"))
     wanted, before = tmp_path / "wanted", tmp_path / "before"

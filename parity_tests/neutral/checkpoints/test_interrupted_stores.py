@@ -16,6 +16,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import leases, to_path
 
+from ...support import cover
 from .stored_checkpoints import ours
 
 
@@ -52,7 +53,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@cover.some("moment", list(MOMENTS), always=list(MOMENTS)[1::3])
 def test_a_run_that_is_killed_leaves_nothing_readable_or_all_of_it_and_resume_ends_it(store, source, tmp_path, moment):
     wanted = ours(source, tmp_path, "folder", to_layout="flax")
     command = ["convert", str(source), "s3://bucket/folder", "--to", "flax", "--workers", "2", "--task-bytes", "65536"]

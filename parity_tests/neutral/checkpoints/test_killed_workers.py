@@ -16,6 +16,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.workers import Processes
 from attn_bridge.checkpoints.workers.places import LocalPlace
 
+from ...support import cover
 from .checkpoint_files import sharded
 from .test_workers import TASK, WIDTH, everything, shares
 
@@ -29,7 +30,7 @@ MOMENTS = {"worker": 20, "finisher": 8, "parent": 25}
 """What is killed -> how many moments there are to do so, at least."""
 
 
-@pytest.mark.parametrize("kind", MOMENTS)
+@cover.some("kind", list(MOMENTS), always=["parent"])
 def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path, kind):
     source = sharded(tmp_path / "source", width=16, layers=1)
     checkpoints.convert(source, tmp_path / "whole")

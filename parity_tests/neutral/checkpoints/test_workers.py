@@ -25,6 +25,7 @@ from attn_bridge.checkpoints.workers.executors.process import write_share
 from attn_bridge.checkpoints.workers.places import LocalPlace
 from attn_bridge.cli.app import run
 
+from ...support import cover
 from .checkpoint_files import sharded, tree
 from .test_dequantized_files import folder as quantised
 
@@ -54,8 +55,7 @@ def source(tmp_path_factory):
     return sharded(tmp_path_factory.mktemp("workers") / "hf", width=WIDTH)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
-@pytest.mark.parametrize("file", CONTAINERS)
+@cover.rotated(("file", "count"), list(CONTAINERS), [4, 1, 2, 8, 32])
 def test_any_number_of_workers_writes_the_same_bytes_in_any_order(tmp_path, source, file, count):
     settings = CONTAINERS[file]
     (tmp_path / "plain").mkdir()

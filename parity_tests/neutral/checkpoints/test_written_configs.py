@@ -26,6 +26,7 @@ from attn_bridge.specs.position import (
     YaRNScaling,
 )
 
+from ...support import cover
 from ...support.drawn_decoders import draw
 from ...support.hf_configs import PUBLISHED
 from .checkpoints import drawn
@@ -240,10 +241,11 @@ def test_every_decoder_with_a_layout_has_a_writer(name):
     layout_of(name)
 
 
+@cover.some("seeds", [range(8), range(8, 40)], always=[range(8)])
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "gemma3"])
-def test_a_drawn_decoder_is_said_or_refused_in_one_line(name):
+def test_a_drawn_decoder_is_said_or_refused_in_one_line(name, seeds):
     said, refused = 0, []
-    for seed in range(40):
+    for seed in seeds:
         config = draw(name, seed)
         for layout in [layouts.find(one) for one in layouts.names() if one.startswith("hf-")]:
             try:
@@ -253,7 +255,7 @@ def test_a_drawn_decoder_is_said_or_refused_in_one_line(name):
                 continue
             assert differences(config, families.find_decoder(json.loads(json.dumps(written)))) == []
             said += 1
-    assert said >= 10
+    assert 4 * said >= len(seeds)
     assert not [line for line in refused if "\n" in line or not line.startswith(("no config.json of ", "hf-"))]
 
 

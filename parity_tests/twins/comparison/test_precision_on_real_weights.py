@@ -20,6 +20,8 @@ from torch import nn
 from attn_bridge import checkpoints
 from attn_bridge.parity import compare
 
+from ...support import cover
+
 WIDTH, NUM_HEADS, HEAD_DIM = 384, 3, 32
 """Of the model's twelve heads the first three, which is quicker."""
 
@@ -187,8 +189,7 @@ def test_a_right_pair_is_equal(arrays, tokens):
     assert report.verdict == "equal", str(report)
 
 
-@pytest.mark.parametrize("side", ["torch", "flax"])
-@pytest.mark.parametrize("fault", FAULTS)
+@cover.rotated(("fault", "side"), list(FAULTS), ["torch", "flax"])
 def test_a_loss_of_precision_is_found(arrays, tokens, fault, side):
     report = compare(*pair(arrays, **{f"{side}_fault": fault}), tokens, seeds=1)
     assert report.verdict == "precision", str(report)

@@ -64,9 +64,9 @@ def bound(port):
     ("layer", "cell"),
     [
         (nn.LSTM, linen.LSTMCell),
-        (nn.LSTM, linen.OptimizedLSTMCell),
+        pytest.param(nn.LSTM, linen.OptimizedLSTMCell, marks=pytest.mark.full),
         (nn.GRU, linen.GRUCell),
-        (nn.RNN, linen.SimpleCell),
+        pytest.param(nn.RNN, linen.SimpleCell, marks=pytest.mark.full),
     ],
 )
 def test_a_linen_cell_with_one_bias_equals_two_biases(layer, cell):

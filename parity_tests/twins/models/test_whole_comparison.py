@@ -17,7 +17,7 @@ IDS = np.random.default_rng(0).integers(1, decoder_oracle.VOCABULARY, (2, 9))
 """Tokens other than that of padding, whose embedding gets no gradient in torch."""
 
 
-@pytest.fixture(scope="module", params=["llama", "mixtral"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("mixtral", marks=pytest.mark.full)])
 def pair(request, tmp_path_factory):
     folder = model_faults.right(request.param, tmp_path_factory.mktemp("whole"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()

@@ -78,7 +78,8 @@ def test_transformed_nnx_modules_run_in_every_mode_with_right_gradients(way):
     np.testing.assert_allclose(exact.parameter_gradients[name].sum(), slope, rtol=1e-7)
     for mode in MODES:
         run = subject.run(weights, arguments, [cotangent], mode=mode, seed=2)
-        limit = 1e-12 if mode in ("tables", "flash") else 3e-6
+        # An operation that rounds at random is off by up to a unit in the last place, one to nearest by half of it.
+        limit = 1e-12 if mode in ("tables", "flash") else 6e-6 if mode == "jitter" else 3e-6
         assert relative(run.outputs[0], exact.outputs[0]) < limit, mode
         for one in exact.parameter_gradients:
             assert relative(run.parameter_gradients[one], exact.parameter_gradients[one]) < limit, (mode, one)

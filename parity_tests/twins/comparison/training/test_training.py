@@ -196,7 +196,7 @@ def train_deep(flax_module=None, **options):
     return parity.train(TorchDeep(), flax_module or FlaxDeep(), batches, **{"lr": LR, "seed": 3, **options})
 
 
-@pytest.mark.parametrize(("dtype", "steps"), [("float64", 200), (None, 20)])
+@pytest.mark.parametrize(("dtype", "steps"), [pytest.param("float64", 200, marks=pytest.mark.full), (None, 20)])
 def test_four_layers_train_alike(dtype, steps):
     report = train_deep(dtype=dtype, steps=steps)
     assert report.verdict == "equal", report.explain()
