@@ -97,11 +97,11 @@ def check(
     if tied is None:
         raise CheckpointError(
             f"{path} holds no head, {head}, {why}, and no config.json ties one to {printable(table)}; "
-            "--set tie=1 says that the embeddings are the head"
+            "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings"
         )
     raise CheckpointError(
         f"{path} holds no head, {head}, {why}, and its config.json does not tie one to {printable(table)} ({KEY}); "
-        "set that to true where the embeddings are the head"
+        "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings"
     )
 
 
