@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import os
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import filelock
 import numpy as np
 import pytest
 
@@ -377,7 +379,20 @@ Outcome = list[dict[str, str]]
 """For each rank, scenario -> what went wrong."""
 
 
-def outcome(side: str, folder: Path) -> Outcome:
+def outcome(side: str, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Run all scenarios of a side in workers, once for all processes of a pytest run."""
+    base = tmp_path_factory.getbasetemp()
+    # Each process of pytest-xdist has a folder of its own below the folder of the run.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    stored = shared / f"sharded-{side}.json"
+    with filelock.FileLock(f"{stored}.lock"):
+        if not stored.exists():
+            stored.write_text(json.dumps(_run_all(side, tmp_path_factory.mktemp(side))), encoding="utf-8")
+    outcomes: Outcome = json.loads(stored.read_text(encoding="utf-8"))
+    return outcomes
+
+
+def _run_all(side: str, folder: Path) -> Outcome:
     """Run all scenarios of a side in workers."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     tasks = [(side, rank, str(folder)) for rank in range(RANKS[side])]

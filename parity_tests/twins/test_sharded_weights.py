@@ -14,7 +14,7 @@ from ..support.sharded_weights import Outcome
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Return what came of all scenarios, for each rank."""
-    return sharded_weights.outcome("torch", tmp_path_factory.mktemp("torch"))
+    return sharded_weights.outcome("torch", tmp_path_factory)
 
 
 @pytest.mark.parametrize("scenario", [*sharded_weights.BOTH, *sharded_weights.TORCH], ids=lambda one: one.__name__)
