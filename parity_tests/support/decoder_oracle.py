@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import transformers
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
+from .folders import new_folder
 from .hf_configs import LATENT_HEADS
 from .hf_oracle import EXPERTS, GATED, LLAMA3, SIZES, YARN, padding
 
@@ -261,7 +261,7 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         at = {} if DECODERS[name][0] == "bloom" else {"position_ids": positions}
         found = model(ids, attention_mask=mask.long(), **at, output_hidden_states=True, use_cache=False)
-    folder = Path(tempfile.mkdtemp(prefix="decoder-")) / name
+    folder = new_folder("decoder-") / name
     model.save_pretrained(folder)
     hidden = tuple(map(to_numpy, found.hidden_states))
     return Oracle(model, folder, ids.numpy(), mask.numpy(), positions.numpy(), hidden, to_numpy(found.logits))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import transformers
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
+from .folders import new_folder
 from .hf_oracle import padding
 
 VOCABULARY, TOKENS, SOURCE = 31, 7, 11
@@ -116,7 +116,7 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
             given = {"input_ids": source, "attention_mask": source_mask.long()}
         masks = {"decoder_attention_mask": mask.long(), "output_hidden_states": True, "use_cache": False}
         found = model(**given, decoder_input_ids=ids, **masks)
-    folder = Path(tempfile.mkdtemp(prefix="encoder-decoder-")) / name
+    folder = new_folder("encoder-decoder-") / name
     model.save_pretrained(folder)
     return Oracle(
         model,
