@@ -17,6 +17,8 @@ from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
 
+from ..support import cover
+
 ROOT = Path(attn_bridge.__file__).parent.parent
 CELL = Cell(2, 17, 3, 8)
 MODE = {"torch": "eager", "jax": "compiled"}
@@ -33,8 +35,7 @@ def plan(*wanted, **changes):
     return Plan(tuple(wanted), **{"modes": ("eager",), **QUICK, **changes})
 
 
-@pytest.mark.parametrize("subject", ["attention", "modules"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@cover.rotated(("subject", "dtype"), ["attention", "modules"], ["bfloat16", "float32"])
 def test_every_contender_gives_the_right_answer(subject, dtype):
     wanted = tuple(groups([subject], [CELL], [dtype], ["forward", "forward+backward"]))
     torch_rows = measure(plan(*wanted, frameworks=("torch",)), connect=here).rows
@@ -50,8 +51,9 @@ def test_every_contender_gives_the_right_answer(subject, dtype):
         assert expected[subject] <= {row.contender for row in rows if row.direction == direction}
 
 
-@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
-@pytest.mark.parametrize(("framework", "side"), [("torch", torch_side), ("jax", jax_side)], ids=["torch", "jax"])
+@cover.rotated(
+    ("framework", "side", "direction"), [("torch", torch_side), ("jax", jax_side)], ["forward+backward", "forward"]
+)
 def test_a_wrong_contender_is_shown_as_wrong_without_its_time(framework, side, direction, monkeypatch):
     monkeypatch.setattr(side, "_attend", lambda query, key, value, implementation: value + 0 * query * key)
     wanted = Group("attention", CELL, "float32", direction)
@@ -186,6 +188,7 @@ def test_the_accelerator_page_shows_each_command_and_outcome(tmp_path, monkeypat
     assert (status, "stopped after 1 s" in part) == (124, True)
 
 
+@pytest.mark.full  # measures with the functions that the quick run of the command covers
 def test_what_options_cost_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["options", "--shape", "1,160,2,8", "--rounds", "1"])
     few = ("causal", "sinks", "bias, differentiated", "dropout")
@@ -198,6 +201,7 @@ def test_what_options_cost_is_measured(monkeypatch, capsys):
     assert lines[3].split()[3::2][0] == "1.00"
 
 
+@pytest.mark.full  # as the costs of options
 def test_bfloat16_is_measured_next_to_float32(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bfloat16", "--shape", "1,160,2,16", "--rounds", "1"])
     bfloat16.main()

@@ -15,6 +15,7 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import block_operands
 
+from ...support import cover
 from .attention_calls import CASES, FLOAT32, arrays, draw, hold, operands, results
 
 
@@ -24,7 +25,7 @@ def test_blocked_matches_the_reference(label):
         hold(label, seed, "float32", FLOAT32)
 
 
-@pytest.mark.parametrize(
+@cover.some(
     "label",
     [
         "no mask, odd sizes",
@@ -37,6 +38,7 @@ def test_blocked_matches_the_reference(label):
         "softcap",
         "sinks",
     ],
+    always=["no mask, odd sizes", "causal with padding", "bias, per head", "window", "sinks"],
 )
 def test_rolled_loops_match_the_reference(label, rolled):
     hold(label, 2, "float32", FLOAT32)
@@ -47,7 +49,7 @@ def test_blocked_matches_the_reference_in_float16(label):
     hold(label, 0, "float16", float(jnp.finfo("float16").eps))
 
 
-@pytest.mark.parametrize(
+@cover.some(
     "label",
     [
         "causal",
@@ -60,6 +62,7 @@ def test_blocked_matches_the_reference_in_float16(label):
         "head_dim 40",
         "all hidden",
     ],
+    always=["causal, long", "softcap", "bias, per head", "head_dim 40", "all hidden"],
 )
 def test_blocked_matches_the_reference_in_bfloat16(label, narrow):
     hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))

@@ -18,6 +18,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.models import families
 from attn_bridge.parity import check_model
 from attn_bridge.parity.check.model import decoding
+from attn_bridge.parity.check.model.report import ModelReport
 from attn_bridge.parity.compare.sides import large
 from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
@@ -49,6 +50,12 @@ def folder(tmp_path_factory) -> Path:
     return path / "llama"
 
 
+@pytest.fixture(scope="module")
+def report(folder) -> ModelReport:
+    """Return the report of a right model."""
+    return check_model(folder, seeds=1)
+
+
 def changed(folder: Path, target: Path, **config: object) -> dict[str, np.ndarray]:
     """Copy a model folder with another config, and return its arrays."""
     shutil.copytree(folder, target)
@@ -57,16 +64,18 @@ def changed(folder: Path, target: Path, **config: object) -> dict[str, np.ndarra
     return load_file(target / "model.safetensors")
 
 
-def test_a_right_model_is_equal_in_every_part(folder, capsys):
-    assert run(["check", "--model", str(folder), "--json", "-"]) == 0
+def test_a_right_model_is_equal_in_every_part(report):
+    assert [part.name for part in report.parts] == ["ends", "trf_blocks.0", "trf_blocks.1"]
+    assert [part.verdict for part in report.parts] == ["equal"] * 3
+    assert report.passed
+    assert report.first_divergence is None
+    assert np.shape(report.kl) == (2, 12)
+    assert 0 <= np.max(report.kl) < 1e-9
+
+
+def test_a_right_model_ends_the_command_with_0(folder, capsys):
+    assert run(["check", "--model", str(folder), "--seeds", "1", "--oracle", "torch", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
-    found = check_model(folder)
-    assert [part.name for part in found.parts] == ["ends", "trf_blocks.0", "trf_blocks.1"]
-    assert [part.verdict for part in found.parts] == ["equal"] * 3
-    assert found.passed
-    assert found.first_divergence is None
-    assert np.shape(found.kl) == (2, 12)
-    assert 0 <= np.max(found.kl) < 1e-9
 
 
 @cover.some("fault", list(FAULTS), always=list(FAULTS)[::3])
@@ -75,7 +84,7 @@ def test_a_fault_is_placed_at_its_block(folder, tmp_path, fault):
     arrays = changed(folder, tmp_path / "wrong")
     arrays[name] = change(arrays[name])
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
-    found = check_model(folder, tmp_path / "wrong")
+    found = check_model(folder, tmp_path / "wrong", seeds=1)
     assert not found.passed
     wrong = [part for part in found.parts if part.verdict != "equal"]
     assert [part.verdict for part in wrong] == ["different"]
@@ -89,7 +98,9 @@ def test_a_fault_ends_the_command_with_1_and_its_place(folder, tmp_path, capsys)
     arrays["model.layers.1.mlp.up_proj.weight"] *= 1.02
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
     report = tmp_path / "report.json"
-    status = run(["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--json", str(report)])
+    status = run(
+        ["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--seeds", "1", "--json", str(report)]
+    )
     assert status == 1
     shown = capsys.readouterr().out
     assert "first divergence: trf_blocks.1.ff.fc2 (forward)" in shown
@@ -122,14 +133,13 @@ def test_a_config_on_the_other_side_is_judged_too(folder, tmp_path):
     assert [part.place for part in found.parts] == ["final_norm", "trf_blocks.0.norm1", "trf_blocks.1.norm1"]
 
 
-def test_transformers_judges_and_so_does_the_torch_twin(folder):
-    found = check_model(folder, seeds=1)
-    assert found.oracle == "transformers"
-    for part in found.parts:
+def test_transformers_judges_and_so_does_the_torch_twin(report):
+    assert report.oracle == "transformers"
+    for part in report.parts:
         assert [pair.first for pair in part.pairs] == ["transformers", "torch"]
         assert [pair.verdict for pair in part.pairs] == ["equal", "equal"]
-    assert [part.decoding is None for part in found.parts] == [True, False, False]
-    for part in found.parts[1:]:
+    assert [part.decoding is None for part in report.parts] == [True, False, False]
+    for part in report.parts[1:]:
         assert part.decoding.verdict == "equal"
         assert part.decoding.apart.keys() == {"torch", "flax"}
         assert 0 <= max(part.decoding.apart.values()) < 1e-12
