@@ -120,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not selection.nearest:
         print("no test imports what changed; make tours runs documented pages")
         return 0
-    words = [sys.executable, "-m", "pytest", "-q", "-n", str(CORES), "--dist", "worksteal", "-m", "not optimized"]
+    words = [sys.executable, "-m", "pytest", "-q", "-n", str(CORES), "--dist", "worksteal"]
+    words += ["-m", "not optimized and not full"]
     status = subprocess.run([*words, *selection.nearest], cwd=ROOT, env=os.environ, check=False).returncode
     if selection.rest:
         print(f"not run: {len(selection.rest)} files further away; make test runs them, make full all of them")

@@ -163,8 +163,8 @@ def test_files_go_to_the_lanes_of_their_folder(tmp_path):
 def test_a_lane_runs_as_the_makefile_runs_it():
     by_name = {lane.name: lane for lane in lanes.LANES}
     command = by_name["torch"].command(["x.py"], workers=2)
-    assert command[-5:] == ["--without", "jax", "-m", "not optimized", "x.py"]
-    assert by_name["optimized"].command(["x.py"], workers=0)[-3:] == ["-m", "optimized", "x.py"]
+    assert command[-5:] == ["--without", "jax", "-m", "not optimized and not full", "x.py"]
+    assert by_name["optimized"].command(["x.py"], workers=0)[-3:] == ["-m", "optimized and not full", "x.py"]
     assert by_name["both"].environment({"XLA_FLAGS": "a"}) == {"XLA_FLAGS": "a"}
     assert by_name["optimized"].environment({"XLA_FLAGS": "a"}) == {"XLA_FLAGS": ""}
 
