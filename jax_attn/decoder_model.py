@@ -74,8 +74,8 @@ class DecoderModel(Pretrained, nnx.Module):
             tokens: token ids ``(B, T)``.
             attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``; S
                 counts the tokens in the cache, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
-                from where the cache ends.
+            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
+                left, from 0 or from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
 
@@ -89,7 +89,7 @@ class DecoderModel(Pretrained, nnx.Module):
         """
         check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
         validation.check_caches(cache, len(self.trf_blocks))
-        x = self.embed(tokens, positions, cache)
+        x = self.embed(tokens, positions, cache, attention_mask)
         caches = []
         for number, block in enumerate(self.trf_blocks):
             held = None if cache is None else cache[number]
@@ -101,7 +101,11 @@ class DecoderModel(Pretrained, nnx.Module):
         return logits if cache is None else (logits, tuple(caches))
 
     def embed(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "... T"] | None = None, cache: Any = None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "... T"] | None = None,
+        cache: Any = None,
+        attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what goes into the first block, ``(B, T, D)``."""
         config = self.config
@@ -109,7 +113,7 @@ class DecoderModel(Pretrained, nnx.Module):
         if config.embedding_scale != 1.0:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.num_positions is not None:
-            at = positions_of(x, positions, None if cache is None else cache[0])
+            at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + self.pos_emb(at, "positions")
         if config.embedding_norm is not None:
             x = self.emb_norm(x)

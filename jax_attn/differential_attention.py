@@ -66,7 +66,8 @@ class DifferentialAttention(nnx.Module):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
                 shows must also be allowed by the config's mask. S counts the cached tokens, too.
-            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
+                left, from 0 or from where the cache ends.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return both softmaxes ``(B, H, T, S)``, without ``B`` for 2-D `x`, those of the first
                 half of the heads first.
@@ -82,8 +83,9 @@ class DifferentialAttention(nnx.Module):
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
+        at = positions_of(batch, positions, cache, attention_mask)
         if config.position is not None:
-            at, width = positions_of(batch, positions, cache), config.position.width(config.head_dim)
+            width = config.position.width(config.head_dim)
             cos, sin = rotary_tables(config.position, at, width, functional.wide_dtype(batch))
             query = apply_rotary(query, cos, sin, config.position.pairing)
             key = apply_rotary(key, cos, sin, config.position.pairing)
@@ -95,7 +97,7 @@ class DifferentialAttention(nnx.Module):
         attention_mask = self._by_pairs(attention_mask)
         mask = config.mask.restrict(attention_mask)
         if cache is not None:
-            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
             key, value, mask = view.key, view.value, view.mask
         arguments = {"scale": config.scale, "return_weights": return_weights, **functional.attention_arguments(self)}

@@ -78,8 +78,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
                 convolutions; a cache remembers it.
             attention_mask: bool ``(B, T)``, ``False`` where padding stands among the tokens, or broadcastable to
                 ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
-                from where the cache ends.
+            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
+                left, from 0 or from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
 

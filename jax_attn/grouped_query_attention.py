@@ -76,8 +76,8 @@ class GroupedQueryAttention(nnx.Module):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
                 shows must also be allowed by the config's mask. S counts the tokens in the cache, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
-                from where the cache ends. The masks count those numbers whatever the positions.
+            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
+                left, from 0 or from where the cache ends. The config's mask counts places, padding included.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.
@@ -92,7 +92,7 @@ class GroupedQueryAttention(nnx.Module):
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
-        at = positions_of(batch, positions, cache)
+        at = positions_of(batch, positions, cache, attention_mask)
         query, key, value = self._heads(batch, at)
         if cache is None:
             view = View(key, value, config.mask.restrict(attention_mask), at)

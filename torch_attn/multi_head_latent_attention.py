@@ -78,7 +78,8 @@ class MultiHeadLatentAttention(nn.Module):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
                 shows must also be allowed by the config's mask. S counts the cached tokens, too.
-            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
+                left, from 0 or from where the cache ends.
             cache: of `init_cache`; `x` follows the tokens in it.
             absorbed: whether queries go to the latents and the context comes from them, instead of keys and values
                 being made of all latents; the same numbers but for rounding. None: for one token with a cache.
@@ -99,14 +100,14 @@ class MultiHeadLatentAttention(nn.Module):
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
         key_rope = rearrange(self.W_key_rope(batch), "b t c -> b t 1 c")
         query_nope, query_rope = query[..., : config.nope_dim], query[..., config.nope_dim :]
+        at = positions_of(batch, positions, cache, attention_mask)
         if config.position is not None:
-            at = positions_of(batch, positions, cache)
             cos, sin = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
             query_rope = apply_rotary(query_rope, cos, sin, config.position.pairing)
             key_rope = apply_rotary(key_rope, cos, sin, config.position.pairing)
         latent, mask = torch.cat([latent, key_rope], -1), config.mask.restrict(attention_mask)
         if cache is not None:
-            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
             cache, view = cache.append(latent, latent[..., :0], **arguments, num_heads=config.num_heads)
             latent, mask = view.key, view.mask
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}

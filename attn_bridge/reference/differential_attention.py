@@ -9,7 +9,7 @@ import numpy as np
 from ..specs import DifferentialAttentionConfig
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
 from .rms_norm import rms_norm
-from .rotary import rotate
+from .rotary import number, rotate
 
 
 def reference(
@@ -22,14 +22,14 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and both softmaxes ``([b,] h, t, s)``, those of the first half first.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, the numbers from 0 on by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, from 0 without padding on the left by default.
     """
     heads = {"W_query": config.num_heads, "W_key": config.num_kv_heads, "W_value": config.num_kv_heads}
     query, key, value = (
         split_heads(linear(x, parameters, name, bias=config.qkv_bias), number) for name, number in heads.items()
     )
     if config.position is not None:
-        positions = np.arange(x.shape[-2]) if positions is None else positions
+        positions = number(x, attention_mask) if positions is None else positions
         query, key = (rotate(part, config.position, positions) for part in (query, key))
     group = config.num_heads // config.num_kv_heads
     pairs, kv_pairs = config.num_heads // 2, config.num_kv_heads // 2

@@ -9,7 +9,7 @@ import numpy as np
 from ..specs import Alibi, GroupedQueryAttentionConfig, Rotary
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
 from .rms_norm import rms_norm
-from .rotary import rotate
+from .rotary import number, rotate
 
 
 def reference(
@@ -22,10 +22,10 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, t)``.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, the numbers from 0 on by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, from 0 without padding on the left by default.
     """
     tokens = x.shape[-2]
-    positions = np.arange(tokens) if positions is None else np.asarray(positions)
+    positions = number(x, attention_mask) if positions is None else np.asarray(positions)
     biases = {"W_query": config.qkv_bias, "W_key": bool(config.key_bias), "W_value": config.qkv_bias}
     query, key, value = (linear(x, parameters, name, bias=bias) for name, bias in biases.items())
     if config.clip is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from ..specs import MultiHeadLatentAttentionConfig
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
 from .rms_norm import rms_norm
-from .rotary import rotate
+from .rotary import number, rotate
 
 
 def reference(
@@ -22,7 +22,7 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, s)``.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, the numbers from 0 on by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, from 0 without padding on the left by default.
     """
     tokens = x.shape[-2]
     asking = as_double(x)
@@ -35,7 +35,7 @@ def reference(
     shared = linear(x, parameters, "W_key_rope", bias=config.bias)[..., None, :, :]
     query_rope = query[..., config.nope_dim :]
     if config.position is not None:
-        positions = np.arange(tokens) if positions is None else positions
+        positions = number(x, attention_mask) if positions is None else positions
         query_rope, shared = (rotate(part, config.position, positions) for part in (query_rope, shared))
     key_nope = split_heads(linear(latent, parameters, "W_key", bias=False), config.num_heads)
     everywhere = np.ones((*key_nope.shape[:-1], 1))

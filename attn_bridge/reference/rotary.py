@@ -26,3 +26,16 @@ def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarr
         result[..., one] = heads[..., one] * cos - heads[..., two] * sin
         result[..., two] = heads[..., two] * cos + heads[..., one] * sin
     return result
+
+
+def number(x: np.ndarray, attention_mask: np.ndarray | None) -> np.ndarray:
+    """Return the positions of tokens ``([b,] t, d)``, ``(t,)`` or ``(b, t)``: from 0 on, padding on the left left out.
+
+    A mask ``(b, t)`` tells where padding stands; other masks change nothing.
+    """
+    numbers = np.arange(x.shape[-2])
+    if attention_mask is None or np.ndim(attention_mask) != 2:
+        return numbers
+    padding = (np.cumsum(attention_mask, -1) == 0).sum(-1, keepdims=True)
+    positions = np.maximum(numbers - padding, 0)
+    return positions if x.ndim == 3 else positions[0]

@@ -78,7 +78,9 @@ class Stack(nnx.Module):
             context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
             cache: of `init_cache`; it is returned behind the output then.
         """
-        x = self.embed(x, positions, cache)
+        is_decoder = self.config.blocks[0].cross_attention is not None
+        # An encoder numbers its padding, as BART and `transformers` do.
+        x = self.embed(x, positions, cache, attention_mask if is_decoder else None)
         caches = []
         for number, block in enumerate(self.trf_blocks):
             held = None if cache is None else cache[number]
@@ -98,13 +100,17 @@ class Stack(nnx.Module):
         return self.activation(self.conv2(self.activation(self.conv1(x))))
 
     def embed(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "... T"] | None = None, cache: Any = None
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "... T"] | None = None,
+        cache: Any = None,
+        attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what goes into the first block, ``(B, T, D)``."""
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
-        at = positions_of(x, positions, None if cache is None else cache[0][0])
+        at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
         vectors = self.pos_emb(at, "positions")
         x = x + (vectors if config.learned_positions else lax.stop_gradient(vectors))
         if config.embedding_norm is not None:

@@ -309,6 +309,13 @@ class KeyValueCache:
             *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
         return cache, View(held[0], held[1], mask.restrict(visible), held[2])
 
+    def next_positions(self) -> Int[Array, "B 1"]:
+        """Return the position of each row's next token."""
+        last = (self.length - 1) % self.key.shape[1]
+        at, visible = (lax.dynamic_slice_in_dim(array, last, 1, 1) for array in (self.positions, self.visible))
+        is_padding = ~visible & (at == 0)
+        return jnp.where(self.length > 0, at + 1 - is_padding.astype(at.dtype), 0)
+
     def trim(self, length: int) -> KeyValueCache:
         """Forget all tokens but the first `length`.
 
@@ -368,18 +375,45 @@ def _masked_view(held: Sequence[Array], cache: KeyValueCache, tokens: int, numbe
 
 
 def positions_of(
-    x: Float[Array, "B T D"], positions: Int[Array, "... T"] | None = None, cache: Any = None
+    x: Float[Array, "B T D"],
+    positions: Int[Array, "... T"] | None = None,
+    cache: Any = None,
+    attention_mask: Mask | Bool[Array, "..."] | None = None,
 ) -> Int[Array, "... T"]:
-    """Return the positions of the tokens of `x`: those given, or their numbers, which follow those in the cache.
+    """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
+
+    A row that is padded on the left counts from its first token, as it would alone; its padding has position 0.
+
+    Args:
+        x: ``(B, T, D)``.
+        positions: ``(T,)`` or ``(B, T)``; None numbers the tokens.
+        cache: cache of the tokens before; what keeps no positions continues its length.
+        attention_mask: a bool array ``(B, S)`` tells where padding stands; other masks change nothing.
 
     Raises:
         TypeError: positions that are not integers.
         ValueError: positions that are neither ``(T,)`` nor ``(B, T)``.
     """
     batch, tokens, _ = x.shape
-    if positions is None:
-        first = 0 if cache is None else cache.length
-        return first + jnp.arange(tokens, dtype=jnp.int32)
-    dtype = functional.dtype_name(positions)
-    validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
-    return jnp.asarray(positions)
+    if positions is not None:
+        dtype = functional.dtype_name(positions)
+        validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
+        return jnp.asarray(positions)
+    length = 0 if cache is None else cache.length
+    numbers = jnp.arange(tokens, dtype=jnp.int32)
+    padding = _left_padding(attention_mask, batch)
+    if padding is not None:
+        return jnp.maximum(length + numbers - padding, 0)
+    if hasattr(cache, "positions") and not (running.is_known(length) and int(length) == 0):
+        return numbers + cache.next_positions()
+    return length + numbers
+
+
+def _left_padding(attention_mask: Any, batch: int) -> Int[Array, "B 1"] | None:
+    """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
+    array = attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask
+    shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
+    if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
+        return None
+    seen = jnp.cumsum(jnp.asarray(array), -1, dtype=jnp.int32)
+    return jnp.sum(seen == 0, -1, keepdims=True, dtype=jnp.int32)

@@ -15,12 +15,14 @@ import safetensors.numpy
 from attn_bridge import checkpoints
 from attn_bridge.generation import Options
 from attn_bridge.specs import (
+    Alibi,
     DecoderBlockConfig,
     DecoderConfig,
     FeedForwardConfig,
     GroupedQueryAttentionConfig,
     LayerNormConfig,
     RMSNormConfig,
+    Rotary,
 )
 
 from . import backends
@@ -235,6 +237,43 @@ def test_bad_options_are_refused_by_value(backend, case):
     with pytest.raises(error) as caught:
         generate(backend, **options)
     assert str(caught.value) == message
+
+
+ROTARY = CONFIG.replace(blocks=(BLOCK.replace(attention=GroupedQueryAttentionConfig(8, 2, position=Rotary())),))
+ALIBI = CONFIG.replace(blocks=(BLOCK.replace(attention=GroupedQueryAttentionConfig(8, 2, position=Alibi())),) * 2)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    return np.asarray(tensor.detach() if hasattr(tensor, "detach") else tensor)
+
+
+@pytest.mark.parametrize("config", [TABLE, ROTARY, ALIBI], ids=["table", "rotary", "alibi"])
+@pytest.mark.parametrize("chunks", [(6,), (2, 1, 1, 2)], ids=["whole", "cached"])
+def test_a_row_padded_on_the_left_gets_its_own_logits(backend, config, chunks):
+    """The mask comes with the first tokens of the cache alone, which are padding in one row."""
+    model, ids = made(backend, config), np.array([[7, 7, 7, 3, 1, 4], [7, 5, 9, 2, 6, 8]], np.int32)
+    mask = np.arange(6) >= np.array([[3], [1]])
+    cache, logits, begin = model.init_cache(2, 6) if len(chunks) > 1 else None, [], 0
+    for count in chunks:
+        options = {"attention_mask": backend.as_argument(mask)} if begin == 0 else {}
+        tokens = backend.as_argument(ids[:, begin : begin + count])
+        found = model(tokens, **options) if cache is None else model(tokens, cache=cache, **options)
+        cache = None if cache is None else found[1]
+        logits.append(as_array(found if cache is None else found[0]))
+        begin += count
+    for row, padding in enumerate((3, 1)):
+        alone = backend.output(model, ids[row : row + 1, padding:])
+        np.testing.assert_allclose(np.concatenate(logits, 1)[row : row + 1, padding:], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [TABLE, ALIBI], ids=["table", "alibi"])
+def test_given_positions_override_those_of_the_padding(backend, config):
+    model, mask = made(backend, config), backend.as_argument(np.arange(4) >= np.array([[2], [0]]))
+    ids, numbers = backend.as_argument(IDS), backend.as_argument(np.array([[0, 0, 2, 5], [0, 1, 2, 3]], np.int32))
+    given = as_array(model(ids, attention_mask=mask, positions=numbers))
+    counted = as_array(model(ids, attention_mask=mask))
+    np.testing.assert_allclose(given[1], counted[1], rtol=1e-5, atol=1e-6)
+    assert np.abs(given[0, 3] - counted[0, 3]).max() > 1e-4
 
 
 def test_only_the_last_tokens_logits_can_be_computed(backend):

@@ -62,6 +62,14 @@ def test_a_sequence_may_be_as_long_as_the_context_length(backend, name):
     assert weights.shape == (*HEADS.get(name, ()), CONTEXT_LENGTH, CONTEXT_LENGTH)
 
 
+def test_a_norm_without_bias_scales_alone(backend):
+    module, x = backend.build("LayerNorm", emb_dim=6, bias=False), draw(2, 5, 6)
+    backend.load(module, {"scale": np.arange(1, 7, dtype=np.float32)})
+    centred = x - x.mean(-1, keepdims=True)
+    want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * np.arange(1, 7)
+    np.testing.assert_allclose(backend.output(module, x), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, "bfloat16") for name in (*NAMES, "LayerNorm")), (SIMPLE, "float16"), (MHA, "float16")],

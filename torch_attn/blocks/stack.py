@@ -80,7 +80,9 @@ class Stack(nn.Module):
             context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
             cache: of `init_cache`; it is returned behind the output then.
         """
-        x = self.embed(x, positions, cache)
+        is_decoder = self.config.blocks[0].cross_attention is not None
+        # An encoder numbers its padding, as BART and `transformers` do.
+        x = self.embed(x, positions, cache, attention_mask if is_decoder else None)
         caches = []
         for number, block in enumerate(self.trf_blocks):
             held = None if cache is None else cache[number]
@@ -100,13 +102,17 @@ class Stack(nn.Module):
         return self.activation(self.conv2(self.activation(self.conv1(x))))
 
     def embed(
-        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "... T"] | None = None, cache: Any = None
+        self,
+        x: Float[Tensor, "B T D"],
+        positions: Int[Tensor, "... T"] | None = None,
+        cache: Any = None,
+        attention_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return what goes into the first block, ``(B, T, D)``."""
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
-        at = positions_of(x, positions, None if cache is None else cache[0][0])
+        at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
         vectors = self.pos_emb(at, "positions")
         x = x + (vectors if config.learned_positions else vectors.detach())
         if config.embedding_norm is not None:

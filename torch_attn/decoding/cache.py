@@ -278,6 +278,13 @@ class KeyValueCache:
             mask = mask.restrict(self.visible[:, seen])
         return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
+    def next_positions(self) -> Int[Tensor, "B 1"]:
+        """Return the position of each row's next token; the cache has at least one."""
+        last = (self.length - 1) % self.key.shape[1]
+        at = self.positions[:, last : last + 1]
+        is_padding = ~self.visible[:, last : last + 1] & (at == 0)
+        return at + 1 - is_padding.to(at.dtype)
+
     def trim(self, length: int) -> KeyValueCache:
         """Forget all tokens but the first `length`.
 
@@ -306,18 +313,45 @@ class KeyValueCache:
 
 
 def positions_of(
-    x: Float[Tensor, "B T D"], positions: Int[Tensor, "... T"] | None = None, cache: Any = None
+    x: Float[Tensor, "B T D"],
+    positions: Int[Tensor, "... T"] | None = None,
+    cache: Any = None,
+    attention_mask: Mask | Bool[Tensor, "..."] | None = None,
 ) -> Int[Tensor, "... T"]:
-    """Return the positions of the tokens of `x`: those given, or their numbers, which follow those in the cache.
+    """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
+
+    A row that is padded on the left counts from its first token, as it would alone; its padding has position 0.
+
+    Args:
+        x: ``(B, T, D)``.
+        positions: ``(T,)`` or ``(B, T)``; None numbers the tokens.
+        cache: cache of the tokens before; what keeps no positions continues its length.
+        attention_mask: a bool array ``(B, S)`` tells where padding stands; other masks change nothing.
 
     Raises:
         TypeError: positions that are not integers.
         ValueError: positions that are neither ``(T,)`` nor ``(B, T)``.
     """
     batch, tokens, _ = x.shape
-    if positions is None:
-        first = 0 if cache is None else cache.length
-        return torch.arange(first, first + tokens, device=x.device)
-    dtype = functional.dtype_name(positions)
-    validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
-    return positions
+    if positions is not None:
+        dtype = functional.dtype_name(positions)
+        validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
+        return positions
+    length = 0 if cache is None else cache.length
+    numbers = torch.arange(length, length + tokens, device=x.device)
+    padding = _left_padding(attention_mask, batch, x.device)
+    if padding is not None:
+        return torch.clamp(numbers - padding, min=0)
+    if length and hasattr(cache, "positions"):
+        return numbers - length + cache.next_positions()
+    return numbers
+
+
+def _left_padding(attention_mask: Any, batch: int, device: Any) -> Int[Tensor, "B 1"] | None:
+    """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
+    array = attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask
+    shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
+    if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
+        return None
+    seen = torch.as_tensor(array, device=device).to(torch.int32).cumsum(-1)
+    return (seen == 0).sum(-1, keepdim=True)

@@ -38,6 +38,10 @@ FROZEN = ("encoder.pos_emb.weight", "logits_bias")
 pytestmark = pytest.mark.usefixtures("x64")
 
 
+NUMBERED = np.arange(TOKENS, dtype=np.int32)
+"""Positions of tokens as BART and Whisper of `transformers` count them, padding on the left included."""
+
+
 @pytest.fixture(scope="module", params=PACKAGES)
 def side(request):
     return request.param
@@ -69,7 +73,7 @@ def _run_flax(model, source, ids, source_mask, mask):
         hidden.append(x)
         x = block(x, attention_mask=mask, context=context, context_mask=source_mask)
     hidden.append(decoder.final_norm(x) if model.config.decoder.norm else x)
-    return model(source, ids, source_mask=source_mask, attention_mask=mask), hidden
+    return model(source, ids, source_mask=source_mask, attention_mask=mask, positions=NUMBERED), hidden
 
 
 @torch.no_grad()
@@ -78,7 +82,7 @@ def _run_torch(model, source, ids, source_mask, mask):
     for stack in (model.encoder, model.decoder):
         hooks += [one.register_forward_pre_hook(lambda _, args: hidden.append(args[0])) for one in stack.trf_blocks]
         hooks.append(stack.register_forward_hook(lambda _, args, out: hidden.append(out)))
-    logits = model(source, ids, source_mask=source_mask, attention_mask=mask)
+    logits = model(source, ids, source_mask=source_mask, attention_mask=mask, positions=torch.tensor(NUMBERED))
     for hook in hooks:
         hook.remove()
     return logits, hidden
@@ -121,9 +125,24 @@ def test_a_cache_changes_nothing(side, name, counts):
             source_mask = oracle.source_mask if begin == 0 else None
             arrays = given(side, source, oracle.ids[:, begin:stop], source_mask, oracle.mask[:, :stop])
             masks = {"source_mask": arrays[2], "attention_mask": arrays[3]}
+            masks["positions"] = given(side, NUMBERED[begin:stop])[0]
             logits, cache = model(arrays[0], arrays[1], cache=cache, **masks)
             parts.append(np.asarray(logits))
     assert_close(np.concatenate(parts, 1), whole, oracle.mask, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["bart", "whisper"])
+def test_a_row_padded_on_the_left_gets_its_own_logits(side, name):
+    model, oracle = load(side, name), run(name, "left")
+    row = oracle.mask.sum(-1).argmin()
+    source_mask = None if oracle.source_mask is None else oracle.source_mask[row : row + 1]
+    arrays = given(side, oracle.source, oracle.ids, oracle.source_mask, oracle.mask)
+    alone = given(side, oracle.source[row : row + 1], oracle.ids[row : row + 1, oracle.mask[row]], source_mask)
+    with torch.no_grad():
+        found = np.asarray(model(arrays[0], arrays[1], source_mask=arrays[2], attention_mask=arrays[3]))
+        wanted = np.asarray(model(alone[0], alone[1], source_mask=alone[2]))
+    assert 0 < wanted.shape[1] < TOKENS
+    np.testing.assert_allclose(found[row : row + 1, oracle.mask[row]], wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["bart", "whisper"])
@@ -157,7 +176,8 @@ def test_a_step_in_flax_compiles_once(name):
         logits, cache = step(model, jnp.asarray(oracle.ids[:, at : at + 1]), cache)
         parts.append(np.asarray(logits))
     assert len(traced) == 1
-    assert_close(np.concatenate(parts, 1), outputs("flax", name, oracle)[0], oracle.mask, 1e-12)
+    whole = model(jnp.asarray(oracle.source), jnp.asarray(oracle.ids), **masks | {"attention_mask": oracle.mask})
+    assert_close(np.concatenate(parts, 1), np.asarray(whole), oracle.mask, 1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,7 +192,8 @@ def test_gradients_of_all_parameters_are_those_of_transformers(name):
     wanted = gradients_under_our_names(theirs, name)
     ours.zero_grad()
     source, ids, source_mask, mask = given("torch", oracle.source, oracle.ids, oracle.source_mask, oracle.mask)
-    ours(source, ids, source_mask=source_mask, attention_mask=mask).backward(torch.tensor(cotangent))
+    options = {"source_mask": source_mask, "attention_mask": mask, "positions": torch.tensor(NUMBERED)}
+    ours(source, ids, **options).backward(torch.tensor(cotangent))
     found = {
         key: np.zeros(one.shape) if one.grad is None else to_numpy(one.grad) for key, one in ours.named_parameters()
     }
@@ -187,7 +208,8 @@ def test_gradients_of_all_parameters_are_those_of_transformers(name):
     @jax.jit
     def loss(state):
         model = nnx.merge(graph, state, rest)
-        return (model(arrays[0], arrays[1], source_mask=arrays[2], attention_mask=arrays[3]) * cotangent).sum()
+        options = {"source_mask": arrays[2], "attention_mask": arrays[3], "positions": NUMBERED}
+        return (model(arrays[0], arrays[1], **options) * cotangent).sum()
 
     gradients = get_flax_weights(nnx.merge(graph, jax.grad(loss)(state), rest))
     expected = torch_to_flax(found, flax.config.rules())
