@@ -19,6 +19,7 @@ from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
+from .linear import Linear
 from .random import Rngs
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
@@ -176,14 +177,36 @@ def check_dtype(x: Float[Array, "..."], layer: nnx.Linear | Array, name: str = "
     """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
 
 
-def matrix(layer: nnx.Linear, x: Float[Array, "..."]) -> Float[Array, "i o"]:
-    """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
-    return layer.kernel.astype(layer.dtype or jnp.promote_types(x.dtype, layer.kernel.dtype))
+def matrix(layer: nnx.Linear, x: Float[Array, "..."], size: int) -> Float[Array, "i o"]:
+    """Return the matrix ``(in, out)`` of a linear layer without bias, in the dtype in which it would take `x`.
+
+    Of a layer that replaced ours, it is the layer's result for the `size` unit vectors.
+    """
+    if is_stock(layer):
+        return layer.kernel.astype(layer.dtype or jnp.promote_types(x.dtype, layer.kernel.dtype))
+    matrix: Array = layer(jnp.eye(size, dtype=x.dtype))
+    return matrix
 
 
-def cache_options(layer: nnx.Linear) -> dict[str, Any]:
-    """Return in which dtype a cache keeps what comes out of a layer."""
-    return {"dtype": layer.dtype or layer.kernel.dtype}
+def is_stock(layer: nnx.Module) -> bool:
+    """Return whether a layer is Flax's ``Linear``, sharded or not, and no layer that replaced it, such as ``nnx.LoRA``.
+
+    Only then do its weights tell the dtype of its results.
+    """
+    kind = type(layer)
+    return any(
+        (kind.__module__, kind.__qualname__) == (own.__module__, own.__qualname__) for own in (Linear, nnx.Linear)
+    )
+
+
+def cache_options(layer: nnx.Module) -> dict[str, Any]:
+    """Return in which dtype a cache keeps what comes out of a layer.
+
+    None is the dtype of the first keys and values: those of a layer that replaced ours tell it themselves.
+    """
+    if is_stock(layer):
+        return {"dtype": layer.dtype or layer.kernel.dtype}
+    return {"dtype": None}
 
 
 def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B T H C"]]:

@@ -147,8 +147,8 @@ class MultiHeadLatentAttention(nnx.Module):
         the cache, which is not copied.
         """
         width, heads = self.config.latent_dim, self.config.num_heads
-        to_key = rearrange(functional.matrix(self.W_key, latent), "l (h c) -> l h c", h=heads)
-        to_value = rearrange(functional.matrix(self.W_value, latent), "l (h c) -> l h c", h=heads)
+        to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", h=heads)
+        to_value = rearrange(functional.matrix(self.W_value, latent, width), "l (h c) -> l h c", h=heads)
         query = jnp.concatenate([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope], -1)
         result = functional.dot_product_attention(query, latent, latent, **options)
         context, weights = functional.as_pair(result)

@@ -172,20 +172,44 @@ def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float
 
 
 def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = "x") -> None:
-    """Refuse input of another dtype than the weights, except under autocast, which casts both."""
-    weight = layer if isinstance(layer, Tensor) else layer.weight
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    """Refuse input of another dtype than the weights, except under autocast, which casts both.
+
+    A layer that replaced ours decides by itself what it takes.
+    """
+    weight = layer if isinstance(layer, Tensor) else layer.weight if is_stock(layer) else None
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
 
 
-def matrix(layer: nn.Linear, x: Float[Tensor, "..."]) -> Float[Tensor, "i o"]:
-    """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
-    return layer.weight.T
+def matrix(layer: nn.Linear, x: Float[Tensor, "..."], size: int) -> Float[Tensor, "i o"]:
+    """Return the matrix ``(in, out)`` of a linear layer without bias, in the dtype in which it would take `x`.
+
+    Of a layer that replaced ours, it is the layer's result for the `size` unit vectors.
+    """
+    if is_stock(layer):
+        return layer.weight.T
+    matrix: Tensor = layer(torch.eye(size, dtype=x.dtype, device=x.device))
+    return matrix
 
 
-def cache_options(layer: nn.Linear) -> dict[str, Any]:
-    """Return where and in which dtype a cache keeps what comes out of a layer."""
-    return {"device": layer.weight.device, "dtype": layer.weight.dtype}
+def is_stock(layer: nn.Module) -> bool:
+    """Return whether a layer is torch's ``Linear``, sharded or not, and no layer that replaced it, such as a quantised.
+
+    Only then do its weights tell the dtype of its results.
+    """
+    kind = type(layer)
+    return (kind.__module__, kind.__qualname__) == (nn.Linear.__module__, nn.Linear.__qualname__)
+
+
+def cache_options(layer: nn.Module) -> dict[str, Any]:
+    """Return where and in which dtype a cache keeps what comes out of a layer.
+
+    None is the dtype of the first keys and values: those of a layer that replaced ours tell it themselves.
+    """
+    if is_stock(layer):
+        return {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return {"device": tensors[0].device if tensors else None, "dtype": None}
 
 
 def project_heads(x: Float[Tensor, "B T D"], heads: Any) -> list[Float[Tensor, "B T H C"]]:

@@ -79,9 +79,12 @@ class MixtureOfExperts(nnx.Module):
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
         wide = functional.wide_dtype(tokens)
-        logits = tokens.astype(wide) @ self.router.kernel.astype(wide)
-        if router.bias:
-            logits = logits + self.router.bias.astype(wide)
+        if functional.is_stock(self.router):
+            logits = tokens.astype(wide) @ self.router.kernel.astype(wide)
+            if router.bias:
+                logits = logits + self.router.bias.astype(wide)
+        else:
+            logits = self.router(tokens).astype(wide)
         scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
         preferred = scores
         if router.correction:

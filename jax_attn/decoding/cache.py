@@ -46,7 +46,7 @@ class View:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["key", "value", "positions", "visible", "length"],
-    meta_fields=["capacity", "rolling"],
+    meta_fields=["capacity", "rolling", "adaptive"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyValueCache:
@@ -60,6 +60,7 @@ class KeyValueCache:
         length: number of tokens so far.
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
+        adaptive: whether keys and values tell the dtype.
     """
 
     key: Float[Array, "B S K D"]
@@ -69,6 +70,7 @@ class KeyValueCache:
     length: Int[Array, ""]
     capacity: int
     rolling: bool = False
+    adaptive: bool = False
 
     @classmethod
     def empty(
@@ -91,7 +93,7 @@ class KeyValueCache:
             head_dim: D.
             value_dim: Dv; `head_dim` by default.
             rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
-            dtype: of keys and values.
+            dtype: of keys and values; None is that of the first ones.
 
         Raises:
             ValueError: a size below 1.
@@ -106,6 +108,7 @@ class KeyValueCache:
             jnp.zeros((), jnp.int32),
             capacity,
             rolling is not None,
+            dtype is None,
         )
 
     def append(
@@ -139,6 +142,16 @@ class KeyValueCache:
         """
         validation.check_cached(self.key.shape, key.shape)
         validation.check_cached(self.value.shape, value.shape)
+        if self.adaptive and self.key.dtype != key.dtype:
+            held = self.key.astype(key.dtype), self.value.astype(value.dtype)
+            return dataclasses.replace(self, key=held[0], value=held[1]).append(
+                key,
+                value,
+                mask=mask,
+                attention_mask=attention_mask,
+                positions=positions,
+                num_heads=num_heads,
+            )
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
         if isinstance(first, jax.core.Tracer):
@@ -274,7 +287,7 @@ class KeyValueCache:
             at = new_numbers[-slots:] % slots
             written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(held, new, strict=True)]
         key, value, positions, visible = written
-        cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling)
+        cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling, self.adaptive)
         if tokens == 1:
             return cache, _masked_view(written, cache, tokens, _numbers(length, slots), mask)
         # Several new tokens may need what they write over.

@@ -74,9 +74,12 @@ class MixtureOfExperts(nn.Module):
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
         wide = functional.wide_dtype(tokens)
-        logits = tokens.to(wide) @ self.router.weight.to(wide).T
-        if router.bias:
-            logits = logits + self.router.bias.to(wide)
+        if functional.is_stock(self.router):
+            logits = tokens.to(wide) @ self.router.weight.to(wide).T
+            if router.bias:
+                logits = logits + self.router.bias.to(wide)
+        else:
+            logits = self.router(tokens).to(wide)
         scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
         preferred = scores
         if router.correction:

@@ -52,6 +52,7 @@ class KeyValueCache:
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
         padded: whether padding may stand somewhere.
+        adaptive: whether the first keys and values tell the dtype.
     """
 
     key: Float[Tensor, "B S K D"]
@@ -62,6 +63,7 @@ class KeyValueCache:
     capacity: int
     rolling: bool = False
     padded: bool = False
+    adaptive: bool = False
 
     @classmethod
     def empty(
@@ -86,7 +88,7 @@ class KeyValueCache:
             value_dim: Dv; `head_dim` by default.
             rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
             device: where it lies.
-            dtype: of keys and values.
+            dtype: of keys and values; None is that of the first ones.
 
         Raises:
             ValueError: a size below 1.
@@ -106,6 +108,7 @@ class KeyValueCache:
             0,
             capacity,
             rolling is not None,
+            adaptive=dtype is None,
         )
 
     def append(
@@ -147,6 +150,8 @@ class KeyValueCache:
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
         self._check_mask(mask, num_heads, tokens, length)
         # Nothing is refused from here on: a call that raises leaves the cache as it was.
+        if self.adaptive and self.key.dtype != key.dtype:
+            self.key, self.value = self.key.to(key), self.value.to(value)
         if self.rolling:
             return self, self._roll(key, value, positions, hidden, mask)
         self._write(key, value, positions, hidden)
