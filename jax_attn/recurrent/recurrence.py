@@ -267,7 +267,7 @@ def _delta_chunks(
     query: Array, key: Array, value: Array, log_decay: Array, beta: Array, state: Array, chunk_size: int
 ) -> tuple[Array, Array]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
-    batch, tokens = value.shape[:2]
+    tokens, heads = value.shape[1:3]
     query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
     decay = _decay_between(log_decay)
@@ -280,8 +280,8 @@ def _delta_chunks(
     since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
     state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
-    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
-    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
+    state = rearrange(state, "(b h) c v -> b h c v", h=heads)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
 
 def _delta_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -347,13 +347,13 @@ def _linear_token(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
 
 
 def _linear_chunks(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:
-    batch, tokens = value.shape[:2]
+    tokens, heads = value.shape[1:3]
     query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     inside = query @ key.mT
     sequences = (query, key, value, jnp.tril(inside))
     state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
-    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
-    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
+    state = rearrange(state, "(b h) c v -> b h c v", h=heads)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
 
 def _linear_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:

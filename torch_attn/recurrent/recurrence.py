@@ -265,7 +265,7 @@ def _delta_chunks(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
-    batch, tokens = value.shape[:2]
+    tokens, heads = value.shape[1:3]
     query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
     decay = _decay_between(log_decay)
@@ -278,8 +278,8 @@ def _delta_chunks(
     since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
     state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
-    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
-    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
+    state = rearrange(state, "(b h) c v -> b h c v", h=heads)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
 
 def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -308,13 +308,13 @@ def _linear_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
 
 
 def _linear_chunks(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
-    batch, tokens = value.shape[:2]
+    tokens, heads = value.shape[1:3]
     query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     inside = query @ key.mT
     sequences = (query, key, value, torch.tril(inside))
     state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
-    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
-    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
+    state = rearrange(state, "(b h) c v -> b h c v", h=heads)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
 
 def _linear_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -335,6 +335,8 @@ def _scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: 
 def _cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
     """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
     tokens = array.shape[1]
+    if torch.compiler.is_exporting():  # a single chunk: a loop over chunks would fix their number, and the length by it
+        return rearrange(array, pattern, n=1).contiguous()
     size = min(chunk_size, tokens)
     filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
     return rearrange(filled, pattern, t=size).contiguous()  # once, not in each product
@@ -354,4 +356,4 @@ def _decay_between(log_decay: Tensor) -> Tensor:
 def _without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
     kind = array.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False) if functional.is_autocast(kind) else contextlib.nullcontext()

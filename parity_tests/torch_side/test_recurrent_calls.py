@@ -1,0 +1,41 @@
+"""Recurrent classes in the ways that the others are called: without rows, without numbers, exported for any length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_attn
+from attn_bridge.specs import VARIANTS
+
+CONFIGS = {one.name: one.examples[0].config for one in VARIANTS if one.name in ("LinearAttention", "GatedDeltaNet")}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_batch_without_rows_gives_none(name):
+    module = getattr(torch_attn, name)(CONFIGS[name])
+    x = torch.zeros(0, 70, CONFIGS[name].d_in, requires_grad=True)
+    out = module(x)
+    out.sum().backward()
+    assert (tuple(out.shape), tuple(x.grad.shape)) == ((0, 70, CONFIGS[name].d_out), (0, 70, CONFIGS[name].d_in))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_meta_device_gives_shapes(name):
+    module = getattr(torch_attn, name)(CONFIGS[name], device="meta")
+    x = torch.zeros(2, 70, CONFIGS[name].d_in, device="meta")
+    out, cache = module(x, cache=module.init_cache(2, 71))
+    assert (out.device.type, tuple(out.shape), cache.length) == ("meta", (2, 70, CONFIGS[name].d_out), 70)
+    assert module(x).shape == out.shape
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_exported_module_takes_any_length(name):
+    module = getattr(torch_attn, name)(CONFIGS[name]).eval()
+    draw = torch.Generator().manual_seed(2)
+    length = torch.export.Dim("length", min=2, max=512)
+    sample = torch.randn(2, 70, CONFIGS[name].d_in, generator=draw)
+    exported = torch.export.export(module, (sample,), dynamic_shapes=({1: length},)).module()
+    for tokens in (9, 64, 65, 130):
+        x = torch.randn(2, tokens, CONFIGS[name].d_in, generator=draw)
+        torch.testing.assert_close(exported(x), module(x), rtol=0, atol=1e-5)
