@@ -221,14 +221,23 @@ def check_source(name: str, value: object, kinds: tuple[type, ...], wanted: str)
         raise TypeError(f"{name} must be {wanted}, got {type(value).__module__}.{type(value).__qualname__}")
 
 
-def check_cache(cache: object) -> None:
-    """Check that a cache is one of ours, or None.
+def check_cache(cache: object, package: str) -> None:
+    """Check that a cache is one of a backend, or None.
+
+    Args:
+        cache: the argument.
+        package: name of the backend, such as ``torch_attn``.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is something else, such as a cache of the other backend.
     """
-    if cache is not None and not (hasattr(cache, "length") and hasattr(cache, "capacity")):
-        raise TypeError(f"cache must be what init_cache of the module returns, got {type(cache).__name__}")
+    if cache is None:
+        return
+    kind = type(cache)
+    if not (hasattr(cache, "length") and hasattr(cache, "capacity")):
+        raise TypeError(f"cache must be what init_cache of the module returns, got {kind.__name__}")
+    if kind.__module__.partition(".")[0] in {"torch_attn", "jax_attn"} - {package}:
+        raise TypeError(f"cache must be what init_cache of the module returns, got one of {kind.__module__}")
 
 
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:

@@ -39,7 +39,7 @@ class DifferentialAttention(nnx.Module):
     def __init__(
         self, config: DifferentialAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
     ):
-        self.config = config
+        self.config = config = DifferentialAttentionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

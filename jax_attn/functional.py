@@ -148,7 +148,7 @@ def as_batch(
     `layer`, or the matrix itself, is what `x` goes into; JAX promotes the two to a common dtype.
     """
     validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
-    validation.check_cache(cache)
+    validation.check_cache(cache, "jax_attn")
     x = jnp.asarray(x)
     if layer is not None:
         check_dtype(x, layer)

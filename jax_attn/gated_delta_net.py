@@ -38,7 +38,7 @@ class GatedDeltaNet(nnx.Module):
     """
 
     def __init__(self, config: GatedDeltaNetConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
-        self.config = config
+        self.config = config = GatedDeltaNetConfig.check(config)
         self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, heads = config.d_in, config.num_value_heads

@@ -45,7 +45,7 @@ class GroupedQueryAttention(nnx.Module):
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
-        self.config = config
+        self.config = config = GroupedQueryAttentionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)

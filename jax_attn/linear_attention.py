@@ -35,7 +35,7 @@ class LinearAttention(nnx.Module):
     """
 
     def __init__(self, config: LinearAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
-        self.config = config
+        self.config = config = LinearAttentionConfig.check(config)
         self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, bias = config.d_in, config.qkv_bias

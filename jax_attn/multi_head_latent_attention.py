@@ -44,7 +44,7 @@ class MultiHeadLatentAttention(nnx.Module):
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
-        self.config = config
+        self.config = config = MultiHeadLatentAttentionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         heads, bias = config.num_heads, config.bias
         asking = config.d_in

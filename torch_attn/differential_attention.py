@@ -39,7 +39,7 @@ class DifferentialAttention(nn.Module):
         self, config: DifferentialAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
         super().__init__()
-        self.config = config
+        self.config = config = DifferentialAttentionConfig.check(config)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

@@ -149,7 +149,7 @@ def as_batch(
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
-    validation.check_cache(cache)
+    validation.check_cache(cache, "torch_attn")
     if layer is not None:
         check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x

@@ -40,7 +40,7 @@ class GatedDeltaNet(nn.Module):
         self, config: GatedDeltaNetConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
         super().__init__()
-        self.config = config
+        self.config = config = GatedDeltaNetConfig.check(config)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         d_in, heads = config.d_in, config.num_value_heads
         self.W_query = linear(d_in, config.key_width, bias=False, **options)

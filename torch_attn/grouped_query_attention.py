@@ -45,7 +45,7 @@ class GroupedQueryAttention(nn.Module):
         dtype: Any = None,
     ):
         super().__init__()
-        self.config = config
+        self.config = config = GroupedQueryAttentionConfig.check(config)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)

@@ -37,7 +37,7 @@ class LinearAttention(nn.Module):
         self, config: LinearAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
         super().__init__()
-        self.config = config
+        self.config = config = LinearAttentionConfig.check(config)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         d_in, bias = config.d_in, config.qkv_bias
         self.W_query = linear(d_in, config.key_width, bias=bias, **options)

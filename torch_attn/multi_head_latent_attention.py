@@ -45,7 +45,7 @@ class MultiHeadLatentAttention(nn.Module):
         dtype: Any = None,
     ):
         super().__init__()
-        self.config = config
+        self.config = config = MultiHeadLatentAttentionConfig.check(config)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         heads, bias = config.num_heads, config.bias
         asking = config.d_in

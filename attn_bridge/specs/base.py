@@ -84,6 +84,18 @@ class Config:
         return Rules(parameter.rule for parameter in self.parameters)
 
     @classmethod
+    def check(cls, config: object) -> Self:
+        """Return a config of this class as it is.
+
+        Raises:
+            TypeError: `config` is something else, such as a dict or a size.
+        """
+        if isinstance(config, cls):
+            return config
+        advice = f"; use {cls.__name__}(**config)" if isinstance(config, Mapping) else ""
+        raise TypeError(f"config must be a {cls.__name__}, got {type(config).__name__}{advice}")
+
+    @classmethod
     def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Pick from named sizes (``d_in``, ``num_heads``, ...) the arguments that this variant takes."""
         return {field.name: sizes[field.name] for field in dataclasses.fields(cls) if field.name in sizes}

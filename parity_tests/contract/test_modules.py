@@ -62,6 +62,18 @@ def test_a_sequence_may_be_as_long_as_the_context_length(backend, name):
     assert weights.shape == (*HEADS.get(name, ()), CONTEXT_LENGTH, CONTEXT_LENGTH)
 
 
+MODERN = {variant.name: variant.config for variant in specs.VARIANTS if variant.group == "modern" and variant.examples}
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_something_else_than_its_config_is_refused(backend, name):
+    config = MODERN[name].__name__
+    for given, kind in (({"d_in": 8}, f"dict; use {config}(**config)"), (8, "int"), (specs.LayerNormConfig(8), None)):
+        with pytest.raises(TypeError) as caught:
+            backend.build(name, config=given)
+        assert str(caught.value) == f"config must be a {config}, got {kind or 'LayerNormConfig'}"
+
+
 def test_a_norm_without_bias_scales_alone(backend):
     module, x = backend.build("LayerNorm", emb_dim=6, bias=False), draw(2, 5, 6)
     backend.load(module, {"scale": np.arange(1, 7, dtype=np.float32)})

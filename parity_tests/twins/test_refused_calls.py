@@ -120,3 +120,16 @@ def test_a_refused_context_leaves_the_old_one(refused):
             assert int(cache.length) == 4
             np.testing.assert_allclose(np.asarray(again), np.asarray(want), rtol=0, atol=1e-12)
         assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_cache_of_the_other_framework_is_refused(name):
+    config, options = MODULES[name]
+    package = type(config).__name__.removesuffix("Config")
+    in_torch = getattr(torch_attn, package)(config)
+    in_flax = getattr(jax_attn, package)(config, rngs=nnx.Rngs(0))
+    x = X.astype(np.float32)
+    for module, array, other in ((in_torch, torch.tensor(x), in_flax), (in_flax, jnp.asarray(x), in_torch)):
+        cache = other.init_cache(2, 6, **options)
+        with pytest.raises(TypeError, match=rf"init_cache of the module returns, got one of {type(cache).__module__}$"):
+            module(array, cache=cache)
