@@ -78,6 +78,28 @@ def test_a_right_model_ends_the_command_with_0(folder, capsys):
     assert json.loads(capsys.readouterr().out)["passed"] is True
 
 
+def wide(folder: Path, target: Path, factor: float = 1.0) -> Path:
+    """Copy a model folder in float64, with one of its weights scaled."""
+    arrays = {name: array.astype(np.float64) for name, array in changed(folder, target, dtype="float64").items()}
+    arrays["model.layers.1.mlp.up_proj.weight"] *= factor
+    save_file(arrays, target / "model.safetensors")
+    return target
+
+
+def test_a_float64_model_is_judged_in_float64(folder, tmp_path):
+    found = check_model(wide(folder, tmp_path / "wide"), tmp_path / "wide", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal"] * 3
+    assert found.dtype == "float64"
+
+
+@pytest.mark.full  # the search of the place takes a minute
+def test_a_fault_of_a_float64_model_is_placed(folder, tmp_path):
+    wrong = wide(folder, tmp_path / "wrong", 1 + 1e-9)
+    found = check_model(wide(folder, tmp_path / "wide"), wrong, oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "equal", "different"]
+    assert found.first_divergence.place == "trf_blocks.1.ff.fc2"
+
+
 @cover.some("fault", list(FAULTS), always=list(FAULTS)[::3])
 def test_a_fault_is_placed_at_its_block(folder, tmp_path, fault):
     name, change, place = FAULTS[fault]

@@ -65,7 +65,7 @@ class Twin:
 
     def run(self, function: Any, array: Array) -> Array:
         """Return what a part or a method of one makes of an array."""
-        with self.backend.precision(str(array.dtype)):
+        with self.backend.precision(self.dtype):
             found: Array = self.backend.call(function, array)
         return found
 

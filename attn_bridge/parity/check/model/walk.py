@@ -6,6 +6,7 @@ backward, run on, and dropped. What comes out at the end are the logits of both,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -138,8 +139,11 @@ class _Walk:
         kl: tuple[tuple[float, ...], ...] = ()
         stopped = False
         ids = np.random.default_rng(self.seed).integers(0, self.rows, (batch, tokens)).astype(np.int32)
+        # JAX cuts float64 down to float32 where nothing asks it not to.
+        wide = self.flax.backend.precision if self.dtype == "float64" else contextlib.nullcontext
         try:
-            kl = self._judged(ids)
+            with wide(self.dtype):
+                kl = self._judged(ids)
         except KeyboardInterrupt:
             if not self.parts:
                 raise
