@@ -70,6 +70,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
     from ..models import layouts
+    from ..printable import printable
     from . import configs, containers, manifest
     from .containers import remote
     from .planning import reading
@@ -88,7 +89,11 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
         has_manifest = known is not None
-        return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, has_manifest, reader.notes)
+        notes = (
+            *reader.notes,
+            *(f"{printable(name)} can't be read: {reason}" for name, reason in reader.unread.items()),
+        )
+        return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, has_manifest, notes)
 
 
 def plan(
@@ -104,11 +109,14 @@ def plan(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+    )
     with asked.opened() as prepared:
         return prepared.plan
 
@@ -126,6 +134,7 @@ def tasks(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
 ) -> list[dict[str, Any]]:
@@ -143,6 +152,7 @@ def tasks(
         dequantize: see there.
         strip: see there.
         drop: see there.
+        source_format: see there.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
 
@@ -158,7 +168,9 @@ def tasks(
     from .planning.tasks import tasks_of
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+    )
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
 
@@ -176,6 +188,7 @@ def convert(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -202,6 +215,7 @@ def convert(
         dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
         strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
         drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
+        source_format: container of the source, where its extension says none, or another.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -224,7 +238,9 @@ def convert(
     from .workers import Processes, chosen, early, run
 
     progress = progress or (lambda done, total, name: None)
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+    )
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -275,6 +291,7 @@ def convert_share(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -301,6 +318,7 @@ def convert_share(
         dequantize: see there.
         strip: see there.
         drop: see there.
+        source_format: see there.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
@@ -316,7 +334,9 @@ def convert_share(
     from .requests import Request
     from .workers import job_of, worker
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+    )
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -337,6 +357,7 @@ def finish(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
@@ -351,7 +372,9 @@ def finish(
     from .requests import Request
     from .workers import finish_by_hand
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+    )
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -417,6 +440,7 @@ def verify(
     dequantize: bool = False,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
+    source_format: str | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -433,6 +457,7 @@ def verify(
         dequantize: whether the source was dequantised; where there is a manifest, that says so.
         strip: what the source's names lost; None is what the manifest says, if there is one, and "" nothing.
         drop: patterns of names that were left out; None is what the manifest says, if there is one, and [] nothing.
+        source_format: container of the source, where its extension says none, or another.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -464,7 +489,7 @@ def verify(
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
-            with containers.open_reader(origin) as opened:
+            with containers.open_reader(origin, source_format) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")

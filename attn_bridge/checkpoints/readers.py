@@ -93,7 +93,7 @@ class NumberedReader(Reader):
     format: ClassVar[str] = "memory"
 
     def __init__(self, reader: Reader):
-        self.path, self.metadata = reader.path, reader.metadata
+        self.path, self.metadata, self.unread = reader.path, reader.metadata, reader.unread
         self.tensors = {
             name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
             for name, info in reader.tensors.items()

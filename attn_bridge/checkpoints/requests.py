@@ -35,6 +35,7 @@ class Request:
         dequantize: whether quantised tensors become floating point.
         strip: what names of the source lose; the tensors without it are left out.
         drop: patterns of names that are left out.
+        source_format: container of the source; None goes by its extension.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Request:
     dequantize: bool = False
     strip: str | None = None
     drop: tuple[str, ...] = ()
+    source_format: str | None = None
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Request:
         dequantize: bool,
         strip: str | None = None,
         drop: str | Iterable[str] | None = None,
+        source_format: str | None = None,
     ) -> Self:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
@@ -78,6 +81,7 @@ class Request:
             dequantize,
             strip,
             check_patterns(drop),
+            source_format,
         )
 
     @contextlib.contextmanager
@@ -91,7 +95,7 @@ class Request:
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
         there = stamps_of(source)
-        with containers.open_reader(source) as opened:
+        with containers.open_reader(source, self.source_format) as opened:
             taken, selection = select(opened, self.strip, self.drop)
             reader = seen(taken, self.dequantize, self.dtype)
             beside = manifest.of(reader, source)

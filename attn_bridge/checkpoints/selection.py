@@ -75,15 +75,16 @@ def select(reader: Reader, strip: str | None, drop: Iterable[str]) -> tuple[Read
         drop: patterns of names, as its file has them, that are left out.
 
     Raises:
-        CheckpointError: a pattern or a prefix fits no name, or nothing is left.
+        CheckpointError: a pattern or a prefix fits no name, nothing is left, or a tensor that is taken can't be read.
     """
-    names = tuple(reader.tensors)
+    names, unread = (*reader.tensors, *reader.unread), reader.unread
     dropped = {pattern: _matching(reader, pattern) for pattern in dict.fromkeys(drop)}
     gone = {name for some in dropped.values() for name in some}
     if gone:
-        if len(gone) == len(names):
+        if gone >= reader.tensors.keys():
             raise CheckpointError(f"--drop leaves nothing of {reader.path}, which has {len(names)} tensors")
         reader = Filtered(reader, gone, tuple(dropped))
+    reader.check_read({name for name in unread if name not in gone and name.startswith(strip or "")})
     if strip is None:
         return reader, Selection(names, "", dropped)
     left_out = tuple(name for name in names if name not in gone and not name.startswith(strip))
@@ -108,13 +109,14 @@ def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
 def patterns_in(reader: Reader, known: Manifest | None) -> tuple[str, ...]:
     """Return the patterns that a manifest says to have left tensors out by, those that fit names of its source."""
     said = {} if known is None else known.source.get("dropped", {})
-    return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, reader.tensors)))
+    names = (*reader.tensors, *reader.unread)
+    return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, names)))
 
 
 def _matching(reader: Reader, pattern: str) -> tuple[str, ...]:
     """Return the names that a pattern fits."""
     matches = re.compile(fnmatch.translate(pattern)).match
-    found = tuple(name for name in reader.tensors if matches(name))
+    found = tuple(name for name in (*reader.tensors, *reader.unread) if matches(name))
     if not found:
         first = printable(next(iter(reader.tensors), ""))
         raise CheckpointError(f"--drop ({printable(pattern)}) fits no name of {reader.path}; its first is {first}")

@@ -17,6 +17,7 @@ class Wrapped(Reader):
 
     def __init__(self, reader: Reader):
         self._reader = reader
+        self.unread = reader.unread
         self.path: Path = reader.path
         self.metadata: dict[str, Any] = reader.metadata
         self.notes = reader.notes
@@ -41,9 +42,13 @@ class Wrapped(Reader):
 
 
 class Selected(Wrapped):
-    """Some tensors of another reader, by names that lack what theirs begin with."""
+    """Some tensors of another reader, by names that lack what theirs begin with; all of them can be read."""
 
     prefix = ""
+
+    def __init__(self, reader: Reader):
+        super().__init__(reader)
+        self.unread = {}
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""

@@ -89,6 +89,9 @@ ENDINGS = {
 }
 """Extension -> format."""
 
+TRAINERS = {".ckpt": "torch"}
+"""Further extension -> format of files that are read, but not written by it."""
+
 UNFINISHED = "attn-bridge.unfinished"
 """File of a folder in a store while its files are made: until it is gone, the folder is no checkpoint."""
 
@@ -133,7 +136,7 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         path, format = _look_into(path)
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
-        format = indexes[0] if indexes else ENDINGS.get(path.suffix)
+        format = indexes[0] if indexes else {**ENDINGS, **TRAINERS}.get(path.suffix)
         if format is None or format in FOLDERS:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:

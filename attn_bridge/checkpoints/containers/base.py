@@ -9,8 +9,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import ml_dtypes
@@ -96,12 +97,15 @@ class Reader(abc.ABC):
         tensors: name -> what is known of it, in the container's order.
         metadata: what the container says beside its tensors, as JSON has it.
         random_access: whether `read_range` costs no more than the bytes it returns.
-        notes: files that are left out although their names are those of the container, for the user to know.
+        notes: files that are left out although their names are those of the container, and values that are skipped,
+            for the user to know.
+        unread: names of tensors that can't be read -> the reason.
     """
 
     format: ClassVar[str]
     random_access: ClassVar[bool] = True
     notes: tuple[str, ...] = ()
+    unread: Mapping[str, str] = MappingProxyType({})
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]
@@ -117,6 +121,20 @@ class Reader(abc.ABC):
         Raises:
             CheckpointError: the file ends before, or can't be read.
         """
+
+    def check_read(self, wanted: Collection[str]) -> None:
+        """Refuse wanted tensors that can't be read.
+
+        Raises:
+            CheckpointError: the first of them, and why.
+        """
+        unread = [name for name in self.unread if name in wanted]
+        if unread:
+            more = f", and {len(unread) - 1} more" if len(unread) > 1 else ""
+            raise CheckpointError(
+                f"{printable(unread[0])} of {printable(str(self.path), 400)} can't be read: "
+                f"{self.unread[unread[0]]}{more}; --strip takes another part of the file, --drop leaves it out"
+            )
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read as many bytes as `into` has room for, from byte `start` of a tensor on, into memory that is there."""

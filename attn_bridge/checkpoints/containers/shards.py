@@ -64,6 +64,8 @@ class ShardedReader(Reader):
                     twice.append(f"{printable(name)} is in {printable(self.tensors[name].file)} and {printable(file)}")
                 self.tensors[name] = TensorInfo(name, info.dtype, info.shape, file)
             check_count(folder, len(self.tensors))
+        self.unread = {name: kind for part in parts for name, kind in part.unread.items()}
+        self.notes += tuple(dict.fromkeys(note for part in parts for note in part.notes))
         if twice:
             raise bad(folder, f"tensors come twice: {listed(twice)}")
         if weight_map is not None:
@@ -92,9 +94,9 @@ class ShardedReader(Reader):
         """Refuse an index that says something else than its files."""
         wrong = []
         for name, file in weight_map.items():
-            if name not in self.tensors:
+            if name not in self.tensors and name not in self.unread:
                 wrong.append(f"{printable(name)} is not in {printable(file)}")
-            elif self.tensors[name].file != file:
+            elif name in self.tensors and self.tensors[name].file != file:
                 wrong.append(f"{printable(name)} is in {printable(self.tensors[name].file)}, not in {printable(file)}")
         for name, info in self.tensors.items():
             if name not in weight_map:

@@ -42,6 +42,8 @@ class SplitReader(Reader):
         self.metadata: dict[str, Any] = {
             "files": {name: part.metadata for name, part in zip(names, parts, strict=True)}
         }
+        self.unread = {name: kind for part in parts for name, kind in part.unread.items()}
+        self.notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
         self.tensors = {}
         self._axes: dict[str, int | None] = {}
         for name, part in zip(names[1:], parts[1:], strict=True):

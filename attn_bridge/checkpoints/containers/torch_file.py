@@ -155,14 +155,15 @@ class TorchReader(Reader):
         self.path = path
         self._file = open_file(path, folder)
         pickle, found, prefix = open_archive(self._file)
-        tensors, self.metadata = read_pickle(pickle, path)
+        contents = read_pickle(pickle, path)
+        self.metadata, self.unread, self.notes = contents.values, contents.unread, contents.notes()
         extra = found.get(prefix + EXTRA)
         if extra is not None:
             own = parse_json(extra.read(0, min(extra.size, MAX_HEADER + 1)), path, EXTRA)
             if not isinstance(own, dict):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
-        self._stored = {name: Stored(path, name, one, found, prefix) for name, one in tensors.items()}
+        self._stored = {name: Stored(path, name, one, found, prefix) for name, one in contents.tensors.items()}
         self.tensors = {name: one.info for name, one in self._stored.items()}
         self._last: Stored | None = None
 

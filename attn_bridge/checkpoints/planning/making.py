@@ -65,6 +65,7 @@ def make(
     """
     if not reader.tensors:
         raise CheckpointError(f"{reader.path} holds no tensor")
+    reader.check_read(reader.unread)
     wide = check_dtype(dtype)
     if for_module and manifest is not None:
         manifest = dataclasses.replace(manifest, restore={})

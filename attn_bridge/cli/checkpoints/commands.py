@@ -28,6 +28,7 @@ from .options import (
     Rules,
     Settings,
     Source,
+    SourceContainer,
     Strip,
     TaskBytes,
     ToLayout,
@@ -63,6 +64,7 @@ def convert(
     dequantize: Dequantize = False,
     strip: Strip = None,
     drop: Drop = None,
+    source_format: SourceContainer = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -113,7 +115,7 @@ def convert(
     memory = None if max_memory is None else parse_size(max_memory)
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
-    layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop}
+    layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop, "source_format": source_format}
     options = {**layouts, "dtype": dtype, "settings": given}
     console = make_console()
 
@@ -284,6 +286,7 @@ def verify(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="What was left out of SRC; default: as the manifest says."),
     ] = None,
+    source_format: SourceContainer = None,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -313,6 +316,7 @@ def verify(
             "--dequantize": dequantize or None,
             "--strip": strip,
             "--drop": " ".join(drop) if drop else None,
+            "--source-format": source_format,
         }
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
@@ -331,6 +335,7 @@ def verify(
                 dequantize=dequantize,
                 strip=strip,
                 drop=drop or None,
+                source_format=source_format,
                 max_memory=memory,
                 progress=advance,
             )

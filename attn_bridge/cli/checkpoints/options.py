@@ -50,6 +50,10 @@ Strip = Annotated[
         metavar="PREFIX", help="Take PREFIX, such as module., away from SRC's names; what has it not is left out."
     ),
 ]
+SourceContainer = Annotated[
+    str | None,
+    typer.Option("--source-format", metavar="CONTAINER", help="Container of SRC, where its extension says another."),
+]
 Drop = Annotated[
     list[str] | None,
     typer.Option(

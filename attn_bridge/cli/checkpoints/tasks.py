@@ -22,6 +22,7 @@ from .options import (
     Rules,
     Settings,
     Source,
+    SourceContainer,
     Strip,
     TaskBytes,
     ToLayout,
@@ -52,6 +53,7 @@ def plan(
     dequantize: Dequantize = False,
     strip: Strip = None,
     drop: Drop = None,
+    source_format: SourceContainer = None,
     task_bytes: TaskBytes = None,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
@@ -72,7 +74,9 @@ def plan(
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
     given = parse_settings(settings or [])
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip, drop)
+    asked = Request.of(
+        source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip, drop, source_format
+    )
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:

@@ -15,7 +15,7 @@ from attn_bridge.checkpoints.containers.dcp import reader as dcp_reader
 from attn_bridge.checkpoints.containers.dcp import writer as dcp_writer
 from attn_bridge.checkpoints.containers.dcp.metadata import HOME, INERT, STORAGE_INFO
 from attn_bridge.checkpoints.containers.pickles import Machine, Pickler, Record
-from attn_bridge.checkpoints.containers.pickles.machine import Global
+from attn_bridge.checkpoints.containers.pickles.calls import Global
 from parity_tests.fuzz.samples import assert_same, random_array, read, write
 
 from .refusals import refusal

@@ -15,7 +15,7 @@ from ....printable import printable
 from ..base import Array, TensorInfo
 from ..files import bad, check_count, check_dtype, check_name, check_shape
 from ..pickles import Machine, Record
-from ..pickles.machine import Global
+from ..pickles.calls import Global
 
 HOME = "torch.distributed.checkpoint.metadata."
 

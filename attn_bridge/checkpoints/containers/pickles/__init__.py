@@ -1,7 +1,8 @@
 """Pickles read without executing anything, and written byte for byte the same for the same values."""
 
+from .calls import STORAGES, TORCH_DTYPES, Record, Storage, Strided
 from .flat import Plain, read_pickle
-from .machine import STEPS, STORAGES, TORCH_DTYPES, Machine, Record, Storage, Strided
+from .machine import STEPS, Machine
 from .writing import Pickler
 
 __all__ = [

@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 from ....printable import printable
+from ..base import CheckpointError
 from ..files import bad, check_count, check_name
-from .machine import Machine, Strided
+from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
+from .machine import Machine
 
 MAX_DEPTH = 64
 """Dicts within dicts."""
 
+STEPS_PER_BYTE = 16
+"""Values that are looked at for each byte of the pickle, at most, to see whether they hold tensors."""
 
-def read_pickle(data: bytes, path: Path) -> tuple[dict[str, Strided], dict[str, Any]]:
-    """Return the tensors of a pickled dict by dotted name, and the plain values beside them.
+SHOWN = 8
+"""Skipped values that a note names."""
+
+
+MODULE = "; save the state_dict of what was saved as an object"
+"""Advice for an object that holds tensors."""
+
+
+class NotPlainError(CheckpointError):
+    """A value that JSON has not.
+
+    Attributes:
+        kind: the class or function that made it, or its type.
+        is_object: whether it is a placeholder.
+    """
+
+    kind, is_object = "", False
+
+
+@dataclasses.dataclass
+class Contents:
+    """What a pickle holds.
+
+    Attributes:
+        tensors: by dotted name.
+        values: plain values by dotted name.
+        unread: dotted name of what holds tensors but can't be read -> the reason.
+        skipped: dotted name of other values -> the class or function that they need, or their type.
+    """
+
+    tensors: dict[str, Strided] = dataclasses.field(default_factory=dict)
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unread: dict[str, str] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is skipped, counted and named, the first few."""
+        if not self.skipped:
+            return ()
+        shown = [f"{printable(name)} ({printable(kind)})" for name, kind in list(self.skipped.items())[:SHOWN]]
+        more = f" and {len(self.skipped) - SHOWN} more" if len(self.skipped) > SHOWN else ""
+        return (f"skipped, as they are neither tensors nor plain values: {', '.join(shown)}{more}",)
+
+
+def read_pickle(data: bytes, path: Path) -> Contents:
+    """Return the tensors of a pickled dict by dotted name, the plain values beside them, and what is not read.
+
+    Nothing is executed: an object of a class that is not understood is skipped by name.
 
     Args:
         data: the pickle.
         path: named in errors.
 
     Raises:
-        CheckpointError: it is damaged, or refers to anything but tensors, dicts, lists and plain values.
+        CheckpointError: it is damaged, or holds no tensor that can be read.
     """
     # Each value takes a byte of the pickle, so more values than bytes are the same ones again.
-    return _flatten(path, Machine(data, path).run(), most=len(data))
+    return _Flattening(path, most=len(data)).of(Machine(data, path, placeholders=True).run())
 
 
 class Plain:
@@ -46,54 +97,156 @@ class Plain:
             raise bad(self._path, f"{printable(name)} is nested too deeply or repeated too often")
 
     def value(self, value: Any, name: str, depth: int = 0) -> Any:
-        """Return a value with its tuples as lists and its keys as texts.
+        """Return a value with its tuples and sets as lists, its dtypes and its keys as texts.
 
         Raises:
-            CheckpointError: it is, or holds, something that JSON has not.
+            NotPlainError: it is, or holds, something that JSON has not.
+            CheckpointError: it is nested too deeply.
         """
-        path = self._path
         self.count(name, depth)
         if isinstance(value, Strided):
-            raise bad(path, f"{printable(name)} is a list with tensors; only dicts of them are read")
-        if isinstance(value, list | tuple):
-            return [self.value(one, name, depth + 1) for one in value]
+            raise self._not_plain(f"{printable(name)} is a list with tensors; only dicts of them are read", "a tensor")
+        if isinstance(value, list | tuple | Members):
+            members = value.items if isinstance(value, Members) else value
+            return [self.value(one, name, depth + 1) for one in members]
         if isinstance(value, dict):
+            for key in value:
+                if isinstance(key, Record | Key):
+                    kind = kind_of(key)
+                    raise self._not_plain(f"{printable(name)} has a key of the type {printable(kind)}", kind)
             whole = {str(key): self.value(one, name, depth + 1) for key, one in value.items()}
             if len(whole) < len(value):
-                raise bad(path, f"{printable(name)} has a key as a number and as text")
+                raise self._not_plain(f"{printable(name)} has a key as a number and as text", "dict")
             return whole
+        if isinstance(value, Global) and value.name in NAMES:
+            return value.name
         if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
             return value
-        raise bad(path, f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}")
+        shown = f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}"
+        error = self._not_plain(shown, kind_of(value))
+        error.is_object = isinstance(value, Record | Global)
+        raise error
+
+    def _not_plain(self, reason: str, kind: str) -> NotPlainError:
+        error = NotPlainError(str(bad(self._path, reason)))
+        error.kind = kind
+        return error
 
 
-def _flatten(path: Path, found: Any, most: int) -> tuple[dict[str, Strided], dict[str, Any]]:
-    """Return the tensors of nested dicts by dotted name, and what else is there, in at most so many values."""
-    if isinstance(found, Strided):
-        raise bad(path, "holds a single tensor, not a dict of them")
-    if not isinstance(found, dict):
-        raise bad(path, f"holds a {type(found).__name__}, not a dict of tensors")
-    tensors: dict[str, Strided] = {}
-    others: dict[str, Any] = {}
-    plain = Plain(path, most)
+def kind_of(value: Any) -> str:
+    """Return the class or function that a placeholder stands for, or a value's own type."""
+    if isinstance(value, Key):
+        return kind_of(value.value)
+    if isinstance(value, Record) and value.name in CALLS:  # what is not understood is one of its arguments
+        others = [
+            one for one in value.arguments if isinstance(one, Record | Global) and one.name not in GLOBALS - NAMES
+        ]
+        return kind_of(others[0]) if others else value.name
+    if isinstance(value, Record | Global):
+        return value.name
+    if isinstance(value, float):
+        return repr(value)
+    return {Storage: "a storage", Members: "set"}.get(type(value), type(value).__name__)
 
-    def walk(value: Any, name: str, depth: int) -> None:
-        plain.count(name, depth)
+
+class _Flattening:
+    """Names what nested dicts hold by their keys, joined by dots, and what lists with tensors hold by its number."""
+
+    def __init__(self, path: Path, most: int):
+        self._path = path
+        self._plain = Plain(path, most)
+        self._steps = most * STEPS_PER_BYTE
+        self._contents = Contents()
+        self._first: CheckpointError | None = None
+
+    def of(self, root: Any) -> Contents:
+        """Return what a pickle holds.
+
+        Raises:
+            CheckpointError: it holds no tensor that can be read, but something else that can't.
+        """
+        path, contents = self._path, self._contents
+        if isinstance(root, Record | Global):
+            raise self._refers(root.name, MODULE if isinstance(root, Record) and self._holds_data(root) else "")
+        if isinstance(root, Strided):
+            raise bad(path, "holds a single tensor, not a dict of them")
+        is_list = isinstance(root, list | tuple) and self._holds_data(root)
+        if not is_list and not isinstance(root, dict):
+            raise bad(path, f"holds a {type(root).__name__}, not a dict of tensors")
+        self._walk(root, "", 0)
+        check_count(path, len(contents.tensors))
+        if not contents.tensors:
+            for reason in contents.unread.values():
+                raise bad(path, f"{reason}, which is refused{MODULE}")
+            if self._first is not None:
+                raise self._first
+        return contents
+
+    def _refers(self, name: str, advice: str = "") -> CheckpointError:
+        return CheckpointError(
+            str(bad(self._path, f"its pickle refers to {printable(name)}, which is refused{advice}"))
+        )
+
+    def _holds_data(self, value: Any) -> bool:
+        return holds_data(value, self._count)
+
+    def _count(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise bad(self._path, "its pickle repeats values too often")
+
+    def _walk(self, value: Any, name: str, depth: int) -> None:
+        self._plain.count(name, depth)
         if isinstance(value, dict) and (value or not name):
             for key, one in value.items():
-                part = str(key)
-                if not part:
-                    raise bad(path, f"a key in {printable(name) or 'its dict'} is empty")
-                walk(one, f"{name}.{part}" if name else part, depth + 1)
-            return
-        check_name(path, name)
-        if name in tensors or name in others:
-            raise bad(path, f"{printable(name)} comes twice")
-        if isinstance(value, Strided):
-            tensors[name] = value
+                is_odd = isinstance(key, Record | Key)
+                self._enter(f"({kind_of(key)})" if is_odd else str(key), one, name, depth, is_odd=is_odd)
+        elif isinstance(value, list | tuple) and self._holds_data(value):
+            for number, one in enumerate(value):
+                self._enter(str(number), one, name, depth)
+        elif isinstance(value, Strided):
+            check_name(self._path, name)
+            self._check_new(name)
+            self._contents.tensors[name] = value
+        elif not isinstance(value, dict) and self._holds_data(value):
+            self._check_new(check_name(self._path, name))
+            self._contents.unread[name] = f"its pickle refers to {printable(kind_of(value))}"
         else:
-            others[name] = plain.value(value, name, depth)
+            self._keep(value, name, depth)
 
-    walk(found, "", 0)
-    check_count(path, len(tensors))
-    return tensors, others
+    def _enter(self, part: str, value: Any, above: str, depth: int, *, is_odd: bool = False) -> None:
+        """Go on with a value below a name; what an empty key leads to, or one that is no text, has no name."""
+        name = f"{above}.{part}" if above else part
+        if part and not is_odd:
+            self._walk(value, name, depth + 1)
+            return
+        reason = f"a key in {printable(above) or 'its dict'} is {f'a {part}' if part else 'empty'}"
+        if not self._holds_data(value):
+            self._skip(name, part.strip("()") or "an empty key", bad(self._path, reason))
+        elif part:
+            self._contents.unread[name] = f"a key of its dicts is of the type {part.strip('()')}"
+        else:
+            raise bad(self._path, reason)
+
+    def _keep(self, value: Any, name: str, depth: int) -> None:
+        """Keep a plain value; a vocabulary's keys may be names that no tensor has."""
+        try:
+            check_name(self._path, name)
+            self._check_new(name)
+        except CheckpointError as error:
+            self._skip(name, "not a name", error)
+            return
+        try:
+            self._contents.values[name] = self._plain.value(value, name, depth)
+        except NotPlainError as error:
+            self._skip(name, error.kind, self._refers(error.kind) if error.is_object else error)
+
+    def _skip(self, name: str, kind: str, error: Exception) -> None:
+        self._contents.skipped[name] = kind
+        if self._first is None:
+            self._first = CheckpointError(str(error))
+
+    def _check_new(self, name: str) -> None:
+        contents = self._contents
+        if any(name in some for some in (contents.tensors, contents.values, contents.unread, contents.skipped)):
+            raise bad(self._path, f"{printable(name)} comes twice")

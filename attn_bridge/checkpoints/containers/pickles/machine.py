@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import pickletools
 from collections.abc import Callable
@@ -13,84 +12,10 @@ from typing import Any
 from ....printable import printable
 from ..base import CheckpointError
 from ..files import bad
-
-STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-}
-"""Class of a storage in the module torch -> NumPy name of its dtype."""
-
-TORCH_DTYPES = frozenset({*STORAGES.values(), "uint16", "uint32", "uint64"}) | {
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-}
-"""What a tensor of torch may be made of."""
-
-GLOBALS = frozenset(
-    {
-        "collections.OrderedDict",
-        "torch.Size",
-        "torch._utils._rebuild_tensor_v2",
-        "torch._utils._rebuild_tensor_v3",
-        "torch._utils._rebuild_parameter",
-        "torch.storage.UntypedStorage",
-        *(f"torch.{name}" for name in STORAGES),
-        *(f"torch.{name}" for name in TORCH_DTYPES),
-    }
-)
-"""All names that a pickle may refer to."""
+from .calls import CALLS, GLOBALS, QUANTISED, STORAGES, Global, Members, Record, Refused, Storage, as_key, call
 
 MAX_BITS = 512
 """Bits of an integer."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Global:
-    """A name that the pickle refers to."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Storage:
-    """Where the elements of tensors are: `dtype` is "" for one of bytes."""
-
-    dtype: str
-    key: str
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Strided:
-    """A tensor: its storage, and where in it."""
-
-    storage: Storage
-    dtype: str
-    offset: Any
-    shape: Any
-    strides: Any
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Record:
-    """What an allowed class or function would be called with, and the state that would be set: nothing is called."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    state: Any = None
 
 
 class Machine:
@@ -102,9 +27,11 @@ class Machine:
         data: the pickle.
         path: named in errors.
         inert: further names of classes and functions, whose objects and results become a `Record`.
+        placeholders: whether every other name becomes one as well, in place of being refused.
     """
 
-    def __init__(self, data: bytes, path: Path, inert: frozenset[str] = frozenset()):
+    def __init__(self, data: bytes, path: Path, inert: frozenset[str] = frozenset(), *, placeholders: bool = False):
+        self._placeholders = placeholders
         self._inert = inert
         self._data = data
         self._path = path
@@ -191,16 +118,22 @@ class Machine:
     def set_items(self, items: list[Any]) -> None:
         """Put keys and values into the dict on top."""
         into = self.top()
+        if isinstance(into, Record):
+            into.items.extend(items)
+            return
         if not isinstance(into, dict) or len(items) % 2:
             raise self.bad("its pickle is damaged")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (str, int) and type(key) is not Record:
-                raise self.bad(f"a key of its dicts is of the type {type(key).__name__}")
-            into[key] = value
+            try:
+                into[as_key(key)] = value
+            except Refused:
+                raise self.bad(f"a key of its dicts is of the type {type(key).__name__}") from None
 
     def extend(self, items: list[Any]) -> None:
-        """Append values to the list on top."""
+        """Append values to the list, the set or the placeholder on top."""
         into = self.top()
+        if isinstance(into, Record | Members):
+            into = into.items
         if not isinstance(into, list):
             raise self.bad("its pickle is damaged")
         into.extend(items)
@@ -216,8 +149,10 @@ class Machine:
         self.push(self._memo[index])
 
     def name(self, known: str) -> None:
-        """Push a name, if it is allowed."""
-        if known not in GLOBALS and known not in self._inert:
+        """Push a name, if it is allowed; Python 2's name of the built-in module is that of Python 3."""
+        if known.startswith("__builtin__."):
+            known = f"builtins.{known.removeprefix('__builtin__.')}"
+        if known not in GLOBALS and known not in self._inert and not self._placeholders:
             raise self.bad(f"its pickle refers to {printable(known)}, which is refused")
         self.push(Global(known))
 
@@ -241,71 +176,73 @@ class Machine:
         ):
             raise self.bad("its pickle refers to something outside that is no storage")
         kind = found[1].name
+        if kind in QUANTISED and self._placeholders:
+            self.push(Record(kind, ()))
+            return
         dtype = "" if kind == "torch.storage.UntypedStorage" else STORAGES.get(kind.removeprefix("torch."))
         if dtype is None:
             raise self.bad(f"its pickle has a storage of the class {printable(kind)}")
         self.push(Storage(dtype, found[2], found[4]))
 
     def reduce(self) -> None:
-        """Push what a call of an allowed function gives."""
+        """Push what a call of an allowed function gives, or a placeholder for it."""
         arguments, function = self.pop(), self.pop()
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+        if not isinstance(arguments, tuple) or not self._may_call(function):
             raise self.bad("its pickle calls something that is no function")
-        if function.name in self._inert:
-            self.push(Record(function.name, arguments))
-            return
-        self.push(self._call(function.name.rpartition(".")[2], arguments))
+        self.push(self._made(function, arguments))
 
-    def _call(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        count = len(arguments)
-        first = arguments[0] if arguments else None
-        if function == "OrderedDict" and count <= 1:
-            pairs = first if arguments else []
-            if isinstance(pairs, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-                self._count_copies(pairs)
-                self.push({})
-                self.set_items([part for pair in pairs for part in pair])
-                return self.pop()
-        elif function == "Size" and count == 1 and isinstance(first, list | tuple):
-            self._count_copies(first)
-            return tuple(first)
-        elif function == "_rebuild_parameter" and count == 3 and isinstance(first, Strided):
-            return first
-        elif function == "_rebuild_tensor_v2" and count in (6, 7) and isinstance(first, Storage):
-            return self._tensor(first, first.dtype, arguments[1:4], arguments[6:])
-        elif function == "_rebuild_tensor_v3" and count in (7, 8) and isinstance(first, Storage):
-            dtype = arguments[6].name.removeprefix("torch.") if isinstance(arguments[6], Global) else ""
-            return self._tensor(first, "" if first.dtype else dtype, arguments[1:4], arguments[7:])
-        raise self.bad(f"its pickle calls {function} in a way that is refused")
+    def _may_call(self, function: Any) -> bool:
+        return isinstance(function, Global) or (self._placeholders and isinstance(function, Record))
 
-    def _count_copies(self, values: list[Any] | tuple[Any, ...]) -> None:
+    def _made(self, function: Global | Record, arguments: tuple[Any, ...]) -> Any:
+        name = function.name
+        if isinstance(function, Record):  # what a placeholder returns: a method, a class of a class
+            return Record(name, (function, arguments))
+        if name in self._inert or (self._placeholders and name not in GLOBALS):
+            return Record(name, arguments)
+        try:
+            if name in CALLS:
+                return call(name, arguments, self._count_copies)
+        except Refused as refused:
+            # What a placeholder is made into is a placeholder.
+            if self._placeholders and any(isinstance(one, Record | Global) for one in arguments):
+                return Record(name, arguments)
+            if refused.args:
+                raise self.bad(f"its pickle {refused}") from None
+        raise self.bad(f"its pickle calls {name.rpartition('.')[2]} in a way that is refused")
+
+    def _count_copies(self, values: Any) -> None:
         """Refuse to copy more values than the pickle has bytes: they would be the same ones again."""
         self._copies -= len(values)
         if self._copies < 0:
             raise self.bad("its pickle repeats values too often")
 
-    def _tensor(self, storage: Storage, dtype: str, place: tuple[Any, ...], marks: tuple[Any, ...]) -> Strided:
-        if dtype not in TORCH_DTYPES:
-            raise self.bad("its pickle has a tensor whose dtype is not known")
-        if any(marks):
-            raise self.bad("its pickle has a conjugated, negated or otherwise marked tensor")
-        return Strided(storage, dtype, *place)
-
-    def new_object(self) -> None:
-        """Push a record of an object of an allowed class."""
+    def new_object(self, keywords: Any = None) -> None:
+        """Push a placeholder for an object of an allowed class, or what is understood of it."""
         arguments, kind = self.pop(), self.pop()
-        if not isinstance(kind, Global) or kind.name not in self._inert or not isinstance(arguments, tuple):
+        is_class = self._placeholders if isinstance(kind, Record) else isinstance(kind, Global)
+        if not is_class or not isinstance(arguments, tuple) or not (self._placeholders or kind.name in self._inert):
             raise self.bad("its pickle makes an object of something that is no class it may use")
-        self.push(Record(kind.name, arguments))
+        made = self._made(kind, arguments)
+        if isinstance(made, Record) and keywords:
+            made.items.append(keywords)
+        self.push(made)
 
     def build(self) -> None:
-        """Give a record its state; leave out the attributes of an OrderedDict."""
+        """Give a placeholder its state; leave out the attributes of an OrderedDict and of a tensor."""
         state, into = self.pop(), self.top()
         if isinstance(into, Record) and into.state is None:
             into.state = state
             return
+        if self._placeholders and isinstance(into, Record):
+            into.items.append(state)
+            return
         if not isinstance(into, dict) or not isinstance(state, dict):
             raise self.bad("its pickle gives attributes to something that is no OrderedDict")
+
+    def freeze(self) -> None:
+        """Make a set of the values since the last mark."""
+        self.push(Members(self.pop_mark()))
 
 
 STEPS: dict[str, Callable[[Machine, Any], object]] = {
@@ -327,6 +264,10 @@ STEPS: dict[str, Callable[[Machine, Any], object]] = {
     "TUPLE1": lambda machine, _: machine.push_tuple(1),
     "TUPLE2": lambda machine, _: machine.push_tuple(2),
     "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "EMPTY_SET": lambda machine, _: machine.push(Members([])),
+    "FROZENSET": lambda machine, _: machine.freeze(),
+    "ADDITEMS": lambda machine, _: machine.extend(machine.pop_mark()),
+    **dict.fromkeys(("SHORT_BINSTRING", "BYTEARRAY8"), Machine.push),
     "APPEND": lambda machine, _: machine.extend([machine.pop()]),
     "APPENDS": lambda machine, _: machine.extend(machine.pop_mark()),
     "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
@@ -334,12 +275,14 @@ STEPS: dict[str, Callable[[Machine, Any], object]] = {
     **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), Machine.memoize),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine.get),
     "POP": lambda machine, _: machine.pop(),
+    "POP_MARK": lambda machine, _: machine.pop_mark(),
     "GLOBAL": Machine.name,
     "STACK_GLOBAL": lambda machine, _: machine.stack_name(),
     "BINPERSID": lambda machine, _: machine.storage(),
     "REDUCE": lambda machine, _: machine.reduce(),
     "BUILD": lambda machine, _: machine.build(),
     "NEWOBJ": lambda machine, _: machine.new_object(),
+    "NEWOBJ_EX": lambda machine, _: machine.new_object(machine.pop()),
 }
 """Operations that are allowed, by the name that `pickletools` has for them."""
 

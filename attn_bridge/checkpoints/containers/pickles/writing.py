@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base import TensorInfo
 from ..files import c_strides
-from .machine import STORAGES
+from .calls import STORAGES
 
 CLASSES = {dtype: name for name, dtype in STORAGES.items()}
 """NumPy name of a dtype -> class of its storage."""
