@@ -74,23 +74,29 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     from . import configs, containers, manifest
     from .containers import remote
     from .planning import reading
+    from .selection import Selection
+    from .unwrapping import unwrap
 
     path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:
         layout, why = "", ""
         known = manifest.of(reader, path)
+        taken, selection = reader, Selection()
         try:
+            taken, unwrapped = unwrap(reader)
+            selection = Selection(unwrapped=unwrapped)
             is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
             layout = (
                 known.layout
                 if known is not None and is_own
-                else reading.layout_of(reader.tensors, configs.beside(reader.path), known).name
+                else reading.layout_of(taken.tensors, configs.beside(reader.path), known).name
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
         has_manifest = known is not None
         notes = (
             *reader.notes,
+            *selection.notes(),
             *(f"{printable(name)} can't be read: {reason}" for name, reason in reader.unread.items()),
         )
         return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, has_manifest, notes)
@@ -470,6 +476,7 @@ def verify(
     from .containers import remote
     from .containers.base import CheckpointError
     from .selection import check_patterns, patterns_in, select
+    from .unwrapping import without_wrappers
 
     progress = progress or (lambda done, total, name: None)
     origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
@@ -493,15 +500,17 @@ def verify(
                 dtype = known.dtype if known is not None and known.dtype else None
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")
-                    strip = said if any(name.startswith(said) for name in opened.tensors) else None
+                    bare = without_wrappers(opened.tensors)
+                    strip = said if any(name.startswith(said) for name in (*bare, *bare.values())) else None
                 strip = strip or None
                 patterns = check_patterns(drop) if drop is not None else patterns_in(opened, known)
-                opened, selection = select(opened, strip, patterns)
+                keep_wrappers = rules is not None or to_layout == "same"
+                opened, selection = select(opened, strip, patterns, keep_wrappers=keep_wrappers)
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
                 reader = requests.seen(opened, dequantize, dtype)
-                before = None if strip is not None else manifest.of(reader, origin)
+                before = None if strip is not None or selection.unwrapped else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(
                         reader,

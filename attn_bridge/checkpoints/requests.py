@@ -96,10 +96,11 @@ class Request:
         remote.check_writable(target)
         there = stamps_of(source)
         with containers.open_reader(source, self.source_format) as opened:
-            taken, selection = select(opened, self.strip, self.drop)
+            keep_wrappers = self.rules is not None or self.to_layout == "same"
+            taken, selection = select(opened, self.strip, self.drop, keep_wrappers=keep_wrappers)
             reader = seen(taken, self.dequantize, self.dtype)
             beside = manifest.of(reader, source)
-            before = None if self.strip is not None else beside
+            before = None if self.strip is not None or selection.unwrapped else beside
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
                 reader,

@@ -11,6 +11,7 @@ from typing import Any
 from ..printable import printable
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
+from .unwrapping import unwrap, without_wrappers
 from .wrapped import Filtered, Stripped
 
 SHOWN, KINDS, MAX_PATTERN = 3, 8, 1000
@@ -22,16 +23,18 @@ class Selection:
     """Which tensors of a source are taken.
 
     Attributes:
-        names: all names of the source.
+        names: all names of the source, those that are taken without wrappers.
         prefix: what the names that are taken lose; "" is nothing.
         dropped: pattern of ``--drop`` -> the names that it leaves out.
         left_out: names that do not begin with the prefix, but for those that are dropped.
+        unwrapped: part of names that a wrapper added and that is removed -> number of names.
     """
 
     names: tuple[str, ...] = ()
     prefix: str = ""
     dropped: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    unwrapped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def count_left_out(self) -> int:
@@ -48,13 +51,16 @@ class Selection:
         return max(fronts, key=len) + name if fronts else ""
 
     def in_manifest(self) -> dict[str, Any]:
-        """Return what a manifest says of it: ``stripped``, and ``dropped``: pattern -> names."""
+        """Return what a manifest says of it: ``stripped``, ``unwrapped``, and ``dropped``: pattern -> names."""
         dropped = {pattern: sorted(names) for pattern, names in self.dropped.items()}
-        return {**({"stripped": self.prefix} if self.prefix else {}), **({"dropped": dropped} if dropped else {})}
+        said = {"stripped": self.prefix, "unwrapped": sorted(self.unwrapped), "dropped": dropped}
+        return {key: value for key, value in said.items() if value}
 
     def notes(self) -> list[str]:
         """Return what is left out, counted and named, the first few of each kind."""
-        notes = [
+        lost = ", ".join(f"{printable(part)} ({count} tensors)" for part, count in self.unwrapped.items())
+        notes = [f"removed from names, as wrappers add them: {lost}"] if lost else []
+        notes += [
             f"left out by --drop {printable(pattern)}: {_listed(names, _above(pattern))}"
             for pattern, names in self.dropped.items()
         ]
@@ -66,29 +72,49 @@ class Selection:
         return notes
 
 
-def select(reader: Reader, strip: str | None, drop: Iterable[str]) -> tuple[Reader, Selection]:
-    """Return a source without what is left out of it, and what that is.
+def select(
+    reader: Reader, strip: str | None, drop: Iterable[str], *, keep_wrappers: bool = False
+) -> tuple[Reader, Selection]:
+    """Return a source without what is left out of it and by names without wrappers, and what that is.
 
     Args:
         reader: the open source.
-        strip: what its names lose; what has it not is left out.
-        drop: patterns of names, as its file has them, that are left out.
+        strip: what its names lose, with wrappers or without; what has it not is left out.
+        drop: patterns of names, with wrappers or without, that are left out.
+        keep_wrappers: whether names keep what wrappers added to them.
 
     Raises:
-        CheckpointError: a pattern or a prefix fits no name, nothing is left, or a tensor that is taken can't be read.
+        CheckpointError: a pattern or a prefix fits no name, nothing is left, a tensor that is taken can't be read, or
+            two names are one without wrappers.
     """
-    names, unread = (*reader.tensors, *reader.unread), reader.unread
-    dropped = {pattern: _matching(reader, pattern) for pattern in dict.fromkeys(drop)}
+    unread = reader.unread
+    bare = {name: name for name in (*reader.tensors, *unread)}
+    bare |= {} if keep_wrappers else without_wrappers(reader.tensors)
+    dropped = {pattern: _matching(reader, pattern, bare) for pattern in dict.fromkeys(drop)}
     gone = {name for some in dropped.values() for name in some}
     if gone:
         if gone >= reader.tensors.keys():
-            raise CheckpointError(f"--drop leaves nothing of {reader.path}, which has {len(names)} tensors")
+            raise CheckpointError(f"--drop leaves nothing of {reader.path}, which has {len(reader.tensors)} tensors")
         reader = Filtered(reader, gone, tuple(dropped))
-    reader.check_read({name for name in unread if name not in gone and name.startswith(strip or "")})
-    if strip is None:
-        return reader, Selection(names, "", dropped)
-    left_out = tuple(name for name in names if name not in gone and not name.startswith(strip))
-    return Stripped(reader, strip), Selection(names, strip, dropped, left_out)
+    reader.check_read(unread.keys() - gone if strip is None else {*_below(unread, strip)} - gone)
+    unwrapped: dict[str, int] = {}
+    if strip is not None and not keep_wrappers and not _below(reader.tensors, strip) and _below(bare.values(), strip):
+        reader, unwrapped = unwrap(reader)
+    left_out: tuple[str, ...] = ()
+    if strip is not None:
+        others = [name for name in (*reader.tensors, *unread) if name not in gone]
+        left_out = tuple(name for name in others if not name.startswith(strip))
+        reader = Stripped(reader, strip)
+    if not keep_wrappers:
+        reader, more = unwrap(reader)
+        unwrapped = {**unwrapped, **more}
+    prefix = strip or ""
+    names = (*(prefix + name for name in reader.tensors), *left_out, *gone)
+    return reader, Selection(names, prefix, dropped, left_out, unwrapped)
+
+
+def _below(names: Iterable[str], prefix: str) -> list[str]:
+    return [name for name in names if name.startswith(prefix)]
 
 
 def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -109,14 +135,14 @@ def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
 def patterns_in(reader: Reader, known: Manifest | None) -> tuple[str, ...]:
     """Return the patterns that a manifest says to have left tensors out by, those that fit names of its source."""
     said = {} if known is None else known.source.get("dropped", {})
-    names = (*reader.tensors, *reader.unread)
+    names = {*reader.tensors, *reader.unread, *without_wrappers(reader.tensors).values()}
     return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, names)))
 
 
-def _matching(reader: Reader, pattern: str) -> tuple[str, ...]:
-    """Return the names that a pattern fits."""
+def _matching(reader: Reader, pattern: str, bare: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names that a pattern fits, as they are or without wrappers."""
     matches = re.compile(fnmatch.translate(pattern)).match
-    found = tuple(name for name in (*reader.tensors, *reader.unread) if matches(name))
+    found = tuple(name for name, own in bare.items() if matches(name) or matches(own))
     if not found:
         first = printable(next(iter(reader.tensors), ""))
         raise CheckpointError(f"--drop ({printable(pattern)}) fits no name of {reader.path}; its first is {first}")

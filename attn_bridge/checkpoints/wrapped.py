@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,25 @@ class Selected(Wrapped):
         super().__init__(reader)
         self.unread = {}
 
+    def original(self, name: str) -> str:
+        """Return the name that the other reader has for a tensor."""
+        return self.prefix + name
+
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
-        return self._reader.read_range(self.prefix + name, start, stop)
+        return self._reader.read_range(self.original(name), start, stop)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into memory that is there."""
-        self._reader.read_into(self.prefix + name, start, into)
+        self._reader.read_into(self.original(name), start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be asked for soon."""
-        self._reader.read_ahead([(self.prefix + name, start, stop) for name, start, stop in ranges])
+        self._reader.read_ahead([(self.original(name), start, stop) for name, start, stop in ranges])
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix, each row `step` elements behind the one before."""
-        self._reader.read_rows(self.prefix + name, start, step, into)
+        self._reader.read_rows(self.original(name), start, step, into)
 
 
 class Filtered(Selected):
@@ -115,3 +120,21 @@ class Stripped(Selected):
                 f"--strip ({printable(prefix)}) must be what names of {reader.path} begin with, and not a whole name; "
                 f"its first is {printable(first)}"
             )
+
+
+class Renamed(Selected):
+    """A checkpoint whose tensors have other names.
+
+    Args:
+        reader: the checkpoint.
+        names: name -> that of the checkpoint.
+    """
+
+    def __init__(self, reader: Reader, names: Mapping[str, str]):
+        super().__init__(reader)
+        self._names = dict(names)
+        self.tensors = {name: dataclasses.replace(reader.tensors[own], name=name) for name, own in names.items()}
+
+    def original(self, name: str) -> str:
+        """Return the name that the other reader has for a tensor."""
+        return self._names[name]

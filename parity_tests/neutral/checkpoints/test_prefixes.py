@@ -16,7 +16,7 @@ from attn_bridge.models.layouts import LayoutError
 
 from .checkpoint_files import sharded, tree
 
-WRAPPERS = ["module.", "_orig_mod.", "model.", "state.net.model."]
+FRONTS = ["module.", "model.", "state.net.model."]
 
 
 def write(path, arrays):
@@ -43,7 +43,7 @@ def with_prefix(prefix, arrays):
     return {prefix + name: array for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("prefix", WRAPPERS)
+@pytest.mark.parametrize("prefix", FRONTS)
 @pytest.mark.parametrize("file", ["x.safetensors", "x.npz", "x.dcp", "x.pt"])
 def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, prefix, file):
     source = write(tmp_path / file, with_prefix(prefix, arrays) | {"step": np.arange(3)})

@@ -165,36 +165,6 @@ def test_what_a_prefix_leaves_out_is_counted_and_named_by_kind(tmp_path, capsys)
 # ---- what is not kept without a word
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
-@pytest.mark.parametrize("layout", ["torch", "flax"])
-def test_a_wrapper_does_not_stay_in_our_own_names(tmp_path, prefix, layout):
-    source, message = refusal(tmp_path, with_prefix(prefix, ours(layout)))
-    assert advised(message) == [prefix]
-    check_followed(tmp_path, source, ours(layout), strip=prefix)
-
-
-def test_a_wrapper_does_not_stay_where_the_layout_is_said(tmp_path):
-    arrays = with_prefix("_orig_mod.net.", attention(""))
-    source, message = refusal(tmp_path, arrays, from_layout="torch")
-    assert advised(message) == ["_orig_mod."]
-    check_followed(tmp_path, source, with_prefix("net.", attention("")), strip="_orig_mod.")
-
-
-def test_what_is_stripped_already_is_part_of_the_advice(tmp_path):
-    source, message = refusal(tmp_path, with_prefix("model._orig_mod.", ours("torch")), strip="model.")
-    assert advised(message) == ["model._orig_mod."]
-    check_followed(tmp_path, source, ours("torch"), strip="model._orig_mod.")
-
-
-def test_a_wrapper_inside_names_is_refused(tmp_path):
-    wrapped = {re.sub(r"(trf_blocks\.\d+)", r"\1._checkpoint_wrapped_module", name): array
-               for name, array in ours("torch").items()}  # fmt: skip
-    _, message = refusal(tmp_path, wrapped)
-    assert 'name.replace("_checkpoint_wrapped_module.", "")' in message
-    renamed = {name.replace("_checkpoint_wrapped_module.", ""): array for name, array in wrapped.items()}
-    assert renamed.keys() == ours("torch").keys()
-
-
 def test_a_prefix_of_a_whole_model_stays_where_the_user_says_so(tmp_path):
     source, message = refusal(tmp_path, with_prefix("model.", ours("torch")), "x.pt")
     assert message.endswith("--strip model. takes it away, --from torch keeps it")
