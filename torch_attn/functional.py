@@ -177,13 +177,10 @@ def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = 
     A layer that replaced ours decides by itself what it takes.
     """
     weight = layer if isinstance(layer, Tensor) else layer.weight if is_stock(layer) else None
-    if weight is not None and x.dtype != weight.dtype and not is_autocast(x.device.type):
+    kind = x.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
+    if weight is not None and x.dtype != weight.dtype and not is_cast:
         raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
-
-
-def is_autocast(device_type: str) -> bool:
-    """Return whether autocast is on for a type of device; the meta device has none."""
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def matrix(layer: nn.Linear, x: Float[Tensor, "..."], size: int) -> Float[Tensor, "i o"]:

@@ -151,7 +151,8 @@ class KeyValueCache:
         self._check_mask(mask, num_heads, tokens, length)
         # Nothing is refused from here on: a call that raises leaves the cache as it was.
         if self.adaptive and self.key.dtype != key.dtype:
-            self.key, self.value = self.key.to(key), self.value.to(value)
+            for name, array in (("key", key), ("value", value)):
+                setattr(self, name, getattr(self, name).to(array))
         if self.rolling:
             return self, self._roll(key, value, positions, hidden, mask)
         self._write(key, value, positions, hidden)

@@ -356,4 +356,5 @@ def _decay_between(log_decay: Tensor) -> Tensor:
 def _without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
     kind = array.device.type
-    return torch.autocast(kind, enabled=False) if functional.is_autocast(kind) else contextlib.nullcontext()
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
+    return torch.autocast(kind, enabled=False) if is_cast else contextlib.nullcontext()
