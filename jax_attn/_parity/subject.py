@@ -38,6 +38,7 @@ from ..backend import to_numpy
 from .drawing import _draws_more
 from .probes.numpy_interpreter import evaluate
 from .probes.rounding import Jitter
+from .probes.uses import first_uses
 from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
 from .running.execution import UNTRACEABLE, op_by_op, read, trace, walk
@@ -258,6 +259,20 @@ class JaxSubject:
             found.tables,
             shares,
         )
+
+    def uses(self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        names = [name for name in self._part("").names if name in weights]
+        probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager")
+
+        def forward(weights: list[Any], leaves: list[Any]) -> Any:
+            return probe.function(Masks(0))(dict(zip(names, weights, strict=True)), leaves, None, [])[0]
+
+        leaves = arguments.leaves
+        with self._reported(None, arguments):
+            closed, _ = trace(forward, ([weights[name] for name in names], leaves))
+        found = first_uses(closed, [True] * len(names) + [False] * len(leaves))
+        return {names[position]: at for position, at in found.items()}
 
     def describe_outputs(
         self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments

@@ -207,6 +207,10 @@ class TorchSubject:
             self._accumulates = True
         return found
 
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        return dict(self.run(weights, arguments, mode="uses").uses)
+
     def describe_outputs(
         self, weights: Mapping[str, Array], arguments: Arguments
     ) -> list[tuple[str, tuple[int, ...], str]]:

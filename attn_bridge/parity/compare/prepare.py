@@ -27,6 +27,13 @@ PROBE_LIMIT = 1e-4
 """How far apart outputs may be that are said to agree, where one side has no float64."""
 
 
+PAIRING_WORK = 3e11
+"""Operations that trying out pairings may take: about 30 s of float64 on two cores, forward passes alone."""
+
+LEAST_CANDIDATES = 8
+"""Pairings that are tried out however large the sides are."""
+
+
 def prepare(
     first: Any,
     second: Any,
@@ -189,7 +196,7 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         own = _rules_of_configs(pair, sides)
         if own is not None:
             with contextlib.suppress(ValueError):
-                return pairings.from_rules(own, ours, theirs, how="config")
+                return pairings.from_rules(own, ours, theirs, how="rule")
     runner = Live(pair)
 
     @functools.cache
@@ -206,11 +213,11 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
     def orders() -> tuple[dict[str, int], dict[str, int]]:
-        first, second = (_run_order(pair, side) for side in SIDES)
+        first, second = (_uses(pair, side) for side in SIDES)
         return first, second
 
     try:
-        return pairings.pair_parameters(ours, theirs, probe, rules, labels, orders)
+        return pairings.pair_parameters(ours, theirs, probe, rules, labels, orders, _most_candidates(pair))
     except WeightsMismatchError as error:
         tied = [
             f"in {pair.shown[side]} {name} is {own}"
@@ -221,15 +228,18 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         raise
 
 
-def _run_order(pair: Pair, side: Side) -> dict[str, int]:
-    """Return path -> when that submodule of a side was called first; nothing if its calls can't be told."""
+def _uses(pair: Pair, side: Side) -> dict[str, int]:
+    """Return name of a weight of a side -> when it is used first; nothing if that can't be told."""
     with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
-        recorded = pair.subject(side).record(pair.held[side], pair.arguments[side], [None] * len(pair.outputs))
-        found: dict[str, int] = {}
-        for call in sorted(recorded, key=lambda one: one.order):
-            found.setdefault(call.path, len(found))
+        found: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])
         return found
     return {}
+
+
+def _most_candidates(pair: Pair) -> int:
+    """Return how many pairings are tried at most, which follows from the work of a run and not from a clock."""
+    affordable = int(PAIRING_WORK / max(pair.effort.work, 1.0))
+    return max(LEAST_CANDIDATES, min(pairings.MAX_CANDIDATES, affordable))
 
 
 def _weights_of(

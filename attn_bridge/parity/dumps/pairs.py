@@ -82,4 +82,4 @@ def _call_of(like: Dump) -> Arguments:
 
 def _itself(name: str, parameter: Any) -> Match:
     tensor = whole(name, parameter)
-    return Match(tensor, tensor, Rule("torch", "flax"), "names")
+    return Match(tensor, tensor, Rule("torch", "flax"), "name")

@@ -178,7 +178,7 @@ def test_convolutions_keep_their_axes_of_space_in_order(kind, rank, kernel, grou
     else:
         theirs = NNXSide(nnx.Conv(inputs, outputs, size, **options, rngs=RNGS))
     found = agrees(TorchSide(ours), theirs, x, other)
-    assert {match.how for match in found.matches} == {"names"}
+    assert {match.how for match in found.matches} == {"name"}
     turned = {match.pattern for match in propose(theirs.parameters(), TorchSide(ours).parameters()).matches}
     assert f"{'x y z'[: 2 * rank - 1]} i o -> o i {'x y z'[: 2 * rank - 1]}" in turned
 
@@ -280,7 +280,7 @@ def test_torch_s_fused_attention_is_flax_s_three(kind):
     x = draw(2, 5, 8)
     theirs = NNXSide(Theirs()) if kind == "nnx" else LinenSide(nn.MultiHeadDotProductAttention(2), x)
     found = agrees(TorchSide(Ours()), theirs, x, limit=1e-6)  # NNX keeps the scale in float32
-    assert {match.how for match in found.matches} == {"names"}
+    assert {match.how for match in found.matches} == {"name"}
 
 
 class Conv1D(tnn.Module):
@@ -483,7 +483,7 @@ def test_equal_names_that_are_exchanged_in_use_stay_exchanged(names):
     for pairing in (right, found):
         for match in pairing.matches:
             assert match.first.name.split(".")[0] == match.second.name.split(".")[0]
-            assert match.how == "names"
+            assert match.how == "name"
 
 
 def test_meaningless_names_are_paired_by_runs_or_order():

@@ -37,6 +37,7 @@ from .promotion import promoted
 from .replicas import cut_of, read
 from .rounding import Rounding
 from .state import Changes, Watching, eager, undisturbed, unregistered
+from .uses import Uses
 
 if TYPE_CHECKING:
     from ..subject import TorchSubject
@@ -77,7 +78,7 @@ class Execution:
             given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
             try:
                 known = [*tensors.values(), *map(_source, tensors.values()), *leaves]
-                with self._probe(known, given) as probe, self._holding(tensors) as call:
+                with self._probe(known, given, tensors) as probe, self._holding(tensors) as call:
                     changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()
@@ -113,6 +114,7 @@ class Execution:
                 getattr(probe, "moved", 0),
                 probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
                 self._shares(outputs, tensors, apart),
+                {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
             )
 
     def _shares(self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], apart: Sequence[str]) -> Shares:
@@ -181,7 +183,9 @@ class Execution:
             yield call
 
     @contextlib.contextmanager
-    def _probe(self, tensors: list[Tensor], cotangents: list[Tensor | None]) -> Iterator[Any]:
+    def _probe(
+        self, tensors: list[Tensor], cotangents: list[Tensor | None], weights: Mapping[str, Tensor]
+    ) -> Iterator[Any]:
         """Hold what the mode adds; `tensors` are weights and inputs."""
         if self.mode == "jitter":
             floats = [one.dtype for one in tensors if one.is_floating_point()]
@@ -198,6 +202,9 @@ class Execution:
         elif self.mode == "flash":
             with Flash(self.seed) as attention:
                 yield attention
+        elif self.mode == "uses":
+            with Uses(weights, tensors[2 * len(weights) :]) as uses:
+                yield uses
         else:
             yield None
 

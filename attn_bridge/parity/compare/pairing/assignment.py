@@ -47,14 +47,14 @@ class Sides:
         equal = self.names[0][i].same == self.names[1][j].same
         return options(self.kinds[0][i], self.kinds[1][j], equal)
 
-    def likeness(self) -> Array:
-        """Return how much names speak for each two; -inf where shapes forbid them.
+    def likeness(self, *, numbers: bool = True) -> Array:
+        """Return how much names speak for each two, with or without their numbers; -inf where shapes forbid them.
 
         Among equals the order of declaration decides, by less than names ever do.
         """
         if not self.first or not self.second:
             return np.zeros((len(self.first), len(self.second)))
-        score = likeness(*self.names)
+        score = likeness(*self.names, numbers=numbers)
         places = [_places(names) for names in self.names]
         score -= 1e-3 * (places[0][:, None] - places[1][None, :]) ** 2
         kinds = [list(dict.fromkeys(side)) for side in self.kinds]

@@ -38,14 +38,14 @@ _NORM = re.compile("(?:batch|group|instance|layer|rms)_?norm", re.IGNORECASE)
 _ROLES = {
     **dict.fromkeys(("kernel",), "matrix"),
     **dict.fromkeys(("scale", "gamma"), "scale"),
-    **dict.fromkeys(("bias", "shift", "beta"), "bias"),
-    **dict.fromkeys(("embedding",), "embedding"),
-    **dict.fromkeys(("running_mean", "mean"), "mean"),
-    **dict.fromkeys(("running_var", "var"), "variance"),
+    **dict.fromkeys(("bias", "shift", "beta", "offset"), "bias"),
+    **dict.fromkeys(("embedding", "embeddings"), "embedding"),
+    **dict.fromkeys(("running_mean", "mean", "moving_mean"), "mean"),
+    **dict.fromkeys(("running_var", "var", "moving_var", "moving_variance", "variance"), "variance"),
 }
 """Last word of a name -> what kind of parameter it is, whatever owns it."""
 
-_LAYERS = {"weight", "kernel", "bias", "scale", "w", "b", "W", "gamma", "beta"}
+_LAYERS = {"weight", "kernel", "bias", "scale", "w", "b", "W", "gamma", "beta", "offset"}
 """Last words of what stands once in a layer."""
 
 _OPAQUE = re.compile(r"(?:(in_proj|[qkv]_proj)_)?(weight|bias)(?:_(ih|hh|hr|[kv])(?:_l(\d+)(_reverse)?)?)?")
@@ -75,6 +75,23 @@ _SETS = {
 """Word of a fused layer -> its parts in the order in which everybody keeps them."""
 
 
+_AUTOMATIC = re.compile(r"[A-Z]\w*_")
+"""The part before the number in a name that Linen made of a class; it numbers them as they are created."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """The siblings that one number of a name counts.
+
+    Attributes:
+        word: the word that the number follows; "" where nothing names them, or Linen numbered them by class.
+        sizes: elements below each sibling, in the order of their numbers.
+    """
+
+    word: str
+    sizes: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Name:
     """A tensor's name, read.
@@ -91,6 +108,7 @@ class Name:
         natural: key that sorts names as they were declared, with numbers in their order.
         spelled: the word of the layer itself with its number, as the side has it.
         above: words and numbers of the path above the layer, as in `words` and `numbers`.
+        counters: for each number that has siblings, the siblings that it counts.
     """
 
     literal: tuple[str, ...]
@@ -104,6 +122,7 @@ class Name:
     natural: tuple[tuple[int, int], ...] = ()
     spelled: str = ""
     above: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    counters: tuple[Counter, ...] = ()
 
     @property
     def same(self) -> tuple[object, ...]:
@@ -135,13 +154,26 @@ class Name:
 
 def read(tensors: Sequence[Tensor]) -> list[Name]:
     """Return what the names of one side's tensors say."""
-    renumbered, single = _renumbered(tensors)
+    renumbered, counters = _renumbered(tensors)
     order = _declared(renumbered)
     renumbered = _norms_by_place(renumbered)
     return [
-        _read(tensor, name, alone, natural)
-        for tensor, name, alone, natural in zip(tensors, renumbered, single, order, strict=True)
+        _read(tensor, name, counted, natural)
+        for tensor, name, counted, natural in zip(tensors, renumbered, counters, order, strict=True)
     ]
+
+
+def is_counted_alike(first: Name, second: Name) -> bool:
+    """Tell whether the numbers in two names count the same things, so that equal numbers mean the same layer.
+
+    A number is an order within a container and a class: torch counts activations in a Sequential, Linen counts each
+    class for itself. Two numbers are comparable where both follow a word and the siblings have the same sizes.
+    """
+    if [one.sizes for one in first.counters] != [two.sizes for two in second.counters]:
+        return False
+    if first.literal == second.literal:
+        return True
+    return all(one.word and two.word for one, two in zip(first.counters, second.counters, strict=True))
 
 
 def _norms_by_place(names: Sequence[str]) -> list[str]:
@@ -158,7 +190,8 @@ def _norms_by_place(names: Sequence[str]) -> list[str]:
     return [name.replace("input_layernorm", first).replace("post_attention_layernorm", second) for name in names]
 
 
-def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tuple[int, int], ...]) -> Name:
+def _read(tensor: Tensor, name: str, counters: Sequence[Counter], natural: tuple[tuple[int, int], ...]) -> Name:
+    single = [len(counter.sizes) == 1 for counter in counters]
     path, _, last = name.rpartition(".")
     role = role_of(tensor, last, path)
     layer = path if role else name
@@ -191,6 +224,7 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
         natural,
         spelled_own,
         _said(parent + which_one, single),
+        tuple(counter for counter in counters if len(counter.sizes) > 1),
     )
 
 
@@ -258,12 +292,12 @@ def layer_of(tensor: Tensor) -> str:
     return tensor.spelled.rpartition(".")[0] if last_word(tensor) in _LAYERS else ""
 
 
-def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[bool]]]:
-    """Return the names with every number counted from 0 among its siblings, and which numbers have no sibling.
+def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[Counter]]]:
+    """Return the names with every number counted from 0 among its siblings, and for each number the siblings.
 
     Some count from 1, some leave gaps; in a list of matrices and biases in turn, each kind is counted by itself.
     """
-    found: dict[str, set[int]] = collections.defaultdict(set)
+    sizes: dict[str, dict[int, int]] = collections.defaultdict(lambda: collections.defaultdict(int))
     keys: list[list[str]] = []
     for tensor in tensors:
         mine = []
@@ -271,16 +305,22 @@ def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[bool]]]
             key = tensor.spelled[: number.start()]
             if number.end() == len(tensor.spelled) and key[-1:] in ("", "."):
                 key += f" of {len(tensor.shape)} axes"
-            found[key].add(int(number[0]))
+            sizes[key][int(number[0])] += math.prod(tensor.shape)
             mine.append(key)
         keys.append(mine)
-    ranks = {key: {number: rank for rank, number in enumerate(sorted(some))} for key, some in found.items()}
-    names, single = [], []
+    ranks = {key: {number: rank for rank, number in enumerate(sorted(some))} for key, some in sizes.items()}
+    counters = {key: _counter(key, some) for key, some in sizes.items()}
+    names = []
     for tensor, mine in zip(tensors, keys, strict=True):
         rest = iter(mine)
         names.append(re.sub(r"[0-9]+", lambda hit: str(ranks[next(rest)][int(hit[0])]), tensor.spelled))  # noqa: B023
-        single.append([len(ranks[key]) == 1 for key in mine])
-    return names, single
+    return names, [[counters[key] for key in mine] for mine in keys]
+
+
+def _counter(key: str, sizes: Mapping[int, int]) -> Counter:
+    last = key.partition(" of ")[0].removesuffix(".").rpartition(".")[2]
+    word = "" if _AUTOMATIC.fullmatch(last) else last.strip("_0123456789")
+    return Counter(word, tuple(sizes[number] for number in sorted(sizes)))
 
 
 def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
@@ -317,8 +357,11 @@ def part_sets() -> dict[str, tuple[str, ...]]:
     return _SETS
 
 
-def likeness(ours: Sequence[Name], theirs: Sequence[Name]) -> Array:
-    """Return how much the names speak for each two of them; above 1, they say that these are one."""
+def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = True) -> Array:
+    """Return how much the names speak for each two of them; above 1, they say that these are one.
+
+    With `numbers` false, only words and kinds speak.
+    """
     rarity = collections.Counter(
         word for name in (*ours, *theirs) for word in {*name.words, *(f"={word}" for word in name.literal)}
     )
@@ -328,9 +371,10 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name]) -> Array:
         for side in (ours, theirs)
     ]
     score += 0.5 * _overlap(*literal)
-    score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _numbers)
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
-    score += _table([name.numbered for name in ours], [name.numbered for name in theirs], _same_number)
+    if numbers:
+        score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _numbers)
+        score += _table([name.numbered for name in ours], [name.numbered for name in theirs], _same_number)
     return score
 
 

@@ -143,6 +143,9 @@ def options(one: Kind, two: Kind, equal_names: bool) -> Options:
         said = _said(one, two, *known)
         if said is not None:
             return Options(said, len(said) > 1)
+    convolution = _unknown_convolution(one, two, *known)
+    if convolution:
+        return Options(convolution, len(convolution) > 1)
     found = list(dict.fromkeys(_free(one.shape, two.shape)))
     identity = Way("... -> ...")
     same_class = one.framework == two.framework and one.layer == two.layer and bool(one.owner)
@@ -244,6 +247,34 @@ def _transposed_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs:
         if tuple(sizes[axis] for axis in second) == two.shape:
             flips = tuple(i for i, axis in enumerate(second) if axis in _SPACE and sizes[axis] > 1)
             yield Way(f"{' '.join(first)} -> {' '.join(second)}", (), flips if flipped else ())
+
+
+def _unknown_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...]:
+    """Return the layouts that libraries have for a kernel of which one side's layer is known, the usual one first.
+
+    None of them exchanges axes of space: where a port does, that is a fault and not a layout. Shapes alone would allow
+    it wherever a kernel is square.
+    """
+    known, other, is_first = (ours, two, True) if ours else (theirs, one, False)
+    space = tuple(axis for axis in known if axis in _SPACE)
+    if bool(ours) == bool(theirs) or not space or len(other.shape) != len(known):
+        return ()
+    sizes = dict(zip(known, (one if is_first else two).shape, strict=True))
+    layouts = [(*space, "i", "o"), ("o", "i", *space), ("o", *space, "i"), (*space, "o", "i"), ("i", "o", *space)]
+    if other.last == "weight":  # a port that keeps torch's names, as Equinox does
+        layouts.insert(0, layouts.pop(1))
+    fitting = [" ".join(axes) for axes in layouts if tuple(sizes[axis] for axis in axes) == other.shape]
+    left = " ".join(known)
+    groups, factor = other.shape[-2:]
+    is_depthwise = sizes["i"] == 1 and min(groups, factor) > 1 and sizes["o"] == groups * factor
+    if is_depthwise and other.shape[:-2] == tuple(sizes[axis] for axis in space):  # as Keras keeps it
+        sides = (left.replace("o", "(g m)").replace("i", "1"), " ".join((*space, "g", "m")))
+        return (Way(" -> ".join(sides if is_first else sides[::-1]), (("g", groups), ("m", factor))),)
+    ways = []
+    for right in fitting:
+        pattern = f"{left} -> {right}" if is_first else f"{right} -> {left}"
+        ways.append(Way("... -> ..." if left == right else pattern))
+    return tuple(ways)
 
 
 def _general(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:

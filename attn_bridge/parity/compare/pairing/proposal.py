@@ -1,14 +1,14 @@
 """A pairing proposed from names, classes and shapes, and settled by running where they leave it open.
 
 In this order: rules that were given; stacks taken apart; names that are equal; fused layers taken apart; the best
-bijection of the rest; what is open is tried out, the usual way first. Names that settled a pair are never overruled.
-Where nothing that was tried makes the outputs agree, layers go together in the order in which both sides run them.
+bijection of the rest; what is open is tried out. Names that settled a pair are never overruled, but a number is an
+order within a class and a container: pairs that only numbers support are open, too. Of open pairings the first is the
+order in which both sides use their weights, which also stays where no pairing makes the outputs agree.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,10 +17,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ....weights import WeightsMismatchError
 from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
-from .names import last_word, layer_of
+from .names import is_counted_alike, last_word, layer_of, read
 from .parts import Split, splits, unstacked
 from .patterns import Lay, Options, Way, kind_of, lay, options
-from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Link, Partial, Probe, TooManyError, joined, settle, together
+from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Link, Partial, Probe, joined, names_of, settle, together
 from .tensors import Pairing, Tensor, uncovered, whole
 
 MAX_PERMUTED = 6
@@ -31,7 +31,7 @@ LAYER = 2.0
 
 Labels = tuple[str, str]
 Order = Mapping[str, int]
-"""Path of a submodule -> when it was called first."""
+"""Name of a parameter -> when it first meets data."""
 
 
 def propose(
@@ -41,6 +41,7 @@ def propose(
     given: Partial | None = None,
     labels: Labels = ("torch", "Flax"),
     orders: Callable[[], tuple[Order, Order]] | None = None,
+    limit: int = MAX_CANDIDATES,
 ) -> Pairing:
     """Return the pairing that names, classes and shapes suggest.
 
@@ -51,7 +52,8 @@ def propose(
             it decides between pairings that names leave open.
         given: what is settled already; the rest is paired as usual.
         labels: what to call the sides in messages.
-        orders: returns when each submodule of the two sides is called.
+        orders: returns when each parameter of the two sides is used first; empty where that is not known.
+        limit: most pairings that are tried out.
 
     Raises:
         WeightsMismatchError: there is no bijection; lists what is left over.
@@ -59,39 +61,27 @@ def propose(
     """
     given = given or Partial()
 
-    def proposed(ours: Mapping[str, Parameter], theirs: Mapping[str, Parameter], *, in_order: bool) -> Pairing:
-        left, right = _rest(ours, given, "first"), _rest(theirs, given, "second")
-        left, right = unstacked(left, right), unstacked(right, left)
-        fixed, choices = _links(left, right, labels, in_order=in_order)
-        return settle(given, joined(choices), fixed, probe)
-
-    def proposed_as_run() -> Pairing | None:
-        first_order, second_order = orders() if orders is not None else ({}, {})
-        if not first_order or not second_order:
-            return None
-        with contextlib.suppress(ValueError):
-            return proposed(_as_run(first, first_order), _as_run(second, second_order), in_order=True)
-        return None
-
-    try:
-        found = proposed(first, second, in_order=False)
-    except TooManyError:
-        as_run = proposed_as_run()
-        if as_run is None:
-            raise
-        found = as_run
-    else:
-        if found.doubt and any(match.how == "order" for match in found.matches):
-            found = proposed_as_run() or found
+    left, right = _rest(first, given, "first"), _rest(second, given, "second")
+    left, right = unstacked(left, right), unstacked(right, left)
+    fixed, choices = _links(left, right, labels)
+    choices = joined(choices)
+    weak = numbered_only(fixed, left, right)
+    permuted = [choice for choice in choices if len({names_of(links) for links in choice}) > 1]
+    uses = orders() if orders is not None and (weak or permuted) else ({}, {})
+    run = as_run([*weak, *(link for choice in permuted for link in choice[0])], uses) if all(uses) else None
+    if run is not None:
+        # The order of execution first, then the pairings that names leave open.
+        reopened = {link.first.name for link in weak}
+        fixed = [link for link in fixed if link.first.name not in reopened]
+        others = ((*weak, *(link for links in some for link in links)) for some in itertools.product(*permuted))
+        alternatives = itertools.chain([run], (some for some in others if names_of(some) != names_of(run)))
+        is_permuted = {id(choice) for choice in permuted}
+        choices = [choice for choice in choices if id(choice) not in is_permuted]
+        choices.append(list(itertools.islice(alternatives, 4 * MAX_CANDIDATES)))
+    found = settle(given, choices, fixed, probe, limit, is_ordered=run is not None)
     for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
     return in_order(found, first)
-
-
-def _as_run(parameters: Mapping[str, Parameter], order: Order) -> dict[str, Parameter]:
-    """Return parameters by when the submodules that own them are called."""
-    places = {name: order.get(one.path, len(order)) for name, one in parameters.items()}
-    return {name: parameters[name] for name in sorted(parameters, key=places.__getitem__)}
 
 
 def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
@@ -110,13 +100,11 @@ def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> lis
     return [whole(name, one, framework) for name, one in parameters.items() if name not in done]
 
 
-def _links(
-    first: list[Tensor], second: list[Tensor], labels: Labels, *, in_order: bool
-) -> tuple[list[Link], list[Choice]]:
+def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the pairs that are settled, and the choices that are open."""
     sides = Sides(first, second)
     pairs = equals(sides)
-    fixed = [_link(sides, i, j, "names") for i, j in pairs]
+    fixed = [_link(sides, i, j, "name") for i, j in pairs]
     taken = {i for i, _ in pairs}, {j for _, j in pairs}
     ours = [one for i, one in enumerate(first) if i not in taken[0]]
     theirs = [one for j, one in enumerate(second) if j not in taken[1]]
@@ -138,8 +126,38 @@ def _links(
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
-    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels, in_order=in_order)
+    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
     return fixed + more, choices + open_ones
+
+
+def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Link]:
+    """Return the links that nothing but numbers in names supports: without them, others would do as well."""
+    ours, theirs = ({one.name: name for one, name in zip(side, read(side), strict=True)} for side in (first, second))
+    some = [
+        link
+        for link in links
+        if link.first.name in ours
+        and link.second.name in theirs
+        and not is_counted_alike(ours[link.first.name], theirs[link.second.name])
+    ]
+    sides = Sides([link.first for link in some], [link.second for link in some])
+    groups = open_groups(sides.likeness(numbers=False), range(len(some)))
+    return [dataclasses.replace(some[i], how="order") for i in sorted(i for group in groups for i in group)]
+
+
+def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...] | None:
+    """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
+    ours, theirs = (
+        sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
+        for side, order in zip(([one.first for one in links], [one.second for one in links]), uses, strict=True)
+    )
+    sides = Sides(ours, theirs)
+    scores = sides.likeness(numbers=False)
+    assignment = best(scores)
+    if assignment is None:
+        return None
+    assignment = arranged(scores, assignment, open_groups(scores, assignment), in_order=True)
+    return tuple(_link(sides, i, j, "order") for i, j in enumerate(assignment))
 
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
@@ -188,14 +206,12 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
             first, second = pair[::-1] if turned else pair
             ways = tuple(way for way, how in lays.items() if how in common)
             options = Options(ways, _options(first, second).is_open and len(ways) > 1)
-            links.append(Link(first, second, options, _layers(first, second), "names"))
+            links.append(Link(first, second, options, _layers(first, second), "name"))
         choice.append(tuple(links))
     return choice
 
 
-def _assigned(
-    sides: Sides, settled: Sequence[Link], labels: Labels, *, in_order: bool
-) -> tuple[list[Link], list[Choice]]:
+def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the best bijection of what is left, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
@@ -217,13 +233,9 @@ def _assigned(
         known = [(link.first, link.second) for link in settled]
         known += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
         suits = scores + sides.housed(known)
-        assignment = arranged(suits, assignment, groups, in_order=in_order)  # the usual order of what is open
+        assignment = arranged(suits, assignment, groups)  # the usual order of what is open
     grouped = {i for group in groups for i in group}
-    fixed = [
-        _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
-        for i, j in enumerate(assignment)
-        if i not in grouped
-    ]
+    fixed = [_link(sides, i, j, "name") for i, j in enumerate(assignment) if i not in grouped]
     choices = [_orders(sides, scores, group) for group in by_layers(sides, groups, assignment)]
     return fixed, choices
 

@@ -11,7 +11,7 @@ from typing import Any
 from ....weights import Rule, Rules, WeightsMismatchError, joint, rule_from
 from ..sides.subject import Parameter
 from .proposal import Labels, Order, in_order, propose
-from .settling import Partial, Probe
+from .settling import MAX_CANDIDATES, Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
@@ -42,7 +42,7 @@ def read_rules(rules: AnyRules) -> Rules:
 
 
 def from_rules(
-    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rules", labels: Labels = ("torch", "Flax")
+    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
 ) -> Pairing:
     """Return the pairing that rules say, which must name every parameter.
 
@@ -61,7 +61,7 @@ def from_rules(
 
 
 def partial(
-    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rules", labels: Labels = ("torch", "Flax")
+    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
 ) -> Partial:
     """Return what rules say about the parameters that they name.
 
@@ -81,10 +81,11 @@ def pair_parameters(
     rules: AnyRules | None = None,
     labels: Labels = ("torch", "Flax"),
     orders: Callable[[], tuple[Order, Order]] | None = None,
+    limit: int = MAX_CANDIDATES,
 ) -> Pairing:
     """Return the pairing that rules say, and for what they do not name the one that is proposed."""
     given = None if rules is None else partial(rules, first, second, labels=labels)
-    return propose(first, second, probe, given, labels, orders)
+    return propose(first, second, probe, given, labels, orders, limit)
 
 
 @dataclasses.dataclass

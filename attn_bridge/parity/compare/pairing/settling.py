@@ -61,10 +61,6 @@ Choice = list[tuple[Link, ...]]
 """Alternatives of which one holds, the usual one first."""
 
 
-class TooManyError(ValueError):
-    """More pairings are open than can be tried out, and none of those tried makes the outputs agree."""
-
-
 def together(choices: Sequence[Choice]) -> Choice:
     """Return the choices of a layer's weight and bias as one: both are cut in the same way."""
     return [tuple(link for links in same for link in links) for same in zip(*choices, strict=True)]
@@ -83,64 +79,108 @@ def _spelled(first: Tensor, second: Tensor) -> str:
     return f"{first.spelled} = {second.spelled}"
 
 
-def settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
+def settle(
+    given: Partial,
+    choices: Sequence[Choice],
+    fixed: Sequence[Link],
+    probe: Probe | None,
+    limit: int = MAX_CANDIDATES,
+    *,
+    is_ordered: bool = False,
+) -> Pairing:
     """Return the first candidate under which the outputs agree, or nearly do while all others are far from it.
 
-    Where there is none, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
+    Where there is none, the two sides differ whatever the pairing; then the first one goes on, to find out where.
+
+    Args:
+        given: what rules settled.
+        choices: what is open.
+        fixed: what names settled.
+        probe: returns how far apart the outputs are.
+        limit: most candidates that are tried.
+        is_ordered: whether the first candidate follows the order of execution, so that it needs no other support.
+
+    Raises:
+        ValueError: several candidates hold as well as each other, and nothing speaks for one.
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
-    is_permuted = any(len({_names_of(links) for links in choice}) > 1 for choice in choices)
-    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MAX_CANDIDATES + 1))
+    is_permuted = any(len({names_of(links) for links in choice}) > 1 for choice in choices)
+    some = list(itertools.islice(_candidates(given, choices, fixed, usual), limit + 1))
     first = some[0]
     if len(some) == 1:
-        return _said(first, "names")
+        return first
     names = _open_names(choices, fixed, usual)
-    if probe is None and not is_permuted:
-        return _said(first, "convention")
+    by_name = {link.first.name: link.how for link in [*fixed, *(link for choice in choices for link in choice[0])]}
+    if probe is None and (is_ordered or not is_permuted):
+        return _untried(first, by_name)
     if probe is None:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    is_whole = len(some) <= MAX_CANDIDATES and not any(len(choice) == MAX_SHOWN for choice in choices)
-    tried = some if is_whole else some[:MAX_SHOWN]
-    distances: list[float] = []
-    agreed: set[Hashable] = set()
-    for candidate in tried:  # once one agrees, only others of which something else is which matter
-        distances.append(math.inf if {_who(candidate)} == agreed else probe(candidate))
-        if distances[-1] < AGREE:
-            agreed.add(_who(candidate))
+    is_whole = len(some) <= limit and not any(len(choice) == MAX_SHOWN for choice in choices)
+    tried = some if is_whole else some[: min(limit, MAX_SHOWN)]
+    distances = _distances(tried, probe, first if is_ordered else None)
+    tried = tried[: len(distances)]
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
-    limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
-    found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
+    bound = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
+    found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < bound]
     is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
     if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in found}) > 1:
         found = []  # none stands out; the usual one goes on, to find out where they differ
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
-        raise ValueError(
-            f"the pairing of parameters is ambiguous and {what}, give rules; candidates: {_listed(some, names)}"
-        )
+        if not is_ordered:
+            raise ValueError(
+                f"the pairing of parameters is ambiguous and {what}, give rules; candidates: {_listed(some, names)}"
+            )
+        why = f"{what}; the first follows the order of execution and is judged; rules of your own settle it"
+        return _doubtful(first, by_name, why, _listed(tried, names))
     if found:
         return found[0]
-    if not is_whole and is_permuted:
-        raise TooManyError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    doubt = (
-        "no pairing makes the outputs agree; the first is gone on with, and if another one is right, they may begin to "
-        f"differ elsewhere: rules of your own settle it (rules=, --rules); tried: {_listed(some, names)}"
+    if not is_whole and is_permuted and not is_ordered:
+        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+    order = " by the order of execution" * is_ordered
+    why = (
+        f"no pairing makes the outputs agree; the first{order} is gone on with, and if another one is right, they may "
+        "begin to differ elsewhere: rules of your own settle it"
     )
-    return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
+    return _doubtful(first, by_name, why, _listed(some, names))
 
 
-def _names_of(links: Sequence[Link]) -> tuple[tuple[str, str], ...]:
-    return tuple((link.first.name, link.second.name) for link in links)
+def _distances(tried: Sequence[Pairing], probe: Probe, ordered: Pairing | None) -> list[float]:
+    """Return how far apart the outputs are under each candidate, as far as they are tried.
+
+    Once one agrees, only others of which something else is which matter; none does where it is the order of execution.
+    """
+    distances: list[float] = []
+    agreed: set[Hashable] = set()
+    for candidate in tried:
+        distances.append(math.inf if {_who(candidate)} == agreed else probe(candidate))
+        if distances[-1] < AGREE:
+            agreed.add(_who(candidate))
+            if ordered is not None and _who(candidate) == _who(ordered):
+                break
+    return distances
 
 
-def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:
-    return tuple((match.first.name, match.second.name) for match in candidate.matches)
+def names_of(links: Sequence[Link]) -> frozenset[tuple[str, str]]:
+    """Return which tensor is which in an alternative."""
+    return frozenset((link.first.name, link.second.name) for link in links)
 
 
-def _said(pairing: Pairing, how: str) -> Pairing:
+def _who(candidate: Pairing) -> frozenset[tuple[str, str]]:
+    return frozenset((match.first.name, match.second.name) for match in candidate.matches)
+
+
+def _untried(pairing: Pairing, by_name: Mapping[str, str]) -> Pairing:
     """Return a pairing whose open pairs were settled in another way than by running."""
-    matches = tuple(dataclasses.replace(match, how=how) if match.how == "probe" else match for match in pairing.matches)
+    matches = tuple(
+        dataclasses.replace(match, how=by_name.get(match.first.name, "order")) if match.how == "probe" else match
+        for match in pairing.matches
+    )
     return dataclasses.replace(pairing, matches=matches)
+
+
+def _doubtful(pairing: Pairing, by_name: Mapping[str, str], why: str, candidates: str) -> Pairing:
+    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why} (rules=, --rules); tried: {candidates}")
 
 
 def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:

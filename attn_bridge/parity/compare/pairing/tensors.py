@@ -116,7 +116,7 @@ class Match:
         first: the first side's.
         second: the second side's.
         rule: from the first side's axes to the second side's; ``convert(array, "torch")`` is that way, ``"flax"`` back.
-        how: what settled it: ``names``, ``shapes``, ``probe``, ``convention``, ``order``, ``rules`` or ``config``.
+        how: what it rests on: ``rule``, ``name``, ``order`` (of use on both sides) or ``probe``.
         text: the pattern as people read it, where the rule's does not say all.
     """
 
@@ -204,7 +204,9 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
     """Return the tensor that is a whole parameter; `framework` holds where the parameter does not say its own."""
     own = getattr(parameter, "framework", "") or framework
-    return Tensor(name, name, parameter.shape, parameter, framework=own)
+    # Haiku and Keras write the path of a module with slashes, inside a key of the tree.
+    alias = name.replace("/~/", ".").replace("/", ".") if "/" in name else ""
+    return Tensor(name, name, parameter.shape, parameter, alias=alias, framework=own)
 
 
 def lies_within(tensor: Tensor, size: int) -> bool:

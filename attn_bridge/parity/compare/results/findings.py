@@ -157,8 +157,8 @@ class Pair:
         first: its name on the first side.
         second: its name on the second side.
         pattern: einops pattern from the first side's axes to the second's.
-        how: what settled it: ``rules``, ``config``, ``names``, ``shapes``, ``probe``, or ``convention`` (kernels are
-            transposed weights; no pairing makes the outputs agree).
+        how: what it rests on: ``rule``; ``name`` (with class and shape); ``order`` (of use on both sides); ``probe``
+            (the outputs agree under it).
     """
 
     first: str

@@ -110,6 +110,11 @@ class FoldedSubject:
         """Run forward, and backward if there are cotangents."""
         return self._folded(self._subject.run(self._unfolded(weights), *call, **options))
 
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs."""
+        found: dict[str, int] = self._subject.uses(self._unfolded(weights), arguments)
+        return found
+
     def describe_outputs(
         self, weights: Mapping[str, Array], arguments: Arguments
     ) -> list[tuple[str, tuple[int, ...], str]]:

@@ -224,6 +224,7 @@ class Run:
         moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` or ``flash`` replaced.
         tables: the tables that the mode ``tables`` met; None where that is not known.
         shares: how devices share the results.
+        uses: name of a weight -> when it first met what depends on the inputs, in the mode ``uses``.
     """
 
     outputs: list[Array]
@@ -235,6 +236,7 @@ class Run:
     moved: int = 0
     tables: Tables | None = None
     shares: Shares = dataclasses.field(default_factory=Shares)
+    uses: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +326,9 @@ class Subject(Protocol):
         masks: int = 0,
     ) -> Run:
         """Run forward, and backward if there are cotangents."""
+
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs."""
 
     def describe_outputs(
         self, weights: Mapping[str, Array], arguments: Arguments

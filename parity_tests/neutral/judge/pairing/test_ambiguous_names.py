@@ -43,7 +43,7 @@ def test_runs_settle_the_orientation_of_a_bare_square_matrix(wanted):
 
 def test_a_bare_square_matrix_of_equal_name_is_not_transposed():
     (row,) = propose(*BARE, lambda one: 0.0 if one.matches[0].rule.pattern != "... -> ..." else 1.0).rows()
-    assert (row.pattern, row.how) == ("... -> ...", "names")
+    assert (row.pattern, row.how) == ("... -> ...", "name")
 
 
 def test_square_matrices_are_oriented_like_others_of_their_kind():
@@ -74,7 +74,7 @@ def test_declaration_order_pairs_parameters_where_nothing_fits(distance):
     assert "no pairing makes the outputs agree" in pairing.doubt
     assert "beta.weight = x.kernel" in pairing.doubt
     (row,) = propose(*UNLIKE, lambda one: distance).rows()
-    assert (row.pattern, row.how) == ("... -> ...", "convention")
+    assert (row.pattern, row.how) == ("... -> ...", "name")
 
 
 def test_norms_follow_their_blocks_matrices_where_nothing_fits():

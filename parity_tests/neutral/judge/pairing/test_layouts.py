@@ -161,7 +161,7 @@ def test_a_fused_gate_is_split(gate):
     )
     found = propose(ours, theirs)
     assert [match.second.name.split(".")[-2] for match in found.matches] == [*gate, *gate]
-    assert {match.how for match in found.matches} == {"names"}
+    assert {match.how for match in found.matches} == {"name"}
 
 
 def test_parts_of_several_sizes_are_concatenated():

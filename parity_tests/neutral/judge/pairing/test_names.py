@@ -71,7 +71,7 @@ def test_the_names_of_libraries_are_matched(torch, flax):
         assert match.first.name.endswith("bias") == match.second.name.endswith("bias")
         is_matrix = match.second.name.endswith("kernel")
         assert match.rule.pattern == ("a1 a0 -> a0 a1" if is_matrix else "... -> ...")
-        assert match.how == "names"
+        assert match.how == "name"
 
 
 SANDWICH = {
@@ -129,7 +129,7 @@ def test_pairing_work_grows_linearly_with_the_tensors():
             count, "model.layers.", ("attn.q", "attn.k", "attn.v", "attn.o", "fc1", "fc2"), "weight", "Linear"
         )
         theirs = blocks(count, "block_", ("query", "key", "value", "out", "Dense_0", "Dense_1"), "kernel", "Dense")
-        assert {match.how for match in propose(ours, theirs).matches} == {"names"}
+        assert {match.how for match in propose(ours, theirs).matches} == {"name"}
 
     pair(8)  # what is imported once
     assert count_calls(lambda: pair(80)) < 11 * count_calls(lambda: pair(8))

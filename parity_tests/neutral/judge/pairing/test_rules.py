@@ -68,8 +68,8 @@ def test_partial_rules_leave_other_parameters_to_names(sides, tmp_path, given):
     ours, theirs = sides
     found = propose(ours, theirs, None, partial(rules, ours, theirs))
     assert {row.torch: row.how for row in found.rows()} == {
-        **{name: "rules" for name in ours if name not in ("embed.weight", "mask")},
-        "embed.weight": "names",
+        **{name: "rule" for name in ours if name not in ("embed.weight", "mask")},
+        "embed.weight": "name",
     }
     assert found.dropped == (("first", "mask", "computed"),)
     arrays = draw(ours)
@@ -155,7 +155,7 @@ def test_rules_decide_the_pairing():
     pairing = from_rules([Rule("W", "W", "a b -> b a")], ours, theirs)
     array = draw(ours)["W"]
     assert np.array_equal(pairing.to_second({"W": array})["W"].view(np.uint32), array.T.view(np.uint32))
-    assert [row.how for row in pairing.rows()] == ["rules"]
+    assert [row.how for row in pairing.rows()] == ["rule"]
 
 
 def test_all_faults_of_the_rules_are_listed():

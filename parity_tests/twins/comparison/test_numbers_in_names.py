@@ -1,0 +1,116 @@
+"""A number in a name is an order within a class and a container: pairs that only numbers support follow execution."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+from torch import nn
+
+from attn_bridge.parity import compare
+
+WIDTH = 6
+X = np.random.default_rng(0).standard_normal((3, WIDTH)).astype(np.float32)
+
+
+def linen_side(body):
+    class Port(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return body(x)
+
+    module = Port()
+    return module, module.init(jax.random.key(0), X)
+
+
+def judge(first, second):
+    return compare(first, second, X, seeds=1)
+
+
+def layers_of(report):
+    """Return the layer on the first side -> the layer on the second, and what the pairs rest on."""
+    pairs = {one.first.rpartition(".")[0]: one.second.rpartition(".")[0] for one in report.pairing}
+    return pairs, {one.how for one in report.pairing}
+
+
+NORMS = {
+    "layer": (nn.LayerNorm, lambda: linen.LayerNorm(epsilon=1e-5), "LayerNorm"),
+    "batch": (
+        nn.BatchNorm1d,
+        lambda: linen.BatchNorm(use_running_average=True, epsilon=1e-5, momentum=0.9),
+        "BatchNorm",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("activation", [jax.nn.relu, jnp.tanh])
+def test_numbers_that_count_activations_do_not_pair_norms(kind, activation):
+    own, norm, name = NORMS[kind]
+    first = nn.Sequential(nn.Linear(WIDTH, WIDTH), own(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), own(WIDTH)).eval()
+
+    def body(x):
+        x = activation(norm()(linen.Dense(WIDTH)(x)))
+        return norm()(linen.Dense(WIDTH)(x))
+
+    report = judge(first, linen_side(body))
+    pairs, how = layers_of(report)
+    assert pairs == {"0": "Dense_0", "1": f"{name}_0", "3": "Dense_1", "4": f"{name}_1"}
+    is_right = activation is jax.nn.relu
+    assert report.verdict == ("equal" if is_right else "different")
+    assert how == {"probe" if is_right else "order"}
+    assert any("by the order of execution" in note for note in report.notes) != is_right
+
+
+def test_linen_layers_created_in_another_order_are_paired():
+    def body(x):
+        head, trunk = linen.Dense(WIDTH), linen.Dense(WIDTH)
+        return head(jnp.tanh(trunk(x)))
+
+    report = judge(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)), linen_side(body))
+    assert (report.verdict, layers_of(report)[0]) == ("equal", {"0": "Dense_1", "2": "Dense_0"})
+
+
+class Chain(nn.Module):
+    def __init__(self, name, count):
+        super().__init__()
+        self.name = name
+        setattr(self, name, nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(count)]))
+
+    def forward(self, x):
+        for layer in getattr(self, self.name):
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Port(nnx.Module):
+    def __init__(self, order, stem=False, activation=jnp.tanh):
+        self.stem = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(9)) if stem else None
+        self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in order])
+        self.order, self.activation = order, activation
+
+    def __call__(self, x):
+        x = x if self.stem is None else jnp.tanh(self.stem(x))
+        for i in self.order:
+            x = self.activation(self.layers[i](x))
+        return x
+
+
+@pytest.mark.parametrize(("activation", "verdict"), [(jnp.tanh, "equal"), (jnp.sin, "different")])
+def test_a_stack_shifted_by_one_is_paired_in_order(activation, verdict):
+    report = judge(Chain("layers", 3), Port([0, 1], stem=True, activation=activation))
+    assert report.verdict == verdict
+    assert layers_of(report)[0] == {"layers.0": "stem", "layers.1": "layers.0", "layers.2": "layers.1"}
+
+
+@pytest.mark.parametrize("name", ["layers", "blocks", "net"])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_layers_of_a_list_run_in_reverse_are_different(name, order):
+    report = judge(Chain(name, 2), Port(order))
+    assert report.verdict == ("equal" if order == [0, 1] else "different")
+    pairs, how = layers_of(report)
+    assert pairs == {f"{name}.{i}": f"layers.{i}" for i in (0, 1)}
+    assert how == {"name"}
