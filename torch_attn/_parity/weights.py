@@ -89,13 +89,19 @@ class ModuleSide:
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
-        owners = self.modules()
+        owners, frozen = self.modules(), self._frozen()
         found = {}
         for name, tensor, role in named_weights(self.module):
             path, _, _ = name.rpartition(".")
             owner = _stock_name(owners[path]) if path in owners else ""
-            found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
+            is_frozen = id(tensor) in frozen
+            found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch", is_frozen)
         return found
+
+    def _frozen(self) -> set[int]:
+        """Return the ids of the parameters without gradients; none where all are: the module was frozen as a whole."""
+        every = [one for one in self.module.parameters() if one.is_floating_point()]
+        return {id(one) for one in every if not one.requires_grad} if any(one.requires_grad for one in every) else set()
 
     def tied(self) -> dict[str, str]:
         """Return further name of a parameter -> the name that it has in `parameters`."""
@@ -121,7 +127,7 @@ class ModuleSide:
         return Part(
             type(module).__name__,
             names,
-            frozenset(name for name, _, role in own if role == "parameter"),
+            frozenset(name for name, one, role in own if role == "parameter" and id(one) not in self._frozen()),
             {name: tensor for name, tensor, _ in own},
             {name: buffer for name, buffer in module.named_buffers() if name not in names},
             functools.partial(_swapped, module),

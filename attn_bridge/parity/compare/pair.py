@@ -17,7 +17,7 @@ import numpy as np
 from .pairing import Pairing
 from .results.findings import Side, shown
 from .samples import inputs as calls
-from .samples.sampling import Effort, Outputs, Sample
+from .samples.sampling import Effort, Outputs, Sample, draw_weights
 from .sides.dropout_masks import Difference
 from .sides.dtypes import is_float, wide
 from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
@@ -55,6 +55,7 @@ class Pair:
         dtype: precision of the pair.
         outputs: place, shape and dtype of every output of the first side.
         pairing: which parameter is which.
+        kept: weights of the first side whose numbers every sample keeps: frozen ones, and those that rules drop.
         transfer: whether the second side is given the first side's weights.
         train: whether both run in train mode, with given dropout masks.
         reference: whether the first side is what the second is judged by, and may lose precision itself.
@@ -75,6 +76,7 @@ class Pair:
     dtype: str
     outputs: Outputs
     pairing: Pairing
+    kept: frozenset[str] = frozenset()
     transfer: bool = True
     train: bool = False
     reference: bool = False
@@ -113,6 +115,10 @@ class Pair:
     def subject(self, side: Side) -> Any:
         """Return the subject of one side."""
         return self.first if side == "first" else self.second
+
+    def draw(self, seed: tuple[int, ...]) -> Arrays:
+        """Draw weights of the first side."""
+        return draw_weights(self.first.parameters(), self.held["first"], seed, self.kept)
 
     def weights(self, sample: Sample, side: Side) -> Arrays:
         """Return the weights of a sample for one side."""

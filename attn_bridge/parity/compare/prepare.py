@@ -11,6 +11,7 @@ from ... import backends
 from ...module_weights import check_same_meaning, own_rules
 from ...weights import Rules, WeightsMismatchError
 from . import pairing as pairings
+from . import state
 from .outputs import apart, check_outputs, class_of, plain_outputs
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
@@ -96,6 +97,8 @@ def prepare(
         f"{name} of {pair.shown[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped
     ]
     pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
+    pair.kept = state.kept(pair.pairing, pair.first.parameters())
+    pair.notes += state.frozen_notes(pair)
     if train:
         _start_to_train(pair)
     return pair
@@ -200,16 +203,17 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
     runner = Live(pair)
 
     @functools.cache
-    def drawn() -> Arrays:
-        return draw_weights(ours, pair.held["first"], (0, 1))
+    def drawn(kept: frozenset[str]) -> Arrays:
+        return draw_weights(ours, pair.held["first"], (0, 1), kept)
 
     @functools.cache
-    def wanted() -> Run:
-        return runner.precisely("first", drawn(), pair.arguments["first"])
+    def wanted(kept: frozenset[str]) -> Run:
+        return runner.precisely("first", drawn(kept), pair.arguments["first"])
 
     def probe(candidate: Pairing) -> float:
-        weights = {**pair.held["second"], **candidate.to_second(drawn())}
-        distance = apart(wanted(), runner.precisely("second", weights, pair.arguments["second"]))
+        kept = state.kept(candidate, ours)
+        weights = {**pair.held["second"], **candidate.to_second(drawn(kept))}
+        distance = apart(wanted(kept), runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
     def orders() -> tuple[dict[str, int], dict[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...weights import Rule
+from ..compare import state
 from ..compare.outputs import check_outputs
 from ..compare.pair import Pair
 from ..compare.pairing import Match, Pairing, whole
@@ -32,6 +33,7 @@ def alone(subject: Any, inputs: Any) -> Pair:
         dtype=own or next((one.dtype.name for one in call.leaves if is_float(one)), "float32"),
         outputs=list(subject.describe_outputs(held, call)),
         pairing=Pairing(matches),
+        kept=state.kept(Pairing(matches), subject.parameters()),
         notes=notes,
     )
 

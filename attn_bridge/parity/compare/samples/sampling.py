@@ -202,11 +202,16 @@ def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
     return np.asarray(drawn if bool((finite < 0).any()) else np.abs(drawn)).astype(leaf.dtype)
 
 
-def draw_weights(parameters: Mapping[str, Parameter], held: Mapping[str, Array], seed: tuple[int, ...]) -> Arrays:
-    """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike."""
+def draw_weights(
+    parameters: Mapping[str, Parameter], held: Mapping[str, Array], seed: tuple[int, ...], kept: Collection[str] = ()
+) -> Arrays:
+    """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike.
+
+    Whole numbers, and the tensors in `kept`, stay as they are.
+    """
 
     def draw(name: str) -> Array:
-        if not is_float(held[name]):
+        if name in kept or not is_float(held[name]):
             return held[name]
         random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
         return _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
@@ -241,12 +246,12 @@ def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -
     return drawn
 
 
-def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE) -> Arrays:
-    """Return weights with every number moved at random by a small part of itself."""
+def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE, kept: Collection[str] = ()) -> Arrays:
+    """Return weights with every number moved at random by a small part of itself, but for the tensors in `kept`."""
     found = {}
     for name, array in arrays.items():
         random = np.random.default_rng([*seed, zlib.crc32(name.encode()), 1])
-        found[name] = _moved(array, random, by)
+        found[name] = array if name in kept else _moved(array, random, by)
     return found
 
 

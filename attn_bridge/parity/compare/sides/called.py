@@ -62,9 +62,8 @@ def _used_by(value: Any) -> Iterator[Any]:
         return
     code = getattr(value, "__code__", None)
     if code is None:
-        method = getattr(type(value), "__call__", None)
-        if not isinstance(value, (type, types.ModuleType)) and hasattr(method, "__code__"):
-            yield method
+        if callable(value) and not isinstance(value, (type, types.ModuleType)):
+            yield from (one for one in [type(value).__call__] if hasattr(one, "__code__"))
         return
     for cell in value.__closure__ or ():
         try:

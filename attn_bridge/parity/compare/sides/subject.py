@@ -191,7 +191,7 @@ class Parameter:
     """A weight of a module: shape, dtype, the class and path of the module that owns it, and what it is.
 
     `role` is ``parameter`` (trainable), or ``statistic`` (a running mean or variance); `framework` is ``torch`` or
-    ``flax``.
+    ``flax``; `frozen` parameters are not trained: they have no gradient, and every sample keeps their numbers.
     """
 
     shape: tuple[int, ...]
@@ -200,6 +200,7 @@ class Parameter:
     path: str
     role: str = "parameter"
     framework: str = ""
+    frozen: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

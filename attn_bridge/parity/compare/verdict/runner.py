@@ -83,14 +83,14 @@ class Live:
         pair, (kind, group, copy, seed) = self.pair, planned
         weights = pair.held["first"]
         if kind.startswith("own"):
-            weights = sampling.draw_weights(pair.first.parameters(), weights, (abs(seed), group))
+            weights = pair.draw((abs(seed), group))
         given = arguments = pair.arguments["first"]
         if seed >= 0:
             arguments = sampling.draw_inputs(
                 given, (seed, group), stress="stress" in kind, fixed=pair.fixed, vary=pair.vary
             )
         if copy:
-            weights = sampling.moved(weights, (abs(seed), group, copy))
+            weights = sampling.moved(weights, (abs(seed), group, copy), kept=pair.kept)
             arguments = sampling.moved_inputs(arguments, (abs(seed), group, copy), fixed=pair.fixed)
         # What the second side does not hold, too, stays as given: it could not follow.
         shared = set(map(calls.place_index, pair.same_inputs))
@@ -196,7 +196,7 @@ class Live:
         pair = self.pair
         large = pair.effort.large
         held = pair.held["first"]
-        drawn = held if large else sampling.draw_weights(pair.first.parameters(), held, (0, 2))
+        drawn = held if large else pair.draw((0, 2))
         weights = drawn if side == "first" else {**pair.held["second"], **pair.pairing.to_second(drawn)}
         random = np.random.default_rng(5)
         for match in matches:
