@@ -43,14 +43,14 @@ from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
 from .running.execution import UNTRACEABLE, op_by_op, read, trace, walk
 from .running.promotion import promoted
-from .running.ways import Moved, counted, directly, is_double, is_probe, moving_tables, precise
+from .running.ways import Moved, counted, directly, is_double, is_probe, moving_literals, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
 from .sides.shards import shares_of
 
-MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash")
+MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash", "literals")
 """Ways to run; `JaxSubject.run` says what each is."""
 
 MAX_TEXT = 300
@@ -215,7 +215,7 @@ class JaxSubject:
             ModuleFailedError: the side raised, or returned no array.
             CannotPromoteError: it can't be run in float64.
         """
-        dtype = "float64" if mode in ("tables", "flash") else dtype
+        dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         part = self._part(path)
         weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
@@ -397,6 +397,8 @@ class JaxSubject:
                 return directly(function, promote=True)
             if mode == "tables":
                 return moving_tables(closed, tree, tables)
+            if mode == "literals":
+                return moving_literals(closed, tree)
             return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
         if mode == "jit":
             compiled = jax.jit(function)

@@ -197,7 +197,7 @@ class TorchSubject:
             ModuleFailedError: the code raised, or returned no array.
             CannotPromoteError: it can't be run in float64.
         """
-        dtype = "float64" if mode in ("tables", "flash") else dtype
+        dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         with ONE_AT_A_TIME:
             one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:

@@ -13,7 +13,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from .results.allowances import accept, checked
 from .results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from .results.report import Report
 from .samples.limits import MAX_SEEDS
+from .samples.sampling import Sample
 from .sides.dtypes import DTYPES
 from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings
@@ -40,6 +41,7 @@ from .verdict.devices.contributions import lost
 from .verdict.devices.exchanges import exchanged
 from .verdict.devices.shards import copies_compared, on_shards
 from .verdict.devices.softmaxes import mixed
+from .verdict.notes import on_literals
 from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
@@ -173,6 +175,7 @@ def judge(
     """Return the report on a live pair, with the verdict on all but the accepted differences."""
     pair = runner.pair
     found = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
+    found.report.notes.extend(_on_unseen(pair, found, localise))
     wanted = found.report.verdict in ("different", "precision") if localise is None else localise
     if not wanted or found.furthest is None:
         return accept(found.report, accepted)
@@ -194,6 +197,13 @@ def judge(
     if accepted and report.verdict == "different" and not pair.train:
         left = remainder(pair, found.furthest, accepted.keys(), found.tables)
     return accept(report, accepted, left)
+
+
+def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:
+    """Yield the note on a difference that no float32 run shows, with its place."""
+    if found.unseen is not None:
+        divergence = None if localise is False else find(pair, found.unseen, allowed=None).divergence
+        yield on_literals(found.literals, "" if divergence is None else divergence.path)
 
 
 def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
@@ -219,6 +229,8 @@ class Judged:
     furthest: Any = None
     tables: float = 0.0
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    literals: float = 0.0
+    unseen: Sample | None = None
 
 
 def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
@@ -241,7 +253,9 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
     report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
-    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh)
+    literals = max(one.literals for one in found)
+    unseen = next((one.unseen for one in found if one.unseen is not None), None)
+    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh, literals, unseen)
 
 
 def _report(

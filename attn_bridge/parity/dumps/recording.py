@@ -31,7 +31,7 @@ from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
 from ..compare.verdict.limits import ZERO
 from ..compare.verdict.measures import scale_of
-from ..compare.verdict.probes import KINDS, Kind
+from ..compare.verdict.probes import EXACT, KINDS, Kind
 from ..compare.verdict.runner import Live
 from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
@@ -293,7 +293,7 @@ class Recorder:
     def _is_asked(self, kind: Kind) -> bool:
         if kind == FLASH and not self.fuses:
             return False
-        return kind not in (FLASH, "tables") or self.side not in self.pair.lacks
+        return kind not in (FLASH, *EXACT) or self.side not in self.pair.lacks
 
     def _record_calls(self, planned: Planned, sample: Sample, gradients: list[Array]) -> None:
         """Write the activations of all submodules on the first given and the first drawn sample."""

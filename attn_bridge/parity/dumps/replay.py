@@ -172,6 +172,11 @@ class Replay:
         del sample
         return self.dumps[side].manifest.tables.get(dtype)
 
+    def same_literals(self, sample: Sample, dtype: str) -> bool:
+        """Return False: dumps hold no literals."""
+        del sample, dtype
+        return False
+
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
         """Look up what each side does to itself."""
         del modes

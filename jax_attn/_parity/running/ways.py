@@ -13,6 +13,7 @@ import numpy as np
 
 from attn_bridge.parity.compare.sides.tables import Tables
 
+from ..probes.literals import evaluate_literals
 from ..probes.tables import evaluate_tables
 from ..sides.adapter import is_jax_float
 from .execution import read
@@ -21,7 +22,7 @@ from .promotion import promoted
 
 def is_probe(mode: str) -> bool:
     """Tell whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
-    return mode in ("jitter", "logsumexp", "tables", "flash")
+    return mode in ("jitter", "logsumexp", "tables", "flash", "literals")
 
 
 def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:
@@ -59,6 +60,16 @@ def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[.
             jax.tree.map(lambda _: "free", masks),
         )
         outputs, count, found = evaluate_tables(closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed)
+        return Moved(jax.tree.unflatten(tree, outputs), count, found)
+
+    return run
+
+
+def moving_literals(closed: Any, tree: Any) -> Callable[..., Moved]:
+    """Return what runs a float64 program with literals of float32 accuracy moved, and close branches exchanged."""
+
+    def run(operands: Any, seed: int) -> Moved:
+        outputs, count, found = evaluate_literals(closed, jax.tree.leaves(read(operands)), seed)
         return Moved(jax.tree.unflatten(tree, outputs), count, found)
 
     return run

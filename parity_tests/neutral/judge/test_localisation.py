@@ -233,9 +233,9 @@ class Tables:
     def run(self, side, path, arguments, cotangents=None):
         return Run([arguments.leaves[0] + 1.0], ["0"], [cotangents[0]])
 
-    def run_moved(self, side, path, arguments, cotangents, seed):
-        moved = side == "first" and self.has_table
-        return Run([arguments.leaves[0] + 1.0 + 1e-7 * seed * moved], ["0"], [cotangents[0]], moved=int(moved))
+    def run_moved(self, side, path, arguments, cotangents, seed, kind="tables"):
+        moved = side == "first" and self.has_table and kind == "tables"
+        return Run([arguments.leaves[0] + 1.0 + 1e-7 * max(seed, 0) * moved], ["0"], [cotangents[0]], moved=int(moved))
 
 
 @pytest.mark.parametrize(("has_table", "forward"), [(True, 4e-7 / 2), (False, 0.0)])

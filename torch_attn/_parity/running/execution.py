@@ -32,6 +32,7 @@ from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of
 from .lent import Lent, Loan, returned
+from .literals import Literals
 from .probes import Tables
 from .promotion import promoted
 from .replicas import cut_of, read
@@ -112,7 +113,7 @@ class Execution:
                 source.draws,
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
-                probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
+                probe.met if isinstance(probe, (Tables, Literals)) and self.seed == STILL else None,
                 self._shares(outputs, tensors, apart),
                 {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
             )
@@ -196,6 +197,9 @@ class Execution:
             tables = Tables(self.seed, known)
             with tables.following():
                 yield tables
+        elif self.mode == "literals":
+            with Literals(self.seed) as literals:
+                yield literals
         elif self.mode == "logsumexp":
             with LogSumExp(tensors) as formula:
                 yield formula

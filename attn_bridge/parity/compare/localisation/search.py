@@ -18,6 +18,7 @@ from ..results.findings import Divergence, ModuleNode, Side
 from ..samples.sampling import Sample
 from ..sides.subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules
+from ..verdict.limits import TABLE_LIMIT
 from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
 from .evidence import evidence_between, evidence_of
 from .forcing import Feed, Trial, compare_freely, force, run_both
@@ -53,19 +54,23 @@ class Found:
     evidence: Evidence | None = None
 
 
-def find(pair: Pair, sample: Sample, aim: Aim, allowed: float = 0.0) -> Found:
+def find(pair: Pair, sample: Sample, aim: Aim = "meaning", allowed: float | None = 0.0) -> Found:
     """Return the module tree of a pair, the first divergence, and what the sides hold there.
 
     Args:
         pair: the two sides, paired.
         sample: numbers on which they differ.
         aim: ``meaning`` looks in float64, ``precision`` for the submodule that loses more than its share.
-        allowed: relative difference that tables in float32 explain.
+        allowed: relative difference that tables in float32 explain; None excuses neither tables nor literals.
     """
-    return find_on(sides_of(pair, sample), aim, allowed)
+    sides = sides_of(pair, sample)
+    result = find_on(sides, aim, allowed)
+    if result.divergence is None and allowed is not None:  # each part alone is excused, and the whole is not
+        result = find_on(sides, aim, None)
+    return result
 
 
-def find_on(sides: Sides, aim: Aim, allowed: float = 0.0) -> Found:
+def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0) -> Found:
     """Do so for two subjects that can run."""
     runner = Live(sides)
     calls, problems = calls_of(sides, runner)
@@ -81,7 +86,7 @@ def find_in_calls(
     calls: Mapping[Side, Sequence[Call]],
     runner: Runner | None = None,
     aim: Aim = "meaning",
-    allowed: float = 0.0,
+    allowed: float | None = 0.0,
 ) -> Found:
     """Do so for recorded calls; without a runner the recorded numbers alone are looked at.
 
@@ -98,7 +103,7 @@ def find_in_calls(
 
 class _Search:
     def __init__(
-        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, aim: Aim, allowed: float
+        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, aim: Aim, allowed: float | None
     ):
         self.sides, self.calls, self.runner, self.aim, self.allowed = sides, calls, runner, aim, allowed
         self.least = LIMIT
@@ -215,7 +220,7 @@ class _Search:
 
     def _limit(self, whole: float | None) -> float:
         cause = CAUSE * whole if whole is not None and whole < float("inf") else 0.0
-        return max(self.least, cause, self.allowed if self.runner is None else 0.0)
+        return max(self.least, cause, (self.allowed or 0.0) if self.runner is None else 0.0)
 
     def _guilty(self, node: Node, direction: Direction) -> bool:
         """Tell whether a pair differs by more than rounding."""
@@ -224,7 +229,9 @@ class _Search:
             return False
         if self.aim == "precision":
             return error > 1.0
-        if error <= self.limits[direction] or error <= self._limit_of(node, direction):
+        if error <= self.limits[direction]:
+            return False
+        if error <= TABLE_LIMIT and error <= self._limit_of(node, direction):  # more than that is never excused
             return False
         is_sure = node is self.root or self.runner is None or error > SURE
         return is_sure or error > self._rounding(node)
@@ -249,7 +256,7 @@ class _Search:
         """Return the differences that tables in float32 inside a pair may cause by themselves."""
         if node.tables is None:
             node.tables = {"forward": 0.0, "backward": 0.0}
-            if self.allowed and self.runner is not None and node.calls:
+            if self.allowed is not None and self.runner is not None and node.calls:
                 try:
                     calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
                     node.tables = explained(self.runner, self.sides, node.paths, calls)

@@ -75,9 +75,15 @@ class Runner(Protocol):
         """Run one submodule in float64, or in the working precision."""
 
     def run_moved(
-        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], seed: int
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None],
+        seed: int,
+        kind: str = "tables",
     ) -> Run:
-        """Run one submodule in float64 with every table in it moved at random by up to a unit of float32."""
+        """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
 
     def record(
         self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
@@ -117,12 +123,18 @@ class Live:
         return self._weights[side]
 
     def run_moved(
-        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], seed: int
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None],
+        seed: int,
+        kind: str = "tables",
     ) -> Run:
-        """Run one submodule in float64 with every table in it moved at random by up to a unit of float32."""
+        """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
         tables = () if path else self._sides.tables.get(side, ())
         found: Run = self._sides.subjects[side].run(
-            self._weights[side], arguments, cotangents, mode="tables", seed=seed, path=path, tables=tables
+            self._weights[side], arguments, cotangents, mode=kind, seed=seed, path=path, tables=tables
         )
         return found
 

@@ -10,6 +10,7 @@ from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call
+from ..sides.tables import STILL
 from ..verdict.criterion import precision_used
 from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
 from ..verdict.measures import Measure, measure, scale_of
@@ -45,29 +46,38 @@ def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
 
 
 def explained(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
-    """Return the relative differences, forward and backward, that tables in float32 inside a pair may cause.
+    """Return the relative differences, forward and backward, that tables and literals of a pair may cause.
 
-    Tables are what depends on neither weights nor floating-point inputs; a pair without any has to agree exactly.
+    Tables are what depends on neither weights nor floating-point inputs; literals are those of float32 accuracy. Where
+    both sides have the same of them, or none, the pair has to agree exactly.
     """
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
     arguments, cotangents = fed(calls, groups, "first"), fed_cotangents(calls, outputs, "first")
-    found = {"forward": 0.0, "backward": 0.0}
-    for side in SIDES:
-        call = side, paths[side], arguments[side], cotangents[side]
-        plain, largest = runner.run(*call), dict.fromkeys(found, 0.0)
-        for seed in range(TABLE_SEEDS):
-            moved = runner.run_moved(*call, seed)
-            if not moved.moved:
-                break
-            largest["forward"] = max(largest["forward"], _error(moved.outputs, plain.outputs))
-            names = sorted(moved.parameter_gradients.keys() & plain.parameter_gradients.keys())
-            both = (
-                [*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (moved, plain)
-            )
-            largest["backward"] = max(largest["backward"], _error(*both))
-        found = {key: found[key] + TABLE_FACTOR * largest[key] for key in found}
-    return found
+    allowed = {"forward": 0.0, "backward": 0.0}
+    for kind, factor in (("tables", TABLE_FACTOR), ("literals", 1.0)):
+        still = {
+            side: runner.run_moved(side, paths[side], arguments[side], cotangents[side], STILL, kind) for side in SIDES
+        }
+        first, second = (still[side].tables for side in SIDES)
+        has_same = first is not None and second is not None and first.count > 0 and first.equals(second)
+        for side in SIDES:
+            if has_same or (kind == "literals" and not still[side].moved):
+                continue
+            largest = dict.fromkeys(allowed, 0.0)
+            for seed in range(TABLE_SEEDS):
+                run = runner.run_moved(side, paths[side], arguments[side], cotangents[side], seed, kind)
+                if not run.moved:
+                    break
+                largest["forward"] = max(largest["forward"], _error(run.outputs, still[side].outputs))
+                names = sorted(run.parameter_gradients.keys() & still[side].parameter_gradients.keys())
+                both = (
+                    [*one.input_gradients, *(one.parameter_gradients[name] for name in names)]
+                    for one in (run, still[side])
+                )
+                largest["backward"] = max(largest["backward"], _error(*both))
+            allowed = {key: allowed[key] + factor * largest[key] for key in allowed}
+    return allowed
 
 
 def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:

@@ -15,8 +15,8 @@ from ..sides.dtypes import is_float
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, allowed_meaning, decide, precision_used
-from .limits import FLASH_LIMIT, sum_floor
-from .measures import Key, Measure, measure, scale_of, with_error, with_flash_loss, with_table_error
+from .limits import FLASH_LIMIT, LITERAL_LIMIT, TABLE_LIMIT, sum_floor
+from .measures import Key, Measure, measure, scale_of, with_error, with_flash_loss, with_literal_error, with_table_error
 from .noise import Noise
 from .probes import moved_by
 from .probing import Probing
@@ -25,9 +25,6 @@ from .runner import Runner
 
 PICTURE_SIZE = 1 << 18
 """Most elements of a tensor that are kept for pictures."""
-
-TABLE_LIMIT = 1e-3
-"""Relative difference beyond which nobody asks whether tables in float32 explain it."""
 
 HOPELESS = 30.0
 """Share of precision on one sample, other roundings counted, beyond which no further sample is asked."""
@@ -63,6 +60,8 @@ class Findings:
         compared: names of the tensors that were compared.
         apart: side and name of a result -> how the copies of it that devices hold differ.
         mesh: how many devices each axis has that cuts a result.
+        literals: largest difference, as a part of the largest value, that no float32 run can show and that was allowed.
+        unseen: the sample that showed it.
     """
 
     verdicts: list[TensorVerdict]
@@ -79,6 +78,8 @@ class Findings:
     compared: frozenset[str]
     apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
+    literals: float = 0.0
+    unseen: Sample | None = None
 
 
 class Bench:
@@ -101,6 +102,8 @@ class Bench:
         self.drawn: set[int] = set()
         self.tables = 0.0
         self.flash = 0.0
+        self.literals = 0.0
+        self.unseen: Sample | None = None
         self.reached = Reached()
         self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
@@ -131,6 +134,8 @@ class Bench:
             frozenset(self.about),
             self.apart,
             self.mesh,
+            self.literals,
+            self.unseen,
         )
 
     @property
@@ -165,6 +170,7 @@ class Bench:
         self._note_copies(taken)
         self.planned.append(planned)
         self._allow_tables(taken)
+        self._allow_literals(taken)
         self._allow_flash(taken)
         self._remember(sample)
         self.count += 1
@@ -283,6 +289,23 @@ class Bench:
         last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
         excess = {key: (one.meaning or 0.0) - allowed_meaning(one, self.dtype) for key, one in last.items()}
         return {key: beyond for key, beyond in excess.items() if beyond > 0.0}
+
+    # ---- literals and branches that float32 can't tell from others
+
+    def _allow_literals(self, taken: Taken) -> None:
+        """Measure what literals of float32 accuracy and branches closer than float32 tells apart explain."""
+        doubted = self._beyond()
+        worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
+        is_seen = self.dtype == "float64" or worst > LITERAL_LIMIT
+        if not doubted or is_seen or len(taken.exact) < len(SIDES) or self.pair.effort.large:
+            return
+        moves = self._probing.literal_moves(taken.sample)
+        for key in [key for key in doubted if key[0] in moves]:
+            allowed = with_literal_error(self.measures[key][-1], moves[key[0]])
+            if (allowed.meaning or 0.0) <= allowed_meaning(allowed, self.dtype):
+                self.measures[key][-1] = allowed
+                self.literals = max(self.literals, allowed.meaning or 0.0)
+                self.unseen = taken.sample
 
     # ---- fused attention
 

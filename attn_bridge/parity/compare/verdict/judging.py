@@ -82,6 +82,7 @@ def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first
     bench.count += fresh.count
     bench.drawn |= fresh.drawn
     bench.tables, bench.flash = max(bench.tables, fresh.tables), max(bench.flash, fresh.flash)
+    bench.literals, bench.unseen = max(bench.literals, fresh.literals), bench.unseen or fresh.unseen
     bench.notes += fresh.notes
     bench.reached.join(fresh.reached)
     second = {one.name: one for one in fresh.verdicts()}

@@ -36,6 +36,13 @@ FLASH_LIMIT = 1e-9
 """Part of the largest of its kind beyond which fused attention explains nothing in float64: right pairs whose weights
 are ten times the usual, and inputs thirty times, lose up to 1.2e-10."""
 
+TABLE_LIMIT = 1e-3
+"""Relative difference beyond which tables in float32 are not asked for an explanation."""
+
+LITERAL_LIMIT = 2.0**-23
+"""Part of the largest of its kind beyond which literals and branches of float32 accuracy explain nothing: each side
+may be off by the unit roundoff of float32, 2**-24, and more than both together is a difference that float32 shows."""
+
 ZERO = 1e-13
 """A gradient below this part of the largest of its kind is zero in exact arithmetic."""
 

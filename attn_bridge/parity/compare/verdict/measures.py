@@ -158,6 +158,11 @@ def with_table_error(one: Measure, moved: float) -> Measure:
     return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
 
 
+def with_literal_error(one: Measure, moved: float) -> Measure:
+    """Return the measure also allowed what literals and branches explain that float32 can't show."""
+    return dataclasses.replace(one, given=one.given + _part(moved, one.meaning_scale))
+
+
 def with_flash_loss(one: Measure, lost: float) -> Measure:
     """Return the measure also allowed what the formula of fused attention costs its float64 result."""
     allowed = min(FLASH_FACTOR * _part(lost, one.meaning_scale), FLASH_LIMIT)

@@ -72,6 +72,15 @@ def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterato
         )
 
 
+def on_literals(size: float, path: str = "") -> str:
+    """Name the size and the place of a difference that literals and branches of float32 accuracy explain."""
+    return (
+        f"{f'in {path}: ' if path else ''}float64 results differ by {size:.1g} of the largest value, which no float32 "
+        "run of either side shows: a literal with the digits of float32, or the branch of a formula that float32 can't "
+        "tell from the other; it is allowed"
+    )
+
+
 def on_flash(allowed: float) -> str:
     """Tell what was allowed to gradients in float64 because fused attention ran."""
     return (

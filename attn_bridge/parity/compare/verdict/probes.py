@@ -7,6 +7,8 @@
   runs, so that what a kernel does wrong is no part of it.
 - ``tables``: in float64, constants and all that is computed from them alone (rotary tables, positions) are moved by up
   to one unit of float32.
+- ``literals``: in float64, literals of float32 accuracy are moved by a unit of their last digit, and branches that
+  float32 can't tell apart are exchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from ..sides.subject import Array, Run
 from ..sides.tables import STILL
 from .measures import CHUNK, chunk
 
-Kind = Literal["jitter", "logsumexp", "flash", "tables"]
+Kind = Literal["jitter", "logsumexp", "flash", "tables", "literals"]
 
-KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "flash", "tables")
+KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "flash", "tables", "literals")
+
+EXACT: tuple[Kind, ...] = ("tables", "literals")
+"""Probes that run in float64."""
 
 FLASH_SEEDS = 2
 """How many times the roundings of fused attention are drawn in float64."""
@@ -80,11 +85,11 @@ def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, see
     if kind == "flash":
         return _lost_by_flash(runner, side, sample, dtype)
     pair = runner.pair
-    run = runner.exact if kind == "tables" else runner.run
+    run = runner.exact if kind in EXACT else runner.run
     moved = run(side, sample, dtype, kind, seed)
     if kind != "jitter" and not moved.moved:
         return {}
-    plain = pair.named(side, runner.plain(side, sample, dtype, exact=kind == "tables"))
+    plain = pair.named(side, runner.plain(side, sample, dtype, exact=kind in EXACT))
     other = pair.named(side, moved)
     return {
         name: moved_by(array, other[name][1])

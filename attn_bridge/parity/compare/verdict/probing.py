@@ -13,7 +13,7 @@ from .probes import Probe
 from .runner import Runner
 
 TABLE_SEEDS = 2
-"""How many times tables are moved."""
+"""How many times tables are moved, and literals."""
 
 
 class Probing:
@@ -24,6 +24,8 @@ class Probing:
         self.pair: Pair = runner.pair
         self._has_tables: dict[Side, bool] = {}
         self._has_same_tables: bool | None = None
+        self._has_literals: dict[Side, bool] = {}
+        self._has_same_literals: bool | None = None
         self._has_softmax: dict[Side, bool] = {}
         self._has_flash: dict[Side, bool] = {}
 
@@ -53,6 +55,27 @@ class Probing:
         found = self.runner.probe("tables", side, sample, self.dtype, seed)
         self._has_tables[side] = bool(found)
         return found
+
+    def literal_moves(self, sample: Sample) -> dict[str, float]:
+        """Return how far the float64 results of both sides together move by what float32 can't show.
+
+        Literals that are the same on both sides explain nothing.
+        """
+        moves: dict[str, float] = {}
+        if self._has_same_literals is None:
+            self._has_same_literals = self.runner.same_literals(sample, self.dtype)
+        for side in SIDES if not self._has_same_literals else ():
+            largest: dict[str, float] = {}
+            for seed in range(TABLE_SEEDS):
+                if side in self.pair.lacks or not self._has_literals.get(side, True):
+                    continue
+                probe = self.runner.probe("literals", side, sample, self.dtype, seed)
+                self._has_literals[side] = bool(probe)
+                for name, distance in probe.items():
+                    largest[name] = max(largest.get(name, 0.0), distance.largest)
+            for name, size in largest.items():
+                moves[name] = moves.get(name, 0.0) + size
+        return moves
 
     def unfused(self, sample: Sample) -> dict[Side, Run]:
         """Return the float64 results of the sides that run fused attention, by softmax itself in place of it."""

@@ -54,6 +54,9 @@ class Runner(Protocol):
     def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
         """Return the tables of one side; None where that can't be told."""
 
+    def same_literals(self, sample: Sample, dtype: str) -> bool:
+        """Tell whether both sides have the same literals of float32 accuracy; False where that can't be told."""
+
     def unstable(self) -> str:
         """Say which side gives other results for the same input, or nothing."""
 
@@ -158,6 +161,13 @@ class Live:
         """Run one side in float64 once more and look at its tables."""
         found: Run = self.exact(side, sample, dtype, "tables", STILL)
         return found.tables
+
+    def same_literals(self, sample: Sample, dtype: str) -> bool:
+        """Run both sides in float64 once more and compare their literals; branches that are close count as others."""
+        runs = [self.exact(side, sample, dtype, "literals", STILL) for side in SIDES]
+        first, second = (run.tables for run in runs)
+        are_same = first is not None and second is not None and first.equals(second)
+        return are_same and (first is None or first.count > 0)
 
     def unstable(self, sides: Sequence[Side] = SIDES) -> str:
         """Say which side gives other results for the same input, or nothing."""
