@@ -146,6 +146,11 @@ class JaxSubject:
         """Names of the positional arguments of a call."""
         return [name for name, kind in self._adapter.signature().items() if kind]
 
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64; JAX's can where ``jax_enable_x64`` is set."""
+        return bool(jax.config.jax_enable_x64)
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
         return self._adapter.parameters()
@@ -237,7 +242,7 @@ class JaxSubject:
             _static(arguments),
         )
         operands = (weights, leaves, given)
-        with self._reported(dtype, arguments):
+        with self._reported(dtype, arguments), _kept_wide(weights, leaves):
             draws, foreign = self._ask(key, plan, function, operands, dtype) if self.train else ([], False)
             source = Masks(masks)
             drawn = [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
@@ -287,7 +292,7 @@ class JaxSubject:
             structure[:], outputs = outputs_of(result, self.name)
             return outputs
 
-        with self._reported(None, arguments):
+        with self._reported(None, arguments), _kept_wide(weights, arguments.leaves):
             try:
                 shapes = jax.eval_shape(_run, dict(weights), arguments.leaves)
             except UNTRACEABLE:
@@ -450,6 +455,12 @@ class JaxSubject:
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
+
+
+def _kept_wide(weights: Mapping[str, Any], leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which JAX does not cut float64 operands down to float32."""
+    wide: contextlib.AbstractContextManager[None] = jax.enable_x64(True)
+    return wide if is_double((weights, leaves)) else contextlib.nullcontext()
 
 
 def _weight(array: np.ndarray[Any, Any], dtype: str | None) -> Any:

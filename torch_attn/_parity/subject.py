@@ -97,6 +97,11 @@ class TorchSubject:
         """Names of the positional arguments of a call."""
         return [name for name, positional in self.side.signature().items() if positional]
 
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64; torch's always can."""
+        return True
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
         with ONE_AT_A_TIME:

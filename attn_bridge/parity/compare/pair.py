@@ -242,6 +242,27 @@ def weights_held(subject: Any, label: str) -> Arrays:
     return held
 
 
+def widened(held: Arrays, subject: Any, other: str | None) -> Arrays:
+    """Return the weights that a subject holds, in float64 where JAX made them float32 and the other side's are float64.
+
+    Only a side whose framework can't hold float64 as it is set up is widened: any other float32 module is one by
+    choice, and what it loses next to a float64 one is its own. Returned unchanged, it is the same object.
+
+    Args:
+        held: its weights by name.
+        subject: the side.
+        other: dtype of the other side's weights.
+    """
+    if other != "float64" or calls.common_dtype(held) != "float32" or subject.holds_float64:
+        return held
+    return {name: wide(array) for name, array in held.items()}
+
+
+def narrowed(label: str) -> str:
+    """Return the note on a side that `widened` changed."""
+    return f"the {label} side holds float32, as jax_enable_x64 is off; both sides are judged in float64"
+
+
 def input_notes(pair: Pair) -> Iterator[str]:
     """Say which floating-point inputs are taken as given in every sample, and which hold NaN.
 

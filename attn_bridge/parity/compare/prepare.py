@@ -13,7 +13,7 @@ from ...weights import Rules, WeightsMismatchError
 from . import pairing as pairings
 from . import state
 from .outputs import apart, check_outputs, class_of, plain_outputs
-from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
+from .pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
 from .pairing import Pairing
 from .results.findings import Side, shown
 from .samples import inputs as calls
@@ -62,7 +62,7 @@ def prepare(
     ]
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
-    held = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
+    held, notes = _held((ours, theirs), labels)
     dtypes = {side: calls.common_dtype(held[side]) for side in SIDES}
     dtype = dtypes["first"] or dtypes["second"]
     given = calls.as_arguments(inputs)
@@ -87,6 +87,7 @@ def prepare(
         transfer=transfer,
         reference=reference,
         progress=progress,
+        notes=notes,
     )
     pair.outputs = _common_structure(pair)
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
@@ -121,6 +122,14 @@ def subject_of(value: Any, device: str | None = None, what: str = "module") -> S
         raise TypeError(_refusal(value, what))
     subject: Subject = backends.load_subjects(framework).subject_of(value, device)
     return subject
+
+
+def _held(subjects: tuple[Subject, Subject], labels: Mapping[Side, str]) -> tuple[dict[Side, Arrays], list[str]]:
+    """Return the weights that both sides hold, and a note where JAX made float64 ones float32."""
+    held = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
+    others = [calls.common_dtype(held[side]) for side in reversed(SIDES)]
+    wide = {side: widened(held[side], one, other) for side, one, other in zip(SIDES, subjects, others, strict=True)}
+    return wide, [narrowed(shown(labels[side])) for side in SIDES if wide[side] is not held[side]]
 
 
 def _refusal(value: Any, what: str) -> str:
@@ -175,7 +184,7 @@ def _folded(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
                 continue
             folded = FoldedSubject(subject, added)
             setattr(pair, side, folded)
-            pair.held[side] = weights_held(folded, pair.shown[side])
+            pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(held))
             with contextlib.suppress(WeightsMismatchError):
                 found = _paired(pair, sides, rules)
                 names = ", ".join(f"{one.folded} to {one.kept}" for one in added)

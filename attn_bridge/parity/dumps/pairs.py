@@ -7,8 +7,9 @@ from typing import Any
 from ...weights import Rule
 from ..compare import state
 from ..compare.outputs import check_outputs
-from ..compare.pair import Pair
+from ..compare.pair import Pair, narrowed, widened
 from ..compare.pairing import Match, Pairing, whole
+from ..compare.results.findings import shown
 from ..compare.samples import inputs as calls
 from ..compare.sides.dtypes import is_float
 from ..compare.sides.subject import Arguments, Arrays, ModuleFailedError, is_array
@@ -41,7 +42,10 @@ def alone(subject: Any, inputs: Any) -> Pair:
 def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
     """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
     notes: list[str] = []
-    held: Arrays = subject.weights()
+    own: Arrays = subject.weights()
+    held = widened(own, subject, like.manifest.dtype)
+    if held is not own:
+        notes.append(narrowed(shown(subject.framework)))
     given = _without_weights(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
     call = calls.in_dtype(given, calls.common_dtype(held) or like.manifest.dtype)
     outputs = list(subject.describe_outputs(held, call))

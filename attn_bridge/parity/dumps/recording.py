@@ -25,7 +25,7 @@ from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample
 from ..compare.sides.dtypes import wide
-from ..compare.sides.subject import Array, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..compare.sides.tables import STILL, Tables
 from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
@@ -368,7 +368,7 @@ class Recorder:
             keywords=list(arrays),
             constants={name: one for name, one in call.kwargs.items() if name not in arrays},
             outputs=pair.outputs,
-            parameters=subject.parameters(),
+            parameters=_as_held(subject.parameters(), pair.held[self.side]),
             modules=subject.modules(),
             settings=_numbers(subject.settings()),
             unreached=subject.unreached(call),
@@ -400,6 +400,11 @@ class _Found:
     tables: dict[str, Tables] = dataclasses.field(default_factory=dict)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
+
+
+def _as_held(parameters: Mapping[str, Parameter], held: Arrays) -> dict[str, Parameter]:
+    """Return the parameters in the dtypes of the weights that are written, which may be wider than the module's."""
+    return {name: dataclasses.replace(one, dtype=held[name].dtype.name) for name, one in parameters.items()}
 
 
 def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:

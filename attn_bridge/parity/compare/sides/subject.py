@@ -293,6 +293,10 @@ class Subject(Protocol):
     def argument_names(self) -> list[str]:
         """Names of the positional arguments of a call."""
 
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64: JAX makes it float32 unless ``jax_enable_x64`` is set."""
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
 
