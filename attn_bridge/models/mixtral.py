@@ -19,7 +19,18 @@ from .reading.decoders import (
 )
 from .reading.model_config import ModelConfig
 from .rows.attention import SPLIT
-from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
+from .rows.decoder import (
+    APART,
+    FINAL_NORM,
+    FUSED,
+    LAYER,
+    OURS,
+    TOGETHER,
+    attention,
+    decoder,
+    fused_experts,
+    norms,
+)
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
@@ -68,21 +79,32 @@ FAMILIES = (
 )
 
 
+def _experts() -> list[Row]:
+    """Return rows of experts and router: as files have them, or as `transformers` 5 has them in memory."""
+    apart, fused = "block_sparse_moe", "mlp"
+    expert = f"{OURS}ff.experts.{{j}}."
+    router = (f"{OURS}ff.router.weight",)
+    return [
+        *(
+            Row(f"{LAYER}{apart}.experts.{{j}}.{theirs}.weight", (f"{expert}{ours}.weight",), branch=APART)
+            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
+        ),
+        Row(f"{LAYER}{apart}.gate.weight", router, branch=APART),
+        *fused_experts(),
+        Row(f"{LAYER}{fused}.gate.weight", router, branch=TOGETHER),
+    ]
+
+
 LAYOUT = decoder(
     "hf-mixtral",
     "transformers Mixtral",
     [
         *attention(SPLIT),
-        *(
-            Row(
-                f"{LAYER}block_sparse_moe.experts.{{j}}.{theirs}.weight",
-                (f"{OURS}ff.experts.{{j}}.{ours}.weight",),
-            )
-            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
-        ),
-        Row(f"{LAYER}block_sparse_moe.gate.weight", (f"{OURS}ff.router.weight",)),
+        *_experts(),
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
+    settings=FUSED,
+    defaults={"fused": 0},
     model_types=("mixtral",),
 )

@@ -70,6 +70,9 @@ def feed_forward(theirs: str = "mlp", ours: str = "ff", *, bias: bool = False, b
     ]  # fmt: skip
 
 
+APART, TOGETHER = "feed-forward/experts", "feed-forward/fused"
+"""Branches of experts that have tensors each, and of all experts of a layer in one."""
+
 EXPERTS = "feed-forward/experts|fused"
 """Branch of what layers with experts have in files, and in `transformers` as well, which has all experts in one."""
 
@@ -83,14 +86,20 @@ def experts(shared: str = "", *, bias: bool = False) -> list[Row]:
         shared: name of what every token goes to; "" where there is none.
         bias: whether that, and feed-forward layers without experts, may have biases.
     """
-    expert = f"{OURS}ff.experts.{{j}}."
-    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
-    stacked, fused = f"{LAYER}mlp.experts.", "feed-forward/fused"
     return [
-        *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch="feed-forward/experts"),
-        Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=fused),
-        Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=fused),
+        *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch=APART),
+        *fused_experts(),
         *(feed_forward(f"mlp.{shared}", "ff.shared", bias=bias, branch=EXPERTS) if shared else ()),
         Row(f"{LAYER}mlp.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
         *feed_forward(bias=bias, branch="feed-forward/dense"),
+    ]
+
+
+def fused_experts() -> list[Row]:
+    """Return rows of all experts of a layer in two tensors: gates above ups, and downs."""
+    expert, stacked = f"{OURS}ff.experts.{{j}}.", f"{LAYER}mlp.experts."
+    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
+    return [
+        Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=TOGETHER),
+        Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=TOGETHER),
     ]
