@@ -345,6 +345,19 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
     return {**found, POSITIONS: written[POSITIONS]}
 
 
+def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the text model in a multimodal one; one without ``text_config`` as it is."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return dict(config)
+    found = {**inner, "model_type": inner.get("model_type", config.get("model_type"))}
+    found |= {key: config[key] for key in KEPT if key not in found and config.get(key) is not None}
+    if "tie_word_embeddings" in config:  # the head is that of the whole model
+        found["tie_word_embeddings"] = config["tie_word_embeddings"]
+    family = families.FAMILIES.get(str(found["model_type"]))
+    return {**found, **({"architectures": [family.architecture]} if family is not None and family.architecture else {})}
+
+
 def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config of `transformers` with what that takes for the keys that it leaves out, as settings need it."""
     kind = config.get("model_type")

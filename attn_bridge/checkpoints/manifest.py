@@ -27,8 +27,9 @@ class Manifest:
         layout: layout of the checkpoint it stands beside.
         dtype: what its conversion cast to; "" is nothing.
         source: ``{"layout", "format", "settings"}`` of what it was made of, and how; ``stripped`` is the prefix that
-            its names lost, ``dropped`` has pattern -> names of what was left out; ``quantised`` where it was
-            dequantised: name -> ``{"dtype", "shape", "blake3"}`` of what was read.
+            its names lost, ``dropped`` has pattern -> names of what was left out, ``left_out`` reason -> names of what
+            the layout leaves out; ``quantised`` where it was dequantised: name -> ``{"dtype", "shape", "blake3"}`` of
+            what was read.
         tensors: name -> ``{"dtype", "shape", "blake3"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.

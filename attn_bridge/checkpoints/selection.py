@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..models.parts import Part
 from ..printable import printable
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
@@ -28,6 +29,7 @@ class Selection:
         dropped: pattern of ``--drop`` -> the names that it leaves out.
         left_out: names that do not begin with the prefix, but for those that are dropped.
         unwrapped: part of names that a wrapper added and that is removed -> number of names.
+        parts: why parts that the layout knows are left out -> their names.
     """
 
     names: tuple[str, ...] = ()
@@ -35,11 +37,20 @@ class Selection:
     dropped: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     unwrapped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def count_left_out(self) -> int:
         """Number of tensors that are not taken."""
-        return len(self.left_out) + len({name for some in self.dropped.values() for name in some})
+        known = {name for some in self.parts.values() for name in some}
+        return len(self.left_out) + len({name for some in self.dropped.values() for name in some}) + len(known)
+
+    def without(self, left_out: Mapping[str, Part]) -> Selection:
+        """Return the selection without tensors that a layout leaves out: name -> the part it belongs to."""
+        parts: dict[str, tuple[str, ...]] = {}
+        for name, part in left_out.items():
+            parts[part.reason] = (*parts.get(part.reason, ()), name)
+        return dataclasses.replace(self, parts=parts)
 
     def outside(self, name: str) -> str:
         """Return the name, as the source has it, of a tensor that the prefix leaves out; "" where it has none.
@@ -51,9 +62,15 @@ class Selection:
         return max(fronts, key=len) + name if fronts else ""
 
     def in_manifest(self) -> dict[str, Any]:
-        """Return what a manifest says of it: ``stripped``, ``unwrapped``, and ``dropped``: pattern -> names."""
+        """Return the manifest's keys ``stripped``, ``unwrapped``, ``dropped`` (pattern -> names) and ``left_out``.
+
+        The last has reason -> names.
+        """
         dropped = {pattern: sorted(names) for pattern, names in self.dropped.items()}
-        said = {"stripped": self.prefix, "unwrapped": sorted(self.unwrapped), "dropped": dropped}
+        parts = {reason: sorted(names) for reason, names in self.parts.items()}
+        said = {
+            "stripped": self.prefix, "unwrapped": sorted(self.unwrapped), "dropped": dropped, "left_out": parts
+        }  # fmt: skip
         return {key: value for key, value in said.items() if value}
 
     def notes(self) -> list[str]:
@@ -64,6 +81,7 @@ class Selection:
             f"left out by --drop {printable(pattern)}: {_listed(names, _above(pattern))}"
             for pattern, names in self.dropped.items()
         ]
+        notes += [f"left out, as {reason}: {_listed(names, '')}" for reason, names in self.parts.items()]
         if self.left_out:
             notes.append(
                 f"left out, as their names do not begin with {printable(self.prefix)}: "

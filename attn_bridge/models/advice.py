@@ -114,7 +114,10 @@ def _head_outside(names: Collection[str], fit: _Below) -> bool:
 
 def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) -> str:
     """Return which tensors to leave out, so that a layout knows the others and a model of it is complete."""
+    every = names
     for layout, is_said in closest:
+        gone = layout.apart(every)
+        names = [name for name in every if name not in gone]
         covered = layout.match(names)[1]
         patterns = dropped_for(names, layout, covered)
         if patterns:

@@ -17,6 +17,7 @@ from ..specs.position import Scaling
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import check_even_heads
+from .parts import Part
 from .reading.decoders import (
     attention_of,
     feed_forward_of,
@@ -244,8 +245,6 @@ LAYOUT = decoder(
     ],
     settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
     defaults={"fused": 0},
-    refused={
-        "{prefix}layers.{i}.eh_proj.weight": "a layer that predicts further tokens, which transformers leaves out, too",
-    },
+    parts=(Part(LAYER, "it predicts further tokens, and transformers leaves it out, too", mark="eh_proj.weight"),),
     model_types=("deepseek_v2", "deepseek_v3"),
 )

@@ -186,8 +186,6 @@ FAMILIES = (
 )
 
 
-_VISION = "no part of the text model, which alone is converted; save that by itself first"
-
 LAYOUT = decoder(
     "hf-gemma",
     "transformers Gemma 2 and 3, of Gemma 3 the text model",
@@ -204,10 +202,5 @@ LAYOUT = decoder(
     ],
     prefixes=("model.", "", "language_model.model.", "model.language_model."),
     defaults={"tie": 1},
-    refused={
-        f"{front}{part}.{{rest}}": _VISION
-        for front in ("", "model.")
-        for part in ("vision_tower", "multi_modal_projector")
-    },
     model_types=("gemma2", "gemma3", "gemma3_text"),
 )

@@ -17,6 +17,7 @@ from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
 from . import fitting
 from .ours import gaps, lacking
+from .parts import Part, apart
 
 FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
@@ -99,6 +100,7 @@ class Layout:
         refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
         model_types: the ``model_type`` of a config.json that it is for; none is any.
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
+        parts: what checkpoints hold beside the model that it describes, and a conversion leaves out.
         form: how its library saves a matrix, where another one saves it otherwise under the same name; "" elsewhere.
     """
 
@@ -117,12 +119,13 @@ class Layout:
         refused: Mapping[str, str] | None = None,
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
+        parts: tuple[Part, ...] = (),
         form: str = "",
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
         self.whole, self.ours, self.marks, self.model_types, self.nnx = whole, ours, marks, model_types, nnx
-        self.form = form
+        self.form, self.parts = form, parts
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
@@ -192,6 +195,10 @@ class Layout:
         """Return the names that the layout holds a place for, in the order given; what it drops is not among them."""
         _, found = self.match(names)
         return [name for name, (row, _) in found.items() if row.ours]
+
+    def apart(self, names: Iterable[str]) -> dict[str, Part]:
+        """Return name -> the part of a checkpoint that it belongs to and that is left out, of names that are of one."""
+        return apart(self.parts, list(names), self.prefixes) if self.parts else {}
 
     def why_refused(self, names: Iterable[str]) -> str:
         """Return why a checkpoint that holds one of the names can't be converted, naming it; "" where it can."""

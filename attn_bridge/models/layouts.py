@@ -222,6 +222,11 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
         full = _by_shapes(full, names)
     if len(full) == 1:
         return _LAYOUTS[full[0]]
+    if not full:
+        full = _without_parts(names)
+        full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
+    if len(full) == 1:
+        return _LAYOUTS[full[0]]
     if full:
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
     if not names:
@@ -238,6 +243,17 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
         raise LayoutError(refused)
     shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}")
+
+
+def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:
+    """Return the layouts that cover all names but those of parts that they leave out; complete models before others."""
+    fits = []
+    for layout in _LAYOUTS.values():
+        gone = layout.apart(names)
+        rest = [name for name in names if name not in gone] if gone else []
+        if rest and len(layout.match(rest)[1]) == len(rest):
+            fits.append((layout.name, layout.is_complete(rest)))
+    return [name for name, is_whole in fits if is_whole] or [name for name, _ in fits]
 
 
 def _why_other_type(layout: Layout, model_type: Any) -> str:

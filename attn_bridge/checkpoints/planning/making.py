@@ -17,6 +17,7 @@ from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..selection import Selection
+from ..wrapped import Filtered
 from . import heads, kept_numbers, reading
 from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
@@ -77,20 +78,29 @@ def make(
             layouts.find(source_layout) if source_layout else reading.layout_of(reader.tensors, config or {}, manifest)
         )
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
+    excluded = ours.apart(reader.tensors) if theirs is not None and table is None else {}
+    is_text = False
+    if excluded and target_layout != "same":
+        reader = Filtered(reader, excluded, ())
+        selection = (selection or Selection()).without(excluded)
+        is_text = any(part.is_tower for part in excluded.values())
+        config = configs.of_text(config or {}) if is_text else config
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
     if selection is not None and theirs is not None and table is None:
         trees.check(shapes, ours, source_layout is not None, selection.prefix)
-    if theirs is None or (theirs is ours and table is None and not is_decorated):
+    if theirs is None or (theirs is ours and table is None and not is_decorated and not is_text):
         if settings:
             raise layouts.LayoutError(
                 f"--set {printable(next(iter(settings)))}: the layout stays, which takes no settings"
             )
-        unexpected = set() if theirs is None else reader.tensors.keys() - theirs.match(reader.tensors)[1].keys()
+        covered = {} if theirs is None else theirs.match(reader.tensors)[1]
+        unexpected = set() if theirs is None else reader.tensors.keys() - covered.keys() - excluded.keys()
         if theirs is not None and unexpected:
             raise WeightsMismatchError(unexpected=unexpected)
         if theirs is not None:
-            reading.check(theirs, reader.tensors, config or {})
+            fitting = {name: info for name, info in reader.tensors.items() if name not in excluded}
+            reading.check(theirs, fitting, config or {})
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
         same = dataclasses.replace(same, selection=selection or Selection())
         return (
@@ -107,6 +117,9 @@ def make(
     head = True if tied else heads.tied_by(config or {}, shapes)
     heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
+    if is_text:
+        written = _of_text(written, config)
+        decoded.restore.pop("prefix", None)  # that of the multimodal model, which is not written again
     wanted = {
         **theirs.read_settings(written or configs.with_sizes(config or {})),
         **back.get("settings", {}),
@@ -192,6 +205,11 @@ def make(
         carried=kept_numbers.carried(manifest, kinds),
         selection=selection or Selection(),
     )
+
+
+def _of_text(written: dict[str, Any] | None, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the config.json of a text model that was part of another model, whose own does not go along."""
+    return dict(config) if written is None and config else written
 
 
 def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]:

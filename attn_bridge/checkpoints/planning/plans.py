@@ -121,6 +121,7 @@ class Plan:
         parts += [self.selection.prefix] if self.selection.prefix else []
         parts += [dict(self.selection.dropped)] if self.selection.dropped else []
         parts += [sorted(self.selection.unwrapped)] if self.selection.unwrapped else []
+        parts += [dict(self.selection.parts)] if self.selection.parts else []
         text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
         digest = digests.new()
         digest.update(text.encode())

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from ...weights.rows import Row, Shape
 from ..layout import Settings
+from ..parts import towers
 from .chosen import ChosenLayout, Form
 
 OURS = "trf_blocks.{i}."
@@ -110,7 +111,6 @@ def _form(*, flat: int, fused: bool) -> Form:
 
 
 _FRONTS = ("", "params.", "transformer.", "params.transformer.")
-_VISION = "no part of the text model, which alone is converted; load it with text_only=True and save that first"
 
 LAYOUT = ChosenLayout(
     "gemma-linen",
@@ -125,14 +125,11 @@ LAYOUT = ChosenLayout(
     settings={"head_dim": ("head_dim",), "transposed": (), "flat": ()},
     defaults={"tie": 1, "transposed": 1, "flat": 0},
     whole=True,
+    parts=(
+        *towers("vision_encoder.", "embedder.mm_", "embedder.audio_", fronts=_FRONTS),
+        *towers("SigLiPFromPatches_0/", "transformer/embedder.mm_", fronts=("",)),
+    ),
     refused={
-        **{
-            f"{front}{part}{{rest}}": _VISION
-            for front in _FRONTS
-            for part in ("vision_encoder.", "embedder.mm_", "embedder.audio_")
-        },
-        "SigLiPFromPatches_0/{rest}": _VISION,
-        "transformer/embedder.mm_{rest}": _VISION,
         "transformer/stacked_layers/{rest}": "layers stacked by kind of attention; load them with gemma's "
         "gm.ckpts.load_params, which takes them apart, and save that",
     },

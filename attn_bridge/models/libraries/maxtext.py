@@ -25,6 +25,7 @@ import ml_dtypes
 from ...weights.changes import Change
 from ...weights.rows import LayoutError, Row, SettingError, Shape
 from ..layout import Settings
+from ..parts import towers
 from ..rows.common import TIE
 from .chosen import ChosenLayout, Form
 
@@ -289,13 +290,10 @@ LAYOUT = _MaxText(
     },
     defaults={"tie": 0, "scan": 0},
     whole=True,
+    parts=towers("vision_encoder.", fronts=_FRONTS),
     refused={
         "opt_state.{rest}": "an optimizer's state; save the parameters alone (generate_param_only_checkpoint.py)",
         "{rest}.qkv_proj.kernel": _FUSED,
         "{rest}.mlp.wi.kernel": _FUSED,
-        **{
-            f"{front}vision_encoder.{{rest}}": "no part of the text model, which alone is converted"
-            for front in _FRONTS
-        },
     },
 )

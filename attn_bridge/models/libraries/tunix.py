@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from ...weights.rows import Row
 from ..layout import Layout
 from ..ours import MATRIX
+from ..parts import towers
 from ..rows.attention import PROJECTIONS
 from ..rows.common import GROUPED_HEADS, TIE
 
@@ -22,10 +23,7 @@ LORA = {
     for one in ("a", "b")
 }
 
-VISION = dict.fromkeys(
-    ("vision_encoder.{rest}", "embedder.mm_input_projection.{rest}", "embedder.mm_soft_embedding_norm.{rest}"),
-    "no part of the text model, which alone is converted; save that by itself first",
-)
+VISION = towers("vision_encoder.", "embedder.mm_input_projection.", "embedder.mm_soft_embedding_norm.", fronts=("",))
 
 
 def _attention() -> list[Row]:
@@ -139,7 +137,8 @@ LAYOUTS = (
         _gemma3(),
         settings=GROUPED_HEADS,
         whole=True,
-        refused={**LORA, **VISION},
+        refused=LORA,
+        parts=VISION,
         model_types=("gemma3", "gemma3_text"),
         nnx=True,
     ),

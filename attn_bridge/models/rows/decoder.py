@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ...weights.rows import Row
 from ..layout import Layout
+from ..parts import Part, towers
 from .attention import below
 from .common import TIE
 
@@ -15,6 +16,9 @@ QUANTISED = dict.fromkeys(
     ("{rest}.weight_scale_inv", "{rest}.weight_scale"),
     "a scale of float8 weights, which would not follow them; --dequantize makes bfloat16 of both",
 )
+
+TOWERS = towers("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+"""What multimodal models of `transformers` have beside their decoder."""
 
 EMBEDDINGS = [
     Row("{prefix}embed_tokens.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
@@ -34,6 +38,7 @@ def decoder(
     prefixes: tuple[str, ...] = ("model.", "", "model.language_model."),
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
+    parts: tuple[Part, ...] = (),
 ) -> Layout:
     """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
     return Layout(
@@ -47,6 +52,7 @@ def decoder(
         marks=marks,
         refused={**QUANTISED, **(refused or {})},
         model_types=model_types,
+        parts=(*TOWERS, *parts),
     )
 
 

@@ -149,8 +149,10 @@ def test_a_text_model_whose_head_stands_outside_is_taken_with_it(tmp_path, capsy
     source = written(tmp_path / "vl", arrays | with_prefix(vision, drawn(VISION)), **config).parent
     arguments = ["convert", str(source), str(tmp_path / "out"), "--from", "hf-llama"]
     assert run(arguments[:3]) == 2
-    advice = f"names are those of hf-llama (--drop '{vision}*' --from hf-llama)"
-    assert advice in capsys.readouterr().err
+    assert "--from hf-llama takes them as they are\n" in capsys.readouterr().err
+    alone = tmp_path / "alone"
+    assert run(["convert", str(source), str(alone), "--from", "hf-llama"]) == 0
+    assert "left out, as it is no part of the text model" in capsys.readouterr().out
     assert run([*arguments, "--strip", strip]) == 2
     error = capsys.readouterr().err
     assert f"--strip {strip} leaves out the head, lm_head.weight, " in error
@@ -158,7 +160,9 @@ def test_a_text_model_whose_head_stands_outside_is_taken_with_it(tmp_path, capsy
     assert run([*arguments, *options_in(error)]) == 0
     checkpoints.convert(written(tmp_path / "hf", plain()), tmp_path / "wanted")
     assert bits(checkpoints.read(tmp_path / "out")) == bits(checkpoints.read(tmp_path / "wanted"))
-    assert run(["verify", str(source), str(tmp_path / "out")]) == 0
+    assert bits(checkpoints.read(alone)) == bits(checkpoints.read(tmp_path / "wanted"))
+    for target in (tmp_path / "out", alone):
+        assert run(["verify", str(source), str(target)]) == 0
 
 
 def test_a_head_outside_that_is_tied_by_the_config_is_left_out_and_named(tmp_path):

@@ -160,8 +160,6 @@ def test_a_model_of_another_kind_and_a_part_that_fits_several_are_one_clear_line
     [
         ("qwen3", "layers.0.attn.q_proj.w_lora_a", "a matrix of LoRA, which the weights don't hold yet"),
         ("gemma3", "layers.1.mlp.up_proj.kernel_lora_b", "a matrix of LoRA, which the weights don't hold yet"),
-        ("gemma3", "vision_encoder.siglip_encoder.pos_embedding", "no part of the text model"),
-        ("gemma3", "embedder.mm_input_projection.w", "no part of the text model"),
     ],
 )
 @pytest.mark.parametrize("ending", ["", ".value"])
@@ -169,6 +167,15 @@ def test_what_is_no_part_of_the_weights_is_refused_by_name(case, extra, message,
     names = [f"{key}{ending}" for key in (*STATES[case], extra)]
     with pytest.raises(LayoutError, match=f"^{extra}{ending}: {message}"):
         layouts.detect(names)
+
+
+@pytest.mark.parametrize("extra", ["vision_encoder.siglip_encoder.pos_embedding", "embedder.mm_input_projection.w"])
+@pytest.mark.parametrize("ending", ["", ".value"])
+def test_towers_of_multimodal_models_are_left_out(extra, ending):
+    names = [f"{key}{ending}" for key in (*STATES["gemma3"], extra)]
+    layout = layouts.detect(names)
+    assert layout.name == "tunix-gemma3"
+    assert list(layout.apart(names)) == [extra + ending]
 
 
 def test_heads_come_from_the_config_or_have_to_be_said(tmp_path, capsys):

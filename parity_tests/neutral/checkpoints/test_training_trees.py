@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -124,16 +125,28 @@ def test_a_small_part_of_a_file_is_not_advised(tmp_path):
     assert "--strip" not in message
 
 
-def test_a_vision_tower_beside_a_text_model_is_advised_to_be_dropped(tmp_path, capsys):
-    arrays = theirs() | with_prefix("visual.", drawn(VISION))
+def test_another_tower_beside_a_text_model_is_advised_to_be_dropped(tmp_path, capsys):
+    arrays = theirs() | with_prefix("tower.", drawn(VISION))
     source, message = refusal(tmp_path, arrays)
-    assert message.endswith("without the other 14, names are those of hf-llama (--drop 'visual.*')")
-    assert run(["convert", str(source), str(tmp_path / "out"), "--drop", "visual.*"]) == 0
+    assert message.endswith("without the other 14, names are those of hf-llama (--drop 'tower.*')")
+    assert run(["convert", str(source), str(tmp_path / "out"), "--drop", "tower.*"]) == 0
     said = capsys.readouterr().out
-    assert "left out by --drop visual.*: 14 tensors: 14 of visual (visual.blocks.0.attn" in said
+    assert "left out by --drop tower.*: 14 tensors: 14 of tower (tower.blocks.0.attn" in said
     assert "14 left out" in said
     checkpoints.convert(put(tmp_path / "alone.safetensors", theirs()), tmp_path / "wanted")
     assert bits(checkpoints.read(tmp_path / "out")) == bits(checkpoints.read(tmp_path / "wanted"))
+
+
+def test_a_vision_tower_is_left_out_counted_and_named(tmp_path, capsys):
+    source = put(tmp_path / "in.safetensors", theirs() | with_prefix("visual.", drawn(VISION)))
+    assert run(["convert", str(source), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "left out, as it is no part of the text model, which alone is converted: 14 tensors: 14 of visual (" in said
+    assert "14 left out" in said
+    checkpoints.convert(put(tmp_path / "alone.safetensors", theirs()), tmp_path / "wanted")
+    assert bits(checkpoints.read(tmp_path / "out")) == bits(checkpoints.read(tmp_path / "wanted"))
+    held = json.loads((tmp_path / "out" / "attn-bridge.json").read_text())["source"]["left_out"]
+    assert [len(names) for names in held.values()] == [14]
 
 
 def test_the_state_of_a_random_generator_is_advised_to_be_dropped(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -79,3 +82,80 @@ def test_mixtral_with_fused_experts_comes_back(tmp_path):
             there = tmp_path / f"{source}-{value}"
             checkpoints.convert(tmp_path / f"{source}-flax", there, to_layout="hf-mixtral", settings={"fused": value})
             assert hf_folders.equal(checkpoints.read(there), wanted)
+
+
+def deepseek_v3(folder: Path) -> None:
+    """Save a DeepSeek V3 with the layer that predicts further tokens, as every published one has it."""
+    _, kind, config, sizes = hf_folders.FAMILIES["deepseek-v3"]
+    hf_folders.saved(folder, kind, config, {**sizes, "num_nextn_predict_layers": 1}, "1GB")
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    last = {name: one.clone() + 1 for name, one in state.items() if name.startswith("model.layers.2.")}
+    more = {name.replace("layers.2.", "layers.3."): one for name, one in last.items()}
+    width = state["model.norm.weight"].shape[0]
+    more["model.layers.3.eh_proj.weight"] = torch.randn(width, 2 * width)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        more[f"model.layers.3.{name}.weight"] = torch.randn(width)
+    for name in ("embed_tokens", "shared_head.head"):
+        more[f"model.layers.3.{name}.weight"] = torch.randn(31, width)
+    safetensors.torch.save_file(state | more, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_deepseek_v3_loads_without_its_prediction_layer(tmp_path):
+    source = tmp_path / "hf"
+    deepseek_v3(source)
+    assert checkpoints.inspect(source).layout == "hf-deepseek"
+    planned = checkpoints.plan(source, tmp_path / "x")
+    (note,) = [note for note in planned.notes if note.startswith("left out")]
+    assert note.startswith("left out, as it predicts further tokens")
+    assert "tensors: " in note
+    assert "model.layers.3." in note
+    assert planned.selection.count_left_out == sum("layers.3." in name for name in checkpoints.read(source))
+    _, kind, *_ = hf_folders.FAMILIES["deepseek-v3"]
+    assert_loads(source, logits_of(source, kind), tmp_path)
+    for package in (torch_attn, jax_attn):
+        package.DecoderModel.from_pretrained(source)
+
+
+GEMMA3 = {
+    "text_config": {**hf_folders.SLIDING, "model_type": "gemma3_text", "eos_token_id": 3},
+    "vision_config": {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", ["model.language_model.", "language_model.model."])
+def test_gemma_3_loads_without_its_vision_tower(tmp_path, spelling):
+    source = tmp_path / "hf"
+    hf_folders.saved(source, T.Gemma3ForConditionalGeneration, T.Gemma3Config, GEMMA3, "1GB")
+    wanted = logits_of(source, T.Gemma3ForConditionalGeneration)
+    old = {"model.language_model.": "language_model.model.", "model.vision": "vision", "model.multi": "multi"}
+    new = {ours: theirs for theirs, ours in old.items()}
+    state = safetensors.torch.load_file(source / "model.safetensors")
+    swaps = new if spelling.startswith("model.") else old
+    for begin, other in swaps.items():
+        state = {
+            other + name.removeprefix(begin) if name.startswith(begin) else name: one for name, one in state.items()
+        }
+    assert any(name.startswith(spelling) for name in state)
+    safetensors.torch.save_file(state, source / "model.safetensors", {"format": "pt"})
+    planned = checkpoints.plan(source, tmp_path / "x")
+    (note,) = [note for note in planned.notes if note.startswith("left out")]
+    assert note.startswith("left out, as it is no part of the text model")
+    assert "vision_tower" in note
+    assert "multi_modal_projector" in note
+    assert_loads(source, wanted, tmp_path)
+    for package in (torch_attn, jax_attn):
+        package.DecoderModel.from_pretrained(source)
+    for middle in (source, tmp_path / "torch"):
+        back = tmp_path / f"back of {middle.name}"
+        checkpoints.convert(middle, back, to_layout="hf-gemma")
+        assert json.loads((back / "config.json").read_text())["model_type"] == "gemma3_text"
+        assert_close(logits_of(back, T.AutoModelForCausalLM), wanted)
+    checkpoints.convert(source, tmp_path / "same.npz", to_layout="same")
+    assert len(checkpoints.read(tmp_path / "same.npz")) == len(state)

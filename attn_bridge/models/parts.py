@@ -1,0 +1,54 @@
+"""Parts of published checkpoints that lie outside the model which a layout describes, and are left out by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from ..weights.templates import fill, match
+
+TOWER = "it is no part of the text model, which alone is converted"
+"""Reason to leave out what reads images or sound."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Tensors that a layout leaves out.
+
+    Attributes:
+        begin: what their names begin with; may hold ``{prefix}`` and ``{i}``.
+        reason: why they are left out.
+        mark: what follows `begin` in a name that such a part alone has; "": every name that begins so is of the part.
+    """
+
+    begin: str
+    reason: str = TOWER
+    mark: str = ""
+
+    @property
+    def is_tower(self) -> bool:
+        """Whether what remains of a multimodal model is the one that reads text."""
+        return self.reason == TOWER
+
+    def beginnings(self, names: Sequence[str], prefixes: tuple[str, ...]) -> set[str]:
+        """Return what the names of the part begin with, in a checkpoint of these names."""
+        if not self.mark:
+            return {self.begin}
+        found = (match(self.begin + self.mark, name, prefixes) for name in names if name.endswith(self.mark))
+        return {fill(self.begin, values) for values in found if values is not None}
+
+
+def towers(*names: str, fronts: tuple[str, ...] = ("", "model.")) -> tuple[Part, ...]:
+    """Return the parts of multimodal models below these names, behind any of the fronts."""
+    return tuple(Part(front + name) for front in fronts for name in names)
+
+
+def apart(parts: Iterable[Part], names: Sequence[str], prefixes: tuple[str, ...]) -> dict[str, Part]:
+    """Return name -> the part that it belongs to."""
+    begins = {begin: part for part in parts for begin in part.beginnings(names, prefixes)}
+    every = tuple(begins)
+    return {
+        name: next(part for begin, part in begins.items() if name.startswith(begin))
+        for name in names
+        if name.startswith(every)
+    }
