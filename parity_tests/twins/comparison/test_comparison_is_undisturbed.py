@@ -492,7 +492,7 @@ class FlaxTableAndFactor(FlaxTable):
 
 
 def test_tables_that_are_the_same_on_both_sides_explain_nothing(tmp_path):
-    sides, wrong = (TorchExactTable(), FlaxExactTable()), FlaxExactTable(1.0 + 1e-10)
+    sides, wrong = (TorchExactTable(), FlaxExactTable()), FlaxExactTable(1.0 + 2.0**-33)
     assert compare(*sides, X, seeds=1).verdict == "equal"
     live = compare(sides[0], wrong, X, seeds=1)
     assert live.verdict == "different"
