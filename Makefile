@@ -165,7 +165,7 @@ release: $(VENV)/.installed-release
 
 site: $(VENV)/.installed-site
 	$(SPHINX) -b html docs build/site
-	$(PYTEST) -q --doctest-modules attn_bridge torch_attn jax_attn $(SITE) --durations 5
+	$(PYTEST) -q --doctest-modules attn_bridge attn_parity torch_attn jax_attn $(SITE) --durations 5
 
 links: $(VENV)/.installed-site
 	SITE_EXECUTE=off $(BIN)/python -m sphinx -j auto -q -b linkcheck docs build/links

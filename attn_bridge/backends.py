@@ -22,7 +22,7 @@ _BASE_CLASSES: dict[tuple[str, str], Framework] = {
 }
 
 _LINEN = ("flax.linen.module", "Module")
-_FUNCTION = ("attn_bridge.parity.compare.sides.function", "Function")
+_FUNCTION = ("attn_parity.sides.function", "Function")
 
 _ARRAY_HOMES: dict[str, Framework] = {"torch": "torch", "jax": "flax", "jaxlib": "flax"}
 """Library that defines a class of arrays -> framework. `jax.Array` is no base of JAX's arrays."""
@@ -60,24 +60,21 @@ def load(framework: Framework, module: str = "backend") -> ModuleType:
     Raises:
         MissingBackendError: the framework is not installed.
     """
-    package, _ = PACKAGES[framework]
-    try:
-        return importlib.import_module(f"{package}.{module}")
-    except MissingBackendError:
-        raise
-    except ImportError as error:
-        raise _missing(framework, str(error)) from error
+    return import_for(framework, f"{PACKAGES[framework][0]}.{module}")
 
 
-def load_subjects(framework: Framework) -> ModuleType:
-    """Import what makes subjects of a framework's modules and functions, for the parity judge to run.
+def import_for(framework: Framework, name: str) -> ModuleType:
+    """Import a module that needs a framework.
 
     Raises:
         MissingBackendError: the framework is not installed.
     """
-    load(framework)
-    package, _ = PACKAGES[framework]
-    return importlib.import_module(f"{package}._parity.subject")
+    try:
+        return importlib.import_module(name)
+    except MissingBackendError:
+        raise
+    except ImportError as error:
+        raise _missing(framework, str(error)) from error
 
 
 def framework_of(module: Any) -> Framework | None:

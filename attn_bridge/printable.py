@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+
+# Characters that XML forbids, that steer a terminal, or that turn the direction of what follows.
+_HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: object, most: int = 120) -> str:
@@ -22,3 +26,8 @@ def shell_word(text: object) -> str:
         one if one.isprintable() else "".join(f"\\x{byte:02x}" for byte in one.encode("utf-8", "surrogateescape"))
         for one in escaped
     ) + "'"  # fmt: skip
+
+
+def visible(text: object) -> str:
+    r"""Return `text` with control characters written out, such as ``\x1b``; line breaks and tabs stay."""
+    return _HIDDEN.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), str(text))

@@ -21,7 +21,6 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.masks import causal
-from attn_bridge.parity import workers
 from attn_bridge.specs import (
     Config,
     DecoderBlockConfig,
@@ -31,6 +30,8 @@ from attn_bridge.specs import (
     RMSNormConfig,
     Rotary,
 )
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
 
 from .collectives import traffic
 
@@ -204,7 +205,7 @@ def run(task: Task) -> Any:
     random = np.random.default_rng(0)
     x = random.normal(size=shape).astype(np.float32) if len(shape) == 3 else random.integers(0, VOCABULARY, shape)
     x = x.astype(np.float32 if len(shape) == 3 else np.int32)
-    meshes = backends.load(task.framework, "_parity.meshes")
+    meshes = load_adapter(task.framework, "meshes")
     found = {}
     try:
         for number, way in enumerate(ways(task.devices)):
@@ -265,7 +266,7 @@ def torch_row(module: Any, x: np.ndarray) -> dict[str, Any]:
     """Return what a device holds of the weights, and the collectives forward and with the backward pass."""
     from torch.distributed.tensor import DTensor
 
-    from torch_attn._parity import meshes
+    from attn_parity.frameworks.torch import meshes
 
     held = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in module.parameters())
     name = "tokens" if x.ndim == 2 else "x"
@@ -283,7 +284,7 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
     from jax_attn.functional import dot_product_attention
     from jax_attn.parallel.sharding import Sharding
 
-    mesh = backends.load("flax", "_parity.meshes").simulate({"context": task.devices}, 0, task.folder)
+    mesh = load_adapter("flax", "meshes").simulate({"context": task.devices}, 0, task.folder)
     ring = Sharding(mesh, Plan.of({"context": task.devices}, context="context", method="ring"))
 
     def held(sharding: Any, differentiated: bool) -> tuple[int, int, int]:
@@ -319,7 +320,7 @@ def decoding(task: Task) -> int:
 
     from jax_attn.parallel import parallelize
 
-    mesh = backends.load("flax", "_parity.meshes").simulate({"tensor": task.devices}, 0, task.folder)
+    mesh = load_adapter("flax", "meshes").simulate({"tensor": task.devices}, 0, task.folder)
     model = parallelize(build(task, configs(task.width)["two layers"]), mesh, tensor="tensor")
     step = jax.jit(
         lambda graph, weights, tokens, cache: nnx.merge(graph, weights)(tokens, cache=cache),

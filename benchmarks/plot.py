@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from attn_bridge.parity.rendering.html.markup import Markup, element
+from attn_parity.rendering.html.markup import Markup, element
 
 from .cells import DIRECTIONS, DTYPES
 from .report import Report, Row, fastest

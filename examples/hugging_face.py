@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import jax_attn
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 
 SIZES = {
     "vocab_size": 11,

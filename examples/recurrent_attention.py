@@ -21,7 +21,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import transfer
 from attn_bridge.specs import LinearAttentionConfig
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 
 TOKENS, WIDTH, LIMIT = 9, 12, 1e-12
 SIZES = {

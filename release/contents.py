@@ -9,11 +9,11 @@ from pathlib import Path
 
 from .versions import ROOT
 
-PACKAGES = ("attn_bridge", "attn_kernels", "jax_attn", "torch_attn")
+PACKAGES = ("attn_bridge", "attn_kernels", "attn_parity", "jax_attn", "torch_attn")
 NEEDED = ("LICENSE", "README.md", "pyproject.toml", "CHANGELOG.md", "CITATION.cff")
 """Files of the project that the sdist holds beside its packages."""
 
-STRANGE = ("__pycache__", ".pyc", ".so", ".venv", "parity_tests", "benchmarks", ".DS_Store", "conftest.py")
+STRANGE = ("__pycache__", ".pyc", ".so", ".venv", "parity_tests", "fault_lab", "benchmarks", ".DS_Store", "conftest.py")
 
 
 def problems(wheel: Path, sdist: Path, version: str, root: Path = ROOT) -> list[str]:
@@ -38,7 +38,7 @@ def problems(wheel: Path, sdist: Path, version: str, root: Path = ROOT) -> list[
             found.append(f"{wheel.name} says {key}: {metadata[key]}, not {value}")
     if f"{info}/licenses/LICENSE" not in inside:
         found.append(f"{wheel.name} holds no licence")
-    for point in ("attn-bridge = attn_bridge.cli:main", "attn_bridge = attn_bridge.parity.plugin"):
+    for point in ("attn-bridge = attn_bridge.cli:main", "attn_bridge = attn_parity.plugin"):
         if point not in points:
             found.append(f"{wheel.name} has no entry point {point}")
     if not wheel.name.endswith("-py3-none-any.whl"):

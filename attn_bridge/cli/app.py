@@ -14,15 +14,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__
-from .check import check
 from .checkpoints.commands import convert, inspect, verify
 from .checkpoints.digest import digest
 from .checkpoints.tasks import plan
-from .compare import compare
 from .demo import demo
-from .doctor import doctor
-from .dump import compare_dumps, dump
-from .mutate import mutate
+from .judge import add_judge, load_judge
 from .processes import Process
 
 BROKEN_PIPE = 141
@@ -63,17 +59,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo)
-app.command("check")(check)
-app.command("compare")(compare)
-app.command("dump")(dump)
-app.command("compare-dumps")(compare_dumps)
+add_judge(app)
 app.command("convert")(convert)
 app.command("plan")(plan)
 app.command("inspect")(inspect)
 app.command("verify")(verify)
 app.command("digest")(digest)
-app.command("doctor")(doctor)
-app.command("mutate")(mutate)
 
 
 def _show_version(wanted: bool) -> None:
@@ -95,10 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Without `arguments` the process is the command's own, and commands that can share their work among processes do;
     with `arguments` everything runs in this process unless they ask for more.
     """
-    from .user_code import hush
-
     status = _run_own(sys.argv[1:]) if arguments is None else run(list(arguments), is_own=False)
-    hush()
+    load_judge("commands.user_code").hush()
     sys.exit(status)
 
 

@@ -92,7 +92,7 @@ def demo(
 
     Exit status: 0 = written, 2 = bad usage.
     """
-    from ..parity.dumps.folders import check_new
+    from ..whole_folders import check_new
 
     check_new(folder, "FOLDER")
     write(folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..parity.rendering.text import visible
+from attn_bridge.printable import visible
+
 from ..printable import printable
 
 MAX_ECHO = 400

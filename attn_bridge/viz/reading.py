@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
 import numpy as np
 
 from .. import backends
-from ..parity.compare.prepare import subject_of
-from ..parity.compare.samples import inputs as calls
-from ..parity.compare.sides.subject import Arguments
 
 Array = np.ndarray[Any, Any]
 
@@ -40,14 +38,17 @@ def weights(module: Any, x: Any, **call: Any) -> Array:
     called = module.forward if framework == "torch" else type(module).__call__
     if "return_weights" not in inspect.signature(called).parameters:
         raise TypeError(NO_WEIGHTS.format(what=type(module).__name__))
-    backend, subject = backends.load(framework), subject_of(module)
+    # The judge runs any module as a function of its weights. It stands above this package, and is loaded by name.
+    subject = importlib.import_module("attn_parity.compare.prepare").subject_of(module)
+    calls = importlib.import_module("attn_parity.samples.inputs")
+    backend = backends.load(framework)
     held = backend.get_weights(module)
     given = tuple(map(backends.as_numpy, x)) if isinstance(x, tuple) else (backends.as_numpy(x),)
     named = {key: backends.as_numpy(value) for key, value in call.items()}
-    arguments = Arguments(given, {**named, "return_weights": True})
+    arguments = importlib.import_module("attn_parity.sides.subject").Arguments(given, {**named, "return_weights": True})
     dtype = next((str(one.dtype) for one in held.values() if "float" in str(one.dtype)), "float32")
     outputs = subject.run(held, calls.in_dtype(arguments, dtype), None).outputs
-    found = outputs[1]
+    found: Array = outputs[1]
     return found if found.dtype == np.float64 else found.astype(np.float32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attn_bridge.parity import mutate_mesh
-from attn_bridge.parity.mutation.mesh.driver import run_cases
+from fault_lab.mesh.driver import run_cases
 
 FAULTS = ("attention-reduction-missing", "mlp-bias-on-every-rank", "heads-of-ranks-in-wrong-order")
 """What devices hold copies of, what is added by each of them, and what they use of each other."""

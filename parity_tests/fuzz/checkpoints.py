@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
-from attn_bridge.parity.compare.driver import peak_memory
+from attn_parity.compare.driver import peak_memory
 from parity_tests.support.memory import resident_memory, traced_memory
 
 from . import samples

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import jax_attn
-from attn_bridge.parity.check.cases import cases_of
 from attn_bridge.specs import VARIANTS
+from attn_parity.check.cases import cases_of
 from jax_attn import backend
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from attn_bridge.parity import workers
+from attn_parity import workers
 
 from .processes import sharded_calls
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_bridge.parity import workers
+from attn_parity import workers
 
 from .processes import sharded_transforms
 

@@ -22,7 +22,7 @@ def test_a_change_in_masks_runs_their_tests_first(edges):
 
 
 def test_a_module_loaded_by_name_reaches_the_tests_of_its_loader(edges):
-    assert f"{TESTS}/test_doctor.py" in affected.nearest_first(["torch_attn/_parity/precision.py"], edges)
+    assert f"{TESTS}/test_doctor.py" in affected.nearest_first(["attn_parity/frameworks/torch/precision.py"], edges)
 
 
 def test_a_changed_test_file_runs_however_long_it_takes(edges):
@@ -37,7 +37,7 @@ def test_files_that_do_not_fit_the_time_are_left():
 
 
 def test_a_style_sheet_stands_for_the_modules_of_its_folder(edges):
-    ordered = affected.nearest_first(["attn_bridge/parity/rendering/html/page.css"], edges)
+    ordered = affected.nearest_first(["attn_parity/rendering/html/page.css"], edges)
     assert any(file.startswith(f"{TESTS}/reports/") for file in ordered[:10])
 
 

@@ -13,8 +13,8 @@ from attn_bridge.checkpoints.verification import Verification
 from attn_bridge.cli import app, main
 from attn_bridge.cli.app import run
 from attn_bridge.cli.output import Outputs, written
-from attn_bridge.parity.check import matrix
-from attn_bridge.parity.compare.results.report import Report
+from attn_parity.check import matrix
+from attn_parity.results.report import Report
 
 from ..support.reports import different_report
 
@@ -110,7 +110,7 @@ def test_a_report_that_nobody_reads_is_written_all_the_same(tmp_path, monkeypatc
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("attn_bridge.parity.rendering.terminal.render", closed)
+    monkeypatch.setattr("attn_parity.rendering.terminal.render", closed)
     with pytest.raises(BrokenPipeError):
         Outputs(json=str(tmp_path / "x.json")).write(different_report())
     assert (tmp_path / "x.json").stat().st_size
@@ -217,36 +217,41 @@ OUTCOMES = [
         (command, function, outcome(passed=passed, stopped=False), 0 if passed else 1)
         for passed in (True, False)
         for command, function in (
-            ("check", "parity.check.matrix.check"),
-            ("check --model x", "parity.check.model.walk.check_model"),
-            ("check --mesh tensor=2", "parity.check.mesh.run.check_mesh"),
-            ("doctor", "parity.settings.doctor.examine"),
-            ("mutate", "parity.mutation.driver.mutate"),
-            ("mutate --mesh tensor=2", "parity.mutation.mesh.driver.mutate_mesh"),
-            ("mutate --mesh tensor=2 --case x", "parity.mutation.mesh.driver.run_cases"),
+            ("check", "attn_parity.check.matrix.check"),
+            ("check --model x", "attn_parity.check.model.walk.check_model"),
+            ("check --mesh tensor=2", "attn_parity.check.mesh.run.check_mesh"),
+            ("doctor", "attn_parity.settings.doctor.examine"),
+            ("mutate", "fault_lab.driver.mutate"),
+            ("mutate --mesh tensor=2", "fault_lab.mesh.driver.mutate_mesh"),
+            ("mutate --mesh tensor=2 --case x", "fault_lab.mesh.driver.run_cases"),
         )
     ),
-    ("check --model x", "parity.check.model.walk.check_model", outcome(passed=True, stopped=True), 130),
+    ("check --model x", "attn_parity.check.model.walk.check_model", outcome(passed=True, stopped=True), 130),
     *(
-        ("compare-dumps x y", "parity.dumps.replay.compare_dumps", Report(verdict, []), status)
+        ("compare-dumps x y", "attn_parity.dumps.replay.compare_dumps", Report(verdict, []), status)
         for verdict, status in VERDICTS.items()
     ),
     *(
-        ("compare x y", "cli.compare.Comparison.judged", (Report(verdict, []), None), status)
+        ("compare x y", "attn_parity.commands.compare.Comparison.judged", (Report(verdict, []), None), status)
         for verdict, status in VERDICTS.items()
     ),
     *(
-        ("compare x y --separate", "cli.separate.run_separately", Report(verdict, []), status)
+        ("compare x y --separate", "attn_parity.commands.separate.run_separately", Report(verdict, []), status)
         for verdict, status in VERDICTS.items()
     ),
     *(
-        ("verify x", "checkpoints.verify", Verification(not problems, 3, problems, True, False), 1 if problems else 0)
+        (
+            "verify x",
+            "attn_bridge.checkpoints.verify",
+            Verification(not problems, 3, problems, True, False),
+            1 if problems else 0,
+        )
         for problems in ({}, {"a": "differs"})
     ),
     *(
         (
             "digest x",
-            "checkpoints.live.digests",
+            "attn_bridge.checkpoints.live.digests",
             types.SimpleNamespace(tensors={}, problems=problems, layout="", to_json=dict),
             1 if problems else 0,
         )
@@ -257,7 +262,7 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("command", "function", "result", "status"), OUTCOMES)
 def test_the_status_of_a_command_is_its_outcome(command, function, result, status, monkeypatch, capsys):
-    module, name = f"attn_bridge.{function}".rsplit(".", 1)
+    module, name = function.rsplit(".", 1)
     owner = importlib.import_module(module.removesuffix(".Comparison"))
     monkeypatch.setattr(owner.Comparison if "Comparison" in module else owner, name, lambda *_, **__: result)
     assert run(command.split()) == status
@@ -266,8 +271,8 @@ def test_the_status_of_a_command_is_its_outcome(command, function, result, statu
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_wrong_trial_of_mutate_is_status_1(wrong, monkeypatch, capsys):
     trial = types.SimpleNamespace(explanation="", is_wrong=wrong)
-    monkeypatch.setattr("attn_bridge.parity.mutation.driver.find_trial", lambda *_: trial)
-    monkeypatch.setattr("attn_bridge.parity.mutation.driver.run_trial", lambda *_: trial)
+    monkeypatch.setattr("fault_lab.driver.find_trial", lambda *_: trial)
+    monkeypatch.setattr("fault_lab.driver.run_trial", lambda *_: trial)
     assert run(["mutate", "--case", "right:1"]) == int(wrong)
 
 
@@ -276,7 +281,7 @@ def test_an_error_of_a_command_is_status_2(error, monkeypatch, capsys):
     def fail():
         raise error("so it is")
 
-    monkeypatch.setattr("attn_bridge.parity.settings.doctor.examine", fail)
+    monkeypatch.setattr("attn_parity.settings.doctor.examine", fail)
     assert run(["doctor"]) == 2
     assert capsys.readouterr().err.endswith("so it is\n")
 
@@ -285,7 +290,7 @@ def test_an_interrupt_is_status_130(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attn_bridge.parity.settings.doctor.examine", interrupt)
+    monkeypatch.setattr("attn_parity.settings.doctor.examine", interrupt)
     assert run(["doctor"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 

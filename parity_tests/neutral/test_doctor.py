@@ -13,7 +13,7 @@ import pytest
 
 from attn_bridge.cli.app import run
 from attn_bridge.parity import strict
-from attn_bridge.parity.settings import doctor, precision
+from attn_parity.settings import doctor, precision
 
 from .test_house import ROOT, run_python
 
@@ -278,7 +278,7 @@ def test_devices_that_fail_to_start_are_unsafe(monkeypatch):
         def devices():
             raise RuntimeError("no memory\nand a long story")
 
-    monkeypatch.setattr(doctor.backends, "load", lambda framework, module: Broken)
+    monkeypatch.setattr(doctor, "load_adapter", lambda framework, module: Broken)
     found = doctor.examine()
     assert found.devices == {}
     assert {str(finding) for finding in found.findings if finding.level == "unsafe"} == {
@@ -309,7 +309,7 @@ def test_the_record_names_the_key_settings_and_stays_short():
 def test_strict_covers_the_installed_frameworks_alone():
     program = """
 from attn_bridge.parity import strict
-from attn_bridge.parity.settings import precision
+from attn_parity.settings import precision
 with strict():
     print(bool(precision.record()), sorted({row.framework for row in precision.switches()}))
 """

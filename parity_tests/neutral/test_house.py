@@ -151,14 +151,13 @@ def files(package: Path) -> set[str]:
 NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
-FREE = ("_parity/", "implementations/", "operations/", "parallel/")
-"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, what a framework does
-slowly by itself, and what devices do."""
+FREE = ("implementations/", "operations/", "parallel/")
+"""Rooms free of the twin rule: kernels of attention, what a framework does slowly by itself, and what devices do."""
 
 TWINS = sorted(
     name
     for name in (files(JAX) & files(TORCH)) - NAMESAKES
-    if not name.startswith(("_parity/", "parallel/")) or name == "parallel/parallelize.py"
+    if not name.startswith("parallel/") or name == "parallel/parallelize.py"
 )
 
 
@@ -274,11 +273,21 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+TRUNK = sorted(
+    f"attn_parity/{path.name}"
+    for path in (ROOT / "attn_parity").iterdir()
+    if path.is_dir() and path.name not in ("frameworks", "__pycache__")
+)
+"""Rooms of the judge that know no framework."""
+
 FORBIDDEN = {
     "attn_bridge": FRAMEWORKS | {"torch_attn", "jax_attn", "parity_tests"},
-    "jax_attn": {"torch", "torch_attn", "parity_tests"},
-    "torch_attn": FRAMEWORKS - {"torch"} | {"jax_attn", "parity_tests"},
+    "jax_attn": {"torch", "torch_attn", "attn_parity", "parity_tests"},
+    "torch_attn": FRAMEWORKS - {"torch"} | {"jax_attn", "attn_parity", "parity_tests"},
     "attn_bridge/reference": FRAMEWORKS | {"torch_attn", "jax_attn"},
+    "attn_parity/frameworks/jax": {"torch", "torch_attn", "parity_tests"},
+    "attn_parity/frameworks/torch": FRAMEWORKS - {"torch"} | {"jax_attn", "parity_tests"},
+    **dict.fromkeys(TRUNK, FRAMEWORKS | {"torch_attn", "jax_attn", "fault_lab", "parity_tests"}),
 }
 
 

@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 
+from attn_bridge import whole_files as files
 from attn_bridge.cli import output
 from attn_bridge.cli.app import run
-from attn_bridge.parity.rendering import files
 
 NOBODY = "cannot be written: it is a pipe that nothing reads"
 

@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from attn_bridge.parity.check.mesh.cases import mesh_cases
 from attn_bridge.sharding import Plan, pieces_of, turns
 from attn_bridge.specs import (
     GroupedQueryAttentionConfig,
@@ -18,6 +17,7 @@ from attn_bridge.specs import (
 )
 from attn_bridge.specs.base import Axis, Parameter
 from attn_bridge.weights import Rule
+from attn_parity.check.mesh.cases import mesh_cases
 
 MESH = {"data": 2, "model": 4, "rows": 2}
 

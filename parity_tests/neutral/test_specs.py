@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, specs
-from attn_bridge.parity.check.cases import cases_of
+from attn_parity.check.cases import cases_of
 
 from ..support.bad_calls import BAD_CALLS, MODULES
 from ..support.bad_configs import BAD_CONFIGS, UNCHANGED, VALID

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from attn_bridge import validation
-from attn_bridge.parity.training import arguments
 from attn_bridge.validation import MAX_INDEX
+from attn_parity.training import arguments
 
 F32 = "float32"
 SCORES = (2, 3, 4, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .planting import KINDS, Kind, Site, sites
 
-PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn")
+PACKAGES = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn")
 
 
 @dataclasses.dataclass(frozen=True)

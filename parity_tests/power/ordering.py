@@ -13,9 +13,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn", "parity_tests")
+PACKAGES = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn", "parity_tests")
 
-LOADED = {"attn_bridge.backends": ("torch_attn", "jax_attn")}
+LOADED = {
+    "attn_bridge.backends": ("torch_attn", "jax_attn"),
+    "attn_bridge.cli.judge": ("attn_parity.commands", "fault_lab.command"),
+    "attn_bridge.parity": ("attn_parity", "fault_lab.driver", "fault_lab.mesh.driver"),
+    "attn_parity.adapters": ("attn_parity.frameworks",),
+    "fault_lab.adapters": ("fault_lab.frameworks",),
+}
 """Module -> packages whose modules it imports by a name that it is given."""
 
 Edges = Mapping[str, set[str]]
@@ -69,7 +75,7 @@ def importers(root: Path) -> Edges:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         text = path.read_text(encoding="utf-8")
         imported = set(_named_modules(text, graph.modules))
-        if 'importmodule_of(f"{__name__}.' in text:
+        if 'import_module(f"{__name__}.' in text:
             imported |= graph.find_children(module)
         if re.search(r'import_module\(f"\.{\w+}", __name__\)', text):
             imported |= graph.find_descendants(module)

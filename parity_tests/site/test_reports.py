@@ -2,7 +2,7 @@
 
 import pytest
 
-from attn_bridge.parity.rendering.html import as_html
+from attn_parity.rendering.html import as_html
 
 from ..support.other_pages import write_pages
 from ..support.reports import different_report, equal_report, inconclusive_report

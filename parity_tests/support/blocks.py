@@ -1,10 +1,10 @@
-"""Configurations of the block of `attn_bridge.parity.mutation.mutants` that tests look for."""
+"""Configurations of the block of `fault_lab.planted.mutants` that tests look for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from attn_bridge.parity.mutation.mutants import BlockConfig, draw_config, find_seed
+from fault_lab.planted.mutants import BlockConfig, draw_config, find_seed
 
 
 def find_config(start: int, wanted: Callable[[BlockConfig], bool]) -> BlockConfig:

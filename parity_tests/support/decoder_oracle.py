@@ -1,6 +1,6 @@
 """The oracle of whole decoders: tiny random `transformers` models, what they give, and folders that hold them.
 
-Models are built and run in `_parity.running.promotion.promoted`, in float64 throughout.
+Models are built and run in `promoted` of the judge, in float64 throughout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from .folders import new_folder

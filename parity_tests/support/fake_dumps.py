@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from attn_bridge import backends
-from attn_bridge.parity.compare.sides.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
-from attn_bridge.parity.dumps import folders, recording
-from attn_bridge.parity.dumps import format as dumps
+from attn_bridge import whole_folders as folders
+from attn_parity.dumps import format as dumps
+from attn_parity.dumps import recording
+from attn_parity.sides.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
 
 INPUTS = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 NAMES = {"torch": "fc.weight", "flax": "fc.kernel"}
@@ -127,10 +127,10 @@ class Net:
 
 
 def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seeds: int = 2, **options) -> Path:
-    """Write a dump of a net, as `attn_bridge.parity.dumps.recording.dump` writes that of a module."""
+    """Write a dump of a net, as `attn_parity.dumps.recording.dump` writes that of a module."""
     stub = SimpleNamespace(switches=list)
     with monkeypatch.context() as patch, folders.new(folder) as target:
-        patch.setattr(backends, "load", lambda framework, module="backend": stub)
+        patch.setattr(recording, "load_adapter", lambda framework, module: stub)
         other = None if like is None else dumps.of_side(like, "torch")
         dtypes, inputs = options.pop("dtypes", ("float32",)), options.pop("inputs", None if like else INPUTS)
         made = recording.Recorder(net, inputs, other, dumps.Writer(target), **options)

@@ -2,7 +2,7 @@
 
 A model is run as it is, from embeddings to its last layer, so that its masks, positions and cache are its own. A hook
 writes down what goes into the attention of a layer and what comes out. For an oracle in float64 the model is built and
-run in `_parity.running.promotion.promoted`: `transformers` keeps rotary tables, norms and softmax in float32 otherwise.
+run in `promoted` of the judge: `transformers` keeps rotary tables, norms and softmax in float32 otherwise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge.parity.compare.results.findings import TensorVerdict
-from attn_bridge.parity.compare.verdict.criterion import decide
-from attn_bridge.parity.compare.verdict.measures import measure
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
+from attn_parity.results.findings import TensorVerdict
+from attn_parity.verdict.criterion import decide
+from attn_parity.verdict.measures import measure
 from torch_attn.backend import from_numpy, to_numpy
 
 from .hf_configs import LATENT_HEADS

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from attn_bridge.checkpoints.containers.base import TensorInfo
-from attn_bridge.parity.compare.results.findings import TensorVerdict
-from attn_bridge.parity.rendering.html import checkpoint, training
-from attn_bridge.parity.training.report import FirstDifference, TrainingReport
+from attn_parity.rendering.html import checkpoint, training
+from attn_parity.results.findings import TensorVerdict
+from attn_parity.training.report import FirstDifference, TrainingReport
 
 
 def training_report(steps: int = 3, *, verdict: str = "equal") -> TrainingReport:

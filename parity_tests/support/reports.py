@@ -7,8 +7,8 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from attn_bridge.parity.compare.results.findings import Divergence, ModuleNode, Pair, Picture, TensorVerdict, Worst
-from attn_bridge.parity.compare.results.report import Report
+from attn_parity.results.findings import Divergence, ModuleNode, Pair, Picture, TensorVerdict, Worst
+from attn_parity.results.report import Report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\ud800\u202e]]>"
 """A name that breaks out of whatever does not escape it."""

@@ -16,7 +16,6 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader
-from attn_bridge.parity.check.mesh.cases import mesh_cases
 from attn_bridge.sharding import Plan
 from attn_bridge.specs import (
     DecoderBlockConfig,
@@ -27,6 +26,7 @@ from attn_bridge.specs import (
     Rotary,
 )
 from attn_bridge.weights import torch_to_flax
+from attn_parity.check.mesh.cases import mesh_cases
 
 Arrays = dict[str, np.ndarray]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

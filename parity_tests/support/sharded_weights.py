@@ -21,7 +21,7 @@ from attn_bridge import transfer
 from attn_bridge.checkpoints import execution
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader, SafetensorsWriter
-from attn_bridge.parity import workers
+from attn_parity import workers
 
 from . import sharded_digests
 from .memory import peak_memory

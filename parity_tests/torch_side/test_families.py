@@ -15,7 +15,7 @@ import torch_attn
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.models import families
 from attn_bridge.specs.position import Rotary
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..support.hf_configs import PUBLISHED

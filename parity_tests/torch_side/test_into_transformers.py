@@ -16,7 +16,7 @@ from attn_bridge.cli.app import run as command
 from attn_bridge.models import families, layouts
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
 from ..support import drawn_decoders, drawn_encoder_decoders, encoder_decoder_oracle

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn", "parity_tests")
+PACKAGES = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn", "parity_tests")
 BESIDE = ("README.md", ".gitignore")  # the tests of the house read them
 PAGE = (ROOT / "docs" / "adding-a-variant.md").read_text()
 

@@ -17,11 +17,12 @@ import torch
 import jax_attn
 import torch_attn
 from attn_bridge.cli.app import run
-from attn_bridge.parity import check, workers
-from attn_bridge.parity.check import cases, kernels, matrix
-from attn_bridge.parity.check.cases import CASES
-from attn_bridge.parity.check.twin_runs import Subject
+from attn_bridge.parity import check
 from attn_bridge.specs import VARIANTS
+from attn_parity import workers
+from attn_parity.check import cases, kernels, matrix
+from attn_parity.check.cases import CASES
+from attn_parity.check.twin_runs import Subject
 
 from ..support import cover
 from ..twins.mutation.faults import FAULTS
@@ -47,7 +48,7 @@ def test_all_variants_are_equal_in_float64_in_every_case():
 
 @cover.some("first_seed", [1000, 2000], always=[1000])
 def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypatch):
-    from attn_bridge.parity.check import twin_runs
+    from attn_parity.check import twin_runs
 
     right = twin_runs.draw
     monkeypatch.setattr(
@@ -136,7 +137,7 @@ def _keys_in_eight_bits(monkeypatch: pytest.MonkeyPatch, framework: str) -> None
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
 def test_quickly_compiled_runs_find_losses_that_users_runs_decide(framework, monkeypatch):
-    from attn_bridge.parity.check import twin_runs
+    from attn_parity.check import twin_runs
 
     modes: list[tuple[str, str]] = []
     build = twin_runs._Twin.__init__
@@ -292,8 +293,8 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
 
 
 def test_findings_of_the_second_look_are_kept(monkeypatch):
-    from attn_bridge.parity.check import matrix
-    from attn_bridge.parity.check.report import Cell
+    from attn_parity.check import matrix
+    from attn_parity.check.report import Cell
 
     looks = iter([("float32", "precision"), ("float64", "different")])
 
@@ -311,7 +312,7 @@ def test_findings_of_the_second_look_are_kept(monkeypatch):
 
 
 def test_an_interrupted_check_starts_nothing_more(monkeypatch):
-    from attn_bridge.parity.check import matrix
+    from attn_parity.check import matrix
 
     started, told = [], []
 

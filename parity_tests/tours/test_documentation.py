@@ -33,7 +33,7 @@ import torch_attn
 from attn_bridge import checkpoints
 from attn_bridge.cli.app import run as run_command
 from attn_bridge.models.families import known_model_types
-from attn_bridge.parity.mutation.gallery import GalleryTrial, judge_entry, judge_trial, plan_gallery
+from fault_lab.gallery import GalleryTrial, judge_entry, judge_trial, plan_gallery
 
 from ..wild import gallery
 
@@ -380,7 +380,7 @@ def test_the_map_names_rooms_that_exist():
     cells = re.findall(r"^\| (?:\.\.\. )?(`.+?) \|", text, re.MULTILINE)
     rooms = [word for cell in cells for word in re.findall(r"`([\w/]+)`", cell)]
     assert len(rooms) > 30
-    homes = ("", "torch_attn", "jax_attn", "attn_bridge", "attn_bridge/parity/compare")
+    homes = ("", "torch_attn", "jax_attn", "attn_bridge", "attn_parity")
     paths = {room: [ROOT / home / name for home in homes for name in (room, f"{room}.py")] for room in rooms}
     assert [room for room, places in paths.items() if not any(path.exists() for path in places)] == []
 

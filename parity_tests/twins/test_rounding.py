@@ -11,9 +11,9 @@ from torch import nn
 
 from attn_bridge import transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare.sides.subject import Arguments
-from jax_attn._parity.subject import subject_of as of_jax
-from torch_attn._parity.subject import subject_of as of_torch
+from attn_parity.frameworks.jax.subject import subject_of as of_jax
+from attn_parity.frameworks.torch.subject import subject_of as of_torch
+from attn_parity.sides.subject import Arguments
 
 X = np.random.default_rng(3).normal(size=(3, 7, 6)).astype(np.float32)
 COTANGENT = np.random.default_rng(4).normal(size=(3, 7, 5)).astype(np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from attn_bridge.parity.mutation.gallery import HEADINGS, judge_trial, plan_gallery, summarised
+from fault_lab.gallery import HEADINGS, judge_trial, plan_gallery, summarised
 
 HERE, OUTSIDE = "parity_tests.wild.gallery", "parity_tests.wild.gallery:outside"
 

@@ -1,4 +1,4 @@
-"""The register of the gallery: who has all entries (`attn_bridge.parity.mutation.gallery` says what they are).
+"""The register of the gallery: who has all entries (`fault_lab.gallery` says what they are).
 
 An entry is a function ``build(fault)`` that returns a `Case`: two sides that hold the same weights, the inputs of the
 first, and options for ``compare``. ``build(None)`` is right; ``build("name")`` has that one fault of a port in it. A
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 
-from attn_bridge.parity.mutation.gallery import Case, Entry, Fault, fault, inside
+from fault_lab.gallery import Case, Entry, Fault, fault, inside
 
 __all__ = ["Case", "Entry", "Fault", "entries", "entry", "fault", "inside", "outside"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_bridge.parity.mutation.gallery import Finding, GalleryTrial, judge_entry
+from fault_lab.gallery import Finding, GalleryTrial, judge_entry
 
 from .gallery import Entry, entries, outside
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..judge import load_judge
 from ..output import write_json
 from .options import Json, Settings, check_report, make_console, parse_settings
 from .places import is_remote, place
@@ -40,15 +41,14 @@ def digest(
     from rich.table import Table
 
     from ...checkpoints import live
-    from ...parity import factories
-    from ..user_code import running
 
     given: dict[str, Any] = {"layout": layout, "dtype": dtype, "settings": parse_settings(settings or [])}
     path = place(source)
     is_module = not is_remote(path) and not path.exists() and re.search(r":[^\W\d][\w.]*$", source) is not None
     check_report(json_file, *(() if is_module else (path,)))
     if is_module:
-        with running("digesting"):
+        factories, user_code = load_judge("factories"), load_judge("commands.user_code")
+        with user_code.running("digesting"):
             found = live.digests(factories.load(source, "MODULE_OR_PATH").build(0), **given)
     else:
         found = live.digests(path, **given)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..judge import load_judge
 from .options import check_report
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def write_page(
 ) -> None:
     """Read every tensor, one at a time, and write what its values are like."""
     from ... import checkpoints
-    from ...parity.rendering.html import checkpoint
 
+    checkpoint = load_judge("rendering.html.checkpoint")
     done, values = 0, {}
     with checkpoints.open(path, format=format) as tensors:
         for name, info in tensors.tensors.items():

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from attn_bridge.parity.settings import precision as joint
-from jax_attn._parity import precision
+from attn_parity.frameworks.jax import precision
+from attn_parity.settings import precision as joint
 
 LABEL = "jax"
 UNSAFE = {

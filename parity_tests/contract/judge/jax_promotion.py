@@ -12,9 +12,9 @@ from flax import nnx
 from jax import lax
 from jax.extend import core
 
-from attn_bridge.parity.compare.sides.subject import Subject
-from jax_attn._parity.running.promotion import promoted
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.running.promotion import promoted
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.subject import Subject
 
 from .promotion import THIRD, Exact, PlannedError, X, cotangent_like, third
 

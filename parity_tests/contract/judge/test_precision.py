@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attn_bridge.parity import strict as strict_for_both
-from attn_bridge.parity.settings import precision as joint
-from attn_bridge.parity.settings.doctor import examine
+from attn_parity.settings import precision as joint
+from attn_parity.settings.doctor import examine
 
 from .. import backends
 

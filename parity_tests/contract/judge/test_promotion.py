@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError
+from attn_parity.sides.subject import Arguments, CannotPromoteError
 
 from .. import backends
 from .promotion import PlannedError, X, cotangent_like

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from attn_bridge.parity.settings import precision as joint
-from torch_attn._parity import precision
+from attn_parity.frameworks.torch import precision
+from attn_parity.settings import precision as joint
 
 LABEL = "torch"
 UNSAFE = {

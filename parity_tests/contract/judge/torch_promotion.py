@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.compare.sides.subject import Arguments, Subject
-from torch_attn._parity.running.promotion import promoted
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.running.promotion import promoted
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.subject import Arguments, Subject
 
 from .promotion import THIRD, Exact, X, cotangent_like, third
 

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity.dumps.recording import dump
-from attn_bridge.parity.dumps.replay import compare_dumps
+from attn_parity.dumps.recording import dump
+from attn_parity.dumps.replay import compare_dumps
 from parity_tests.neutral.test_house import run_python
 from parity_tests.support.fake_dumps import INPUTS, Net, write
 

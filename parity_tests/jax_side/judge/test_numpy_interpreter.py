@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from attn_bridge.parity.compare.sides.subject import CannotPromoteError
-from jax_attn._parity.probes import numpy_interpreter
-from jax_attn._parity.probes.numpy_interpreter import OPAQUE, evaluate
+from attn_parity.frameworks.jax.probes import numpy_interpreter
+from attn_parity.frameworks.jax.probes.numpy_interpreter import OPAQUE, evaluate
+from attn_parity.sides.subject import CannotPromoteError
 
 RANDOM = np.random.default_rng(0)
 A, B = RANDOM.normal(size=(3, 4)), RANDOM.normal(size=(4, 5))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_attn._parity import precision
+from attn_parity.frameworks.jax import precision
 
 from ...contract.judge.jax_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 

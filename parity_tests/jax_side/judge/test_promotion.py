@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from attn_bridge.parity.compare.sides.subject import Arguments
-from jax_attn._parity.running.promotion import promoted
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.running.promotion import promoted
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.subject import Arguments
 
 from ...contract.judge.jax_promotion import BF16, F16, F32, Module
 from ...contract.judge.promotion import THIRD, X, third

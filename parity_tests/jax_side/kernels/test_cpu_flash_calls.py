@@ -24,8 +24,8 @@ import jax_attn
 from attn_bridge import masks
 from attn_kernels.compiler import processor
 from attn_kernels.xla import calls as xla
+from attn_parity.frameworks.jax.running.promotion import promoted
 from jax_attn import functional
-from jax_attn._parity.running.promotion import promoted
 from jax_attn.implementations import block_plan, cpu_flash, flash_primitives, unavailable
 
 from .attention_calls import arrays, attend, draw, some, squared

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 from attn_bridge import backends
-from attn_bridge.parity import workers
-from attn_bridge.parity.check.mesh.cases import mesh_cases
-from attn_bridge.parity.check.mesh.run import build
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
+from attn_parity.check.mesh.cases import mesh_cases
+from attn_parity.check.mesh.run import build
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def counts(framework: backends.Framework, sizes: dict[str, int], method: str, ca
 
 def count(task: Task) -> dict[str, int]:
     """Count in one process."""
-    parallel, meshes = (backends.load(task.framework, name) for name in ("parallel", "_parity.meshes"))
+    parallel, meshes = backends.load(task.framework, "parallel"), load_adapter(task.framework, "meshes")
     mesh = meshes.simulate(dict(task.sizes), task.rank, task.folder)
     try:
         (case,) = (one for one in mesh_cases() if one.name == task.case)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.parity import workers
-from attn_bridge.parity.check.mesh.cases import mesh_cases
-from attn_bridge.parity.check.mesh.run import build
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
+from attn_parity.check.mesh.cases import mesh_cases
+from attn_parity.check.mesh.run import build
 
 PROMPT, NEW = 5, 6
 
@@ -48,7 +49,7 @@ def generated(framework: backends.Framework, sizes: dict[str, int], cases: list[
 
 def run(task: Task) -> dict[str, Generated]:
     """Generate in one process of a mesh."""
-    parallel, meshes = (backends.load(task.framework, name) for name in ("parallel", "_parity.meshes"))
+    parallel, meshes = backends.load(task.framework, "parallel"), load_adapter(task.framework, "meshes")
     mesh = meshes.simulate(dict(task.sizes), task.rank, task.folder)
     found = {}
     try:

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.cli.check import parse_mesh
-from attn_bridge.parity import workers
-from attn_bridge.parity.check.mesh.cases import MeshCase, mesh_cases
-from attn_bridge.parity.check.mesh.run import build
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
+from attn_parity.check.mesh.cases import MeshCase, mesh_cases
+from attn_parity.check.mesh.run import build
+from attn_parity.commands.check import parse_mesh
 
 Sizes = tuple[tuple[str, int], ...]
 
@@ -83,7 +84,7 @@ def run(framework: backends.Framework, meshes: list[Sizes], methods: list[str], 
 
 def run_batch(batch: Batch) -> list[Deviation]:
     """Run everything in one process of the meshes."""
-    meshes = backends.load(batch.framework, "_parity.meshes")
+    meshes = load_adapter(batch.framework, "meshes")
     found = []
     try:
         with meshes.double_precision():
@@ -99,7 +100,7 @@ def run_batch(batch: Batch) -> list[Deviation]:
 
 def deviation(framework: backends.Framework, case: MeshCase, mesh: Any, sizes: Sizes, method: str) -> Deviation:
     """Run one case on one mesh, and compare it with the plain module."""
-    parallel, meshes = (backends.load(framework, name) for name in ("parallel", "_parity.meshes"))
+    parallel, meshes = backends.load(framework, "parallel"), load_adapter(framework, "meshes")
     plain, sharded = (build(framework, case, "float64") for _ in range(2))
     try:
         sharded = parallel.parallelize(sharded, mesh, **{name: name for name, _ in sizes}, method=method)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import masks
-from attn_bridge.parity import workers
+from attn_parity import workers
 
 B, T, H, K, D = 2, 16, 8, 2, 4
 
@@ -79,7 +79,7 @@ def run(task: Task) -> dict[str, float]:
     """Run calls in a process where JAX was not used."""
     import jax
 
-    from jax_attn._parity import meshes
+    from attn_parity.frameworks.jax import meshes
     from jax_attn.parallel import balance, part, ring
     from jax_attn.parallel.sharding import Sharding
 
@@ -150,7 +150,7 @@ def measure(task: tuple[int, int]) -> dict[str, float]:
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
     import jax_attn
-    from jax_attn._parity import meshes
+    from attn_parity.frameworks.jax import meshes
     from jax_attn.parallel import parallelize
 
     tokens, devices = task

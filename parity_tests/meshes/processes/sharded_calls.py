@@ -62,7 +62,7 @@ class Call:
 
 def run_job(job: Job) -> dict[str, float]:
     """Return the largest relative difference of outputs and gradients, by call and method."""
-    from torch_attn._parity import meshes
+    from attn_parity.frameworks.torch import meshes
 
     mesh = meshes.simulate(dict(job.sizes), job.rank, job.folder)
     try:

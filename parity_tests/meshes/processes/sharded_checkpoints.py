@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_bridge import backends
-from attn_bridge.parity import workers
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
 
 SHAPES = {"rows.weight": (7, 5), "grid.weight": (8, 6), "few.weight": (2, 3), "cube.weight": (4, 5, 6), "bias": (9,)}
 """Name -> shape: sizes that don't divide by the devices, fewer rows than devices, three axes."""
@@ -50,7 +50,7 @@ def save_and_load(task: Task) -> dict[str, bool]:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    meshes = backends.load("torch", "_parity.meshes")
+    meshes = load_adapter("torch", "meshes")
     whole, right = values(), {}
     for kind, sizes in MESHES.items():
         mesh = meshes.simulate(sizes, task.rank, task.folder, again=bool(right))

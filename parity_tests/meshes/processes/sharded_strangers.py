@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import backends, parity
-from attn_bridge.parity import workers
+from attn_parity import workers
+from attn_parity.adapters import load_adapter
 
 WIDTH, HEADS, HEAD_DIM = 12, 4, 4
 
@@ -66,7 +67,7 @@ def judge_flax(task: Task) -> Judged:
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    mesh = backends.load("flax", "_parity.meshes").simulate({"rows": 2, "model": 2}, 0, task.folder)
+    mesh = load_adapter("flax", "meshes").simulate({"rows": 2, "model": 2}, 0, task.folder)
 
     class Attention(nnx.Module):
         def __init__(self, *, sharded: bool):
@@ -124,7 +125,7 @@ def refuse(task: Task) -> str:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    meshes = backends.load("torch", "_parity.meshes")
+    meshes = load_adapter("torch", "meshes")
     meshes.simulate({"data": 2}, task.rank, task.folder)
     plain, inner = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
     wrapped = DistributedDataParallel(inner) if task.fault == "DDP" else inner
@@ -146,7 +147,7 @@ def judge_torch(task: Task) -> Judged:
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    meshes = backends.load("torch", "_parity.meshes")
+    meshes = load_adapter("torch", "meshes")
     mesh = meshes.simulate({"model": 4}, task.rank, task.folder)
 
     class Attention(nn.Module):
@@ -193,9 +194,9 @@ def move_tables(task: Task) -> tuple[float, float]:
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    from attn_bridge.parity.compare.sides.subject import Arguments
+    from attn_parity.sides.subject import Arguments
 
-    meshes = backends.load("torch", "_parity.meshes")
+    meshes = load_adapter("torch", "meshes")
     mesh = meshes.simulate({"model": 2}, task.rank, task.folder)
 
     class Scaled(nn.Module):
@@ -210,7 +211,7 @@ def move_tables(task: Task) -> tuple[float, float]:
     torch.manual_seed(0)
     plain, sharded = Scaled(), Scaled()
     parallelize_module(sharded, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    subject_of = backends.load("torch", "_parity.subject").TorchSubject
+    subject_of = load_adapter("torch").TorchSubject
     weights = subject_of(plain).weights()
     call = Arguments((np.random.default_rng(0).normal(size=(2, 8, WIDTH)),), {})
     try:

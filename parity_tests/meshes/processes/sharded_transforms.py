@@ -15,8 +15,8 @@ def mapped(method: str) -> dict[str, float]:
     import jax.numpy as jnp
     from flax import nnx
 
+    from attn_parity.frameworks.jax import meshes
     from jax_attn import GroupedQueryAttention
-    from jax_attn._parity import meshes
     from jax_attn.parallel import parallelize
 
     mesh = meshes.simulate({"tensor": 2, "context": 4}, 0, None)  # type: ignore[arg-type]  # no folder is used

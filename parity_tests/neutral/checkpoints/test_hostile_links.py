@@ -12,7 +12,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import links
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.parity.check import real_weights
+from attn_parity.check import real_weights
 from parity_tests.fuzz.samples import read, write
 
 from .checkpoint_files import bits, folder, made, tree

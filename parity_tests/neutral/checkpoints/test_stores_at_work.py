@@ -25,7 +25,7 @@ from attn_bridge.checkpoints.workers import Processes, jobs
 from attn_bridge.checkpoints.workers.executors import nursery
 from attn_bridge.checkpoints.workers.executors.nursery import Nursery
 from attn_bridge.cli.app import run
-from attn_bridge.parity import watch
+from attn_parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.stored_checkpoints import ours
 

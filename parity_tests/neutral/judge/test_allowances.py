@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from attn_bridge.parity.compare.results.allowances import accept, checked, parse
-from attn_bridge.parity.compare.results.changes import Changes, changes, read
-from attn_bridge.parity.compare.results.findings import Divergence, ModuleNode
-from attn_bridge.parity.compare.results.report import Report
+from attn_parity.results.allowances import accept, checked, parse
+from attn_parity.results.changes import Changes, changes, read
+from attn_parity.results.findings import Divergence, ModuleNode
+from attn_parity.results.report import Report
 from parity_tests.support.reports import SUSPECT, different_report, equal_report, equal_tensor, inconclusive_report
 
 

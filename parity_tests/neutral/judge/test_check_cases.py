@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from attn_bridge.parity import workers
-from attn_bridge.parity.check import kernels, matrix
-from attn_bridge.parity.check.cases import MODES, cases_of
-from attn_bridge.parity.check.twin_runs import Subject
-from attn_bridge.parity.compare.sides.dtypes import DTYPES
 from attn_bridge.specs import VARIANTS
+from attn_parity import workers
+from attn_parity.check import kernels, matrix
+from attn_parity.check.cases import MODES, cases_of
+from attn_parity.check.twin_runs import Subject
+from attn_parity.sides.dtypes import DTYPES
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

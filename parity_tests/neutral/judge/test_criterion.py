@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.verdict.criterion import agree, decide
-from attn_bridge.parity.compare.verdict.limits import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, sum_floor
-from attn_bridge.parity.compare.verdict.measures import measure, with_flash_loss
-from attn_bridge.parity.compare.verdict.noise import _units
+from attn_parity.verdict.criterion import agree, decide
+from attn_parity.verdict.limits import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, sum_floor
+from attn_parity.verdict.measures import measure, with_flash_loss
+from attn_parity.verdict.noise import _units
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 

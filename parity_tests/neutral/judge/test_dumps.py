@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare.samples import sampling
-from attn_bridge.parity.compare.verdict import runner
-from attn_bridge.parity.dumps import format as dumps
-from attn_bridge.parity.dumps import recording
-from attn_bridge.parity.dumps.replay import compare_dumps
+from attn_parity.dumps import format as dumps
+from attn_parity.dumps import recording
+from attn_parity.dumps.replay import compare_dumps
+from attn_parity.samples import sampling
+from attn_parity.verdict import runner
 from parity_tests.support.fake_dumps import INPUTS, Net, write
 
 from ..test_house import run_python

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.driver import _differ
+from attn_parity.compare.driver import _differ
 
 NUMBERS = np.array([[0.5, -1.25, 3.0], [np.nan, 1e-3, 7.0]], np.float32).astype(ml_dtypes.bfloat16)
 

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from attn_bridge.parity.interrupts import orderly_interrupts
+from attn_parity.interrupts import orderly_interrupts
 
 
 class Sending:

@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.localisation.between import Step, calls_inside, code_between
-from attn_bridge.parity.compare.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
-from attn_bridge.parity.compare.localisation.sides import Sides
-from attn_bridge.parity.compare.localisation.weighing import explained
-from attn_bridge.parity.compare.sides.subject import Arguments, Call, Run, Submodule
-from attn_bridge.parity.compare.submodule_pairs import pair_modules
+from attn_parity.localisation.between import Step, calls_inside, code_between
+from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
+from attn_parity.localisation.sides import Sides
+from attn_parity.localisation.weighing import explained
+from attn_parity.pairing.submodule_pairs import pair_modules
+from attn_parity.sides.subject import Arguments, Call, Run, Submodule
 
 RANDOM = np.random.default_rng(0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_bridge.parity.compare.sides import tables
-from attn_bridge.parity.compare.sides.tables import Collector, Tables
+from attn_parity.sides import tables
+from attn_parity.sides.tables import Collector, Tables
 
 ANGLES = np.arange(7)[:, None] / 10.0 ** np.arange(4)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_bridge.parity import workers
+from attn_parity import workers
 
 from . import worker_tasks
 
@@ -106,7 +106,7 @@ def _start(folder: Path) -> subprocess.Popen[str]:
     """Start a process whose two workers hold, and that says when it is interrupted."""
     program = f"""
 import signal, sys
-from attn_bridge.parity import workers
+from attn_parity import workers
 from parity_tests.neutral.judge.worker_tasks import hold
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell leaves it ignored in the background
 try:

@@ -13,9 +13,7 @@ from release import contents, environments
 VERSION = "1.2.3"
 INFO = f"attn_bridge-{VERSION}.dist-info"
 METADATA = f"Metadata-Version: 2.4\nVersion: {VERSION}\nLicense-Expression: Apache-2.0\nRequires-Python: >=3.11\n\n"
-POINTS = (
-    "[console_scripts]\nattn-bridge = attn_bridge.cli:main\n\n[pytest11]\nattn_bridge = attn_bridge.parity.plugin\n"
-)
+POINTS = "[console_scripts]\nattn-bridge = attn_bridge.cli:main\n\n[pytest11]\nattn_bridge = attn_parity.plugin\n"
 
 
 @pytest.fixture

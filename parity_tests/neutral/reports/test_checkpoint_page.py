@@ -12,7 +12,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import TensorInfo
 from attn_bridge.cli.app import run
-from attn_bridge.parity.rendering.html import checkpoint
+from attn_parity.rendering.html import checkpoint
 
 
 def values(array, dtype=None):

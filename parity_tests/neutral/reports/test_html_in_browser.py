@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from attn_bridge.parity.rendering.html import as_html
+from attn_parity.rendering.html import as_html
 from parity_tests.support.browser import find_chromium, running
 from parity_tests.support.reports import (
     COMMAND,

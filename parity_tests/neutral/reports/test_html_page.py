@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering.html import as_html
+from attn_parity.rendering.html import as_html
+from attn_parity.results.report import Report
 from parity_tests.support.html_outline import Outline
 from parity_tests.support.reports import (
     COMMAND,
@@ -173,7 +173,7 @@ def test_a_report_without_tensors_claims_no_coverage():
 
 def test_the_files_of_the_page_are_packaged():
     root = Path(__file__).parents[3]
-    package = "attn_bridge.parity.rendering.html"
+    package = "attn_parity.rendering.html"
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][package]
     folder = root / package.replace(".", "/")
     assert {one.name for one in folder.iterdir() if one.suffix not in (".py", "") and one.is_file()} == set(data)

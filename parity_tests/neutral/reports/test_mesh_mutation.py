@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity.mutation.mesh.configs import draw_mesh_config
-from attn_bridge.parity.mutation.mesh.driver import mutate_mesh, plan_trials, run_cases
-from attn_bridge.parity.mutation.mesh.faults import MESH_FAULTS, find_mesh_fault
-from attn_bridge.parity.mutation.mesh.report import MeshMutationReport
-from attn_bridge.parity.mutation.mesh.trials import MeshResult, MeshTrial
-from attn_bridge.parity.mutation.visibility import Change
+from fault_lab.mesh.configs import draw_mesh_config
+from fault_lab.mesh.driver import mutate_mesh, plan_trials, run_cases
+from fault_lab.mesh.faults import MESH_FAULTS, find_mesh_fault
+from fault_lab.mesh.report import MeshMutationReport
+from fault_lab.mesh.trials import MeshResult, MeshTrial
+from fault_lab.visibility import Change
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"tensor": 2, "context": 2}
@@ -25,12 +25,12 @@ CASE = "attention-reduction-missing:flax:105000"
 
 def texts(package: str) -> set[str]:
     """Return the strings in the block of a framework."""
-    files = (ROOT / package / "_parity" / "mesh_mutants").glob("*.py")
+    files = (ROOT / "fault_lab" / "frameworks" / package / "mesh_mutants").glob("*.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-@pytest.mark.parametrize("package", ["torch_attn", "jax_attn"])
+@pytest.mark.parametrize("package", ["torch", "jax"])
 def test_every_fault_stands_in_the_block_of_both_frameworks(package):
     known = texts(package)
     for fault in MESH_FAULTS:

@@ -9,11 +9,11 @@ import pytest
 
 import attn_bridge
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare.results.findings import Picture
-from attn_bridge.parity.mutation.faults import FAULTS
-from attn_bridge.parity.mutation.trials import upper_bound
-from attn_bridge.parity.mutation.usual_rules import rejections
-from attn_bridge.parity.mutation.visibility import Change
+from attn_parity.results.findings import Picture
+from fault_lab.planted.faults import FAULTS
+from fault_lab.planted.usual_rules import rejections
+from fault_lab.trials import upper_bound
+from fault_lab.visibility import Change
 from parity_tests.support.blocks import find_config
 
 USAGE_ERRORS = [

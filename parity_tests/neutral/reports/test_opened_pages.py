@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 import pytest
 
 from attn_bridge.cli.app import complete
-from attn_bridge.cli.output import Outputs
+from attn_parity.commands.outputs import Outputs
 from parity_tests.support.reports import different_report, equal_report
 
 

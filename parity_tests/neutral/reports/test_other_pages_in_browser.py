@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_bridge.parity.rendering.html import training
+from attn_parity.rendering.html import training
 from parity_tests.neutral.reports.test_html_in_browser import CHROMIUM, OVERFLOW, SCREENS
 from parity_tests.support.browser import running
 from parity_tests.support.other_pages import training_report, write_pages

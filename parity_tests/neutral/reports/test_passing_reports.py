@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attn_bridge.parity.compare.results.findings import SEVERITY
-from attn_bridge.parity.compare.results.report import ParityError, Report
+from attn_parity.results.findings import SEVERITY
+from attn_parity.results.report import ParityError, Report
 
 from ...support.other_pages import training_report
 

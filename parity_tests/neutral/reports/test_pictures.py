@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.results.findings import Picture
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering.html import figures, pictures
+from attn_parity.rendering.html import figures, pictures
+from attn_parity.results.findings import Picture
+from attn_parity.results.report import Report
 from parity_tests.support.html_outline import Outline
 from parity_tests.support.reports import large_report
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_bridge.parity import factories, watch
-from attn_bridge.parity.watch import Watchdog
+from attn_parity import factories, watch
+from attn_parity.watch import Watchdog
 
 
 def watched(seconds: float, work, names=None, **sources: Path) -> list[str]:
@@ -57,12 +57,12 @@ def test_phases_that_each_take_less_are_not_added_up():
     assert watched(0.5, work) == []
 
 
-@pytest.mark.parametrize("package", ["torch_attn", "jax_attn"])
+@pytest.mark.parametrize("package", ["torch", "jax"])
 def test_an_unlabelled_side_is_named_by_its_backend(tmp_path, package):
     user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(1)\n")
-    runner = module(tmp_path / package / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    runner = module(tmp_path / "attn_parity" / "frameworks" / package / "subject.py", "def run(call):\n    call()\n")
     (said,) = watched(0.3, lambda: runner.run(user.forward), **{"": tmp_path / "user.py"})
-    label = {"torch_attn": "torch", "jax_attn": "flax"}[package]
+    label = {"torch": "torch", "jax": "flax"}[package]
     assert said.startswith(
         f"the {label} side has been running for more than 0.3 s (--timeout): {tmp_path / 'user.py'}:4 "
     )
@@ -74,14 +74,14 @@ def test_an_unlabelled_side_is_named_by_its_backend(tmp_path, package):
 
 def test_short_calls_of_a_backend_are_not_added_up(tmp_path):
     user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(0.2)\n")
-    runner = module(tmp_path / "torch_attn" / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    runner = module(tmp_path / "attn_parity" / "frameworks" / "torch" / "subject.py", "def run(call):\n    call()\n")
     assert watched(0.5, lambda: [runner.run(user.forward) for _ in range(6)]) == []
 
 
 def test_a_backward_pass_is_called_a_gradient(tmp_path):
     user = module(tmp_path / "user.py", "import time\n\ndef rule():\n    time.sleep(1)\n")
     engine = module(tmp_path / "torch" / "autograd" / "graph.py", "def backward(call):\n    call()\n")
-    runner = module(tmp_path / "torch_attn" / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    runner = module(tmp_path / "attn_parity" / "frameworks" / "torch" / "subject.py", "def run(call):\n    call()\n")
     (said,) = watched(0.3, lambda: runner.run(lambda: engine.backward(user.rule)), torch=tmp_path / "user.py")
     assert said.startswith("the torch side has been computing its gradient for more than 0.3 s")
 
@@ -142,7 +142,7 @@ def test_only_our_staging_folders_are_removed(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from attn_bridge.parity import watch
+from attn_parity import watch
 with watch.Watchdog(0.3) as dog:
     dog.leave_nothing_beside(Path({str(tmp_path / "out")!r}))
     Path({str(tmp_path / ".ours.part")!r}).mkdir()

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from attn_bridge.parity.dumps import format as dumps
-from attn_bridge.parity.dumps.recording import dump
+from attn_parity.dumps import format as dumps
+from attn_parity.dumps.recording import dump
 from parity_tests.neutral.test_house import run_python
 
 JAX = {"jax", "jaxlib", "flax", "jax_attn", "optax", "orbax"}

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from attn_bridge.parity.settings.doctor import examine
-from torch_attn._parity import precision
+from attn_parity.frameworks.torch import precision
+from attn_parity.settings.doctor import examine
 
 from ...contract.judge.torch_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 
@@ -92,7 +92,7 @@ def test_the_newer_api_makes_the_older_name_unreadable():
 def test_settings_go_on_inheriting_after_strict():
     program = """
 import torch
-from torch_attn._parity import precision
+from attn_parity.frameworks.torch import precision
 
 def follow():
     found = []

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from attn_bridge.parity.compare.sides.subject import Arguments
-from torch_attn._parity.running.promotion import promoted
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.running.promotion import promoted
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.subject import Arguments
 
 from ...contract.judge.promotion import X
 

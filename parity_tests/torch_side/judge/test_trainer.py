@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.compare.sides.dropout_masks import Masks
-from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError
-from attn_bridge.parity.training.stepping import Hyperparameters
-from torch_attn._parity.running.state import ONE_AT_A_TIME
-from torch_attn._parity.training import Trainer, optimizer
+from attn_parity.frameworks.torch.running.state import ONE_AT_A_TIME
+from attn_parity.frameworks.torch.training import Trainer, optimizer
+from attn_parity.sides.dropout_masks import Masks
+from attn_parity.sides.subject import Arguments, ModuleFailedError
+from attn_parity.training.stepping import Hyperparameters
 
 X, Y = (np.random.default_rng(seed).normal(size=(4, 6)).astype(np.float32) for seed in (0, 1))
 

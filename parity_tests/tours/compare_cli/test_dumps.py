@@ -11,8 +11,8 @@ import pytest
 
 from attn_bridge.cli.app import run
 from attn_bridge.parity import compare
-from attn_bridge.parity.dumps.recording import dump
-from attn_bridge.parity.dumps.replay import compare_dumps
+from attn_parity.dumps.recording import dump
+from attn_parity.dumps.replay import compare_dumps
 
 from .files import BAD, SHAPE
 

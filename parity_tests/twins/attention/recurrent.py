@@ -8,7 +8,7 @@ import pytest
 import torch
 from flax import nnx
 
-from jax_attn._parity.probes import numpy_interpreter
+from attn_parity.frameworks.jax.probes import numpy_interpreter
 
 
 def tokens(*shape: int, seed: int = 1) -> np.ndarray:

@@ -24,8 +24,8 @@ from attn_bridge import backends, parity, transfer
 from attn_bridge.models import families
 from attn_bridge.reference.gated_delta_net import reference
 from attn_bridge.specs import GatedDeltaNetConfig
+from attn_parity.frameworks.torch.running.promotion import promoted
 from parity_tests.support.hf_oracle import judge_roundings
-from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from .compiled import in_jit

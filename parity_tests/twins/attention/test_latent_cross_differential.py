@@ -20,10 +20,10 @@ import torch_attn
 from attn_bridge import checkpoints, specs
 from attn_bridge.masks import sliding_window
 from attn_bridge.models import families
-from jax_attn._parity.probes.numpy_interpreter import evaluate
+from attn_parity.frameworks.jax.probes.numpy_interpreter import evaluate
+from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import precision
 from parity_tests.support.hf_oracle import judge_roundings
-from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from .compiled import in_jit

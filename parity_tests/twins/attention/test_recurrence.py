@@ -10,7 +10,7 @@ import torch
 
 import jax_attn.recurrent.recurrence
 import torch_attn.recurrent.recurrence
-from jax_attn._parity.probes import numpy_interpreter
+from attn_parity.frameworks.jax.probes import numpy_interpreter
 
 BATCH, KEY_HEADS, HEADS, WIDTH, VALUE_WIDTH = 2, 2, 4, 5, 3
 

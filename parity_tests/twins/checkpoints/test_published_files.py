@@ -16,7 +16,7 @@ import transformers
 import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 
 from ...support import hf_folders
 

@@ -25,11 +25,11 @@ from torch import nn
 import jax_attn
 import torch_attn
 from attn_bridge.parity import compare
-from attn_bridge.parity.dumps import format as dumps
-from attn_bridge.parity.dumps.recording import dump
-from attn_bridge.parity.dumps.replay import compare_dumps
-from jax_attn._parity.subject import JaxSubject
-from torch_attn._parity.subject import TorchSubject
+from attn_parity.dumps import format as dumps
+from attn_parity.dumps.recording import dump
+from attn_parity.dumps.replay import compare_dumps
+from attn_parity.frameworks.jax.subject import JaxSubject
+from attn_parity.frameworks.torch.subject import TorchSubject
 
 from ...support import cover
 

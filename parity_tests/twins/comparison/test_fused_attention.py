@@ -20,11 +20,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attn_bridge import parity
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare.verdict import bench
-from attn_bridge.parity.dumps import format as dumps
-from attn_bridge.parity.dumps.recording import dump
-from attn_bridge.parity.dumps.replay import compare_dumps
-from attn_bridge.parity.mutation.driver import _Subject, find_trial
+from attn_parity.dumps import format as dumps
+from attn_parity.dumps.recording import dump
+from attn_parity.dumps.replay import compare_dumps
+from attn_parity.verdict import bench
+from fault_lab.driver import _Subject, find_trial
 
 DOUBLE = ("float64",)
 """Judged in float64 alone, nothing but the float64 limit is in force, whatever float32 loses by luck."""

@@ -11,15 +11,15 @@ import torch
 from flax import nnx
 from torch import nn
 
-import torch_attn._parity.subject
+import attn_parity.frameworks.torch.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare import pair
-from attn_bridge.parity.compare.prepare import prepare
-from attn_bridge.parity.compare.samples import sampling
-from attn_bridge.parity.compare.verdict import criterion, judging, limits
-from jax_attn._parity.subject import JaxSubject
-from torch_attn._parity.subject import TorchSubject
+from attn_parity.compare.prepare import prepare
+from attn_parity.frameworks.jax.subject import JaxSubject
+from attn_parity.frameworks.torch.subject import TorchSubject
+from attn_parity.pairing import pair
+from attn_parity.samples import sampling
+from attn_parity.verdict import criterion, judging, limits
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
@@ -65,7 +65,7 @@ def runs(monkeypatch):
     """Make every pair a large one, and count the runs: (side, dtype or mode) -> how many."""
     monkeypatch.setattr(sampling, "QUICK", -1.0)
     monkeypatch.setattr(sampling, "LARGE", -1.0)
-    monkeypatch.setattr(torch_attn._parity.subject, "LARGE", 0)
+    monkeypatch.setattr(attn_parity.frameworks.torch.subject, "LARGE", 0)
     counted = collections.Counter()
     for side, kind in SUBJECTS.items():
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from attn_bridge.backends import load_subjects
 from attn_bridge.parity import compare, function
-from attn_bridge.parity.compare.sides.subject import Arguments
+from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import Arguments
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((2, 3, 6, 6)).astype(np.float32)
@@ -146,9 +146,9 @@ def test_a_loop_that_carries_data_counts_uses():
         def forward(self, x):
             return torch.sin(self.last(torch.tanh(self.then(torch.tanh(self.first(x))))))
 
-    subject = load_subjects("flax").subject_of(function(call, {"a": draw(6, 6), "p": stacked}))
+    subject = load_adapter("flax").subject_of(function(call, {"a": draw(6, 6), "p": stacked}))
     uses = subject.uses(subject.weights(), Arguments((ROWS,)))
     assert uses["p"] < uses["a"]
-    ours = load_subjects("torch").subject_of(Straight())
+    ours = load_adapter("torch").subject_of(Straight())
     found = ours.uses(ours.weights(), Arguments((ROWS,)))
     assert sorted(found, key=found.get) == ["first.weight", "then.weight", "last.weight"]

@@ -16,8 +16,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from torch.func import functional_call
 
 from attn_bridge import Rule, WeightsMismatchError
-from attn_bridge.parity.compare.pairing import partial, propose
-from attn_bridge.parity.compare.sides.subject import Parameter
+from attn_parity.pairing import partial, propose
+from attn_parity.sides.subject import Parameter
 
 tnn = torch.nn
 

@@ -6,24 +6,26 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity.compare.sides.subject import Arguments
-from attn_bridge.parity.mutation import mutants, pairs
-from attn_bridge.parity.mutation.driver import find_trial, run_trial
-from attn_bridge.parity.mutation.faults import FAULTS, find_fault
-from attn_bridge.parity.mutation.port_faults import PORT_FAULTS
 from attn_bridge.specs import VARIANTS, find_variant
+from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import Arguments
+from fault_lab.adapters import load_mutants
+from fault_lab.driver import find_trial, run_trial
+from fault_lab.planted import mutants, pairs
+from fault_lab.planted.faults import FAULTS, find_fault
+from fault_lab.planted.port_faults import PORT_FAULTS
 
 SEED = 500_000
 
 
 def run(fault, pair, side, *, planted):
     name, arguments = fault.module(pair, planted=planted)
-    module = backends.load(side, "_parity.mutants").build(name, arguments)
-    torch_module = backends.load("torch", "_parity.mutants").build(name, arguments)
+    module = load_mutants(side, "mutants").build(name, arguments)
+    torch_module = load_mutants("torch", "mutants").build(name, arguments)
     shapes = {key: shape for key, (shape, _) in backends.load("torch").describe_weights(torch_module).items()}
     weights = mutants.draw_weights(shapes, pair.seed, 1.0)
     weights = torch_to_flax(weights, fault.rules(pair, shapes)) if side == "flax" else weights
-    runner = backends.load_subjects(side).subject_of(module)
+    runner = load_adapter(side).subject_of(module)
     return runner.run(weights, Arguments((), dict(pair.inputs)), None, dtype="float64").outputs[0]
 
 
@@ -47,16 +49,16 @@ def example(variant, name):
 def output(variant, config, weights, x):
     """Run our own module on given weights."""
     module = backends.load("torch").build(find_variant(variant), {"config": config}, "float64")
-    return backends.load_subjects("torch").subject_of(module).run(weights, Arguments((), {"x": x}), None).outputs[0]
+    return load_adapter("torch").subject_of(module).run(weights, Arguments((), {"x": x}), None).outputs[0]
 
 
 def planted(name, config, weights, x):
     """Run a port that goes wrong on the same weights."""
     fault = find_fault(name)
     arguments = {"variant": fault.variant, "config": config, "reads": fault.wrong(config)}
-    module = backends.load("torch", "_parity.mutants").build("Port", arguments)
+    module = load_mutants("torch", "mutants").build("Port", arguments)
     weights = {f"port.{name}": array for name, array in weights.items()}
-    runner = backends.load_subjects("torch").subject_of(module)
+    runner = load_adapter("torch").subject_of(module)
     return runner.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn_bridge.parity.mutation.mutants import BlockConfig
 from attn_bridge.reference.attention import as_double, linear, merge_heads, split_heads
+from fault_lab.planted.mutants import BlockConfig
 
 
 def reference(

@@ -16,7 +16,7 @@ import torch
 import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ...support import originals

@@ -17,15 +17,15 @@ from attn_bridge.cli import demo
 from attn_bridge.cli.app import run
 from attn_bridge.models import families
 from attn_bridge.parity import check_model
-from attn_bridge.parity.check.model import decoding
-from attn_bridge.parity.check.model.report import ModelReport
-from attn_bridge.parity.compare.sides import large
 from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
 from attn_bridge.weights.rows import LayoutError
-from jax_attn._parity import decoded as flax_decoded
-from torch_attn._parity import decoded as torch_decoded
-from torch_attn._parity import hugging_face
+from attn_parity.check.model import decoding
+from attn_parity.check.model.report import ModelReport
+from attn_parity.frameworks.jax import decoded as flax_decoded
+from attn_parity.frameworks.torch import decoded as torch_decoded
+from attn_parity.frameworks.torch import hugging_face
+from attn_parity.sides import large
 
 from ...support import cover
 

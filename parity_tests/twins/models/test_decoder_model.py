@@ -16,8 +16,8 @@ from flax import nnx
 import jax_attn
 import torch_attn
 from attn_bridge import torch_to_flax
+from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
-from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
 from ...support import cover

@@ -21,9 +21,9 @@ import torch_attn
 from attn_bridge import checkpoints, torch_to_flax
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.models import families
+from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
 from jax_attn.random import TorchRngs
-from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 from torch_attn.random import JaxRngs
 

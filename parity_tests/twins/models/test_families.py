@@ -14,7 +14,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import parity
 from attn_bridge.models import families
-from jax_attn._parity.probes.numpy_interpreter import evaluate
+from attn_parity.frameworks.jax.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 
 from ...support import cover

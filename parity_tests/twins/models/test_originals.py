@@ -21,7 +21,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from torch_attn._parity.running.promotion import promoted
+from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ...support import originals

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity.compare.sides.subject import Arguments
-from attn_bridge.parity.mutation import block_faults, mutants, pairs
 from attn_bridge.reference import directional_derivative
+from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import Arguments
+from fault_lab.adapters import load_mutants
+from fault_lab.planted import block_faults, mutants, pairs
 from parity_tests.support.blocks import find_config
 
 from ..models.block_reference import reference
@@ -36,14 +38,12 @@ CONFIGS = {
 
 
 def run(side, config, weights, inputs, cotangents, fault=""):
-    module = backends.load(side, "_parity.mutants").build("Block", {"config": config, "fault": fault})
+    module = load_mutants(side, "mutants").build("Block", {"config": config, "fault": fault})
     names = backends.load("torch").describe_weights(torch_block(config))
     shapes = {name: shape for name, (shape, _) in names.items()}
     rules = mutants.block_rules(shapes)
     held = torch_to_flax(weights, rules) if side == "flax" else weights
-    result = (
-        backends.load_subjects(side).subject_of(module).run(held, Arguments((), inputs), cotangents, dtype="float64")
-    )
+    result = load_adapter(side).subject_of(module).run(held, Arguments((), inputs), cotangents, dtype="float64")
     if cotangents is None:
         return result.outputs, {}
     gradients = result.parameter_gradients
@@ -53,7 +53,7 @@ def run(side, config, weights, inputs, cotangents, fault=""):
 
 
 def torch_block(config):
-    return backends.load("torch", "_parity.mutants").build("Block", {"config": config})
+    return load_mutants("torch", "mutants").build("Block", {"config": config})
 
 
 def shapes_of(config):

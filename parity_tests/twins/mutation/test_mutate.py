@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
 
-import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
-from attn_bridge import backends
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutate as run_mutate
-from attn_bridge.parity.compare.results.report import Picture, Report, TensorVerdict
-from attn_bridge.parity.mutation import driver, mutants, pairs
-from attn_bridge.parity.mutation.block_faults import always, never
-from attn_bridge.parity.mutation.driver import Trial, find_trial, plan_faults, run_trial, run_trials
-from attn_bridge.parity.mutation.faults import FAULTS, find_fault
-from attn_bridge.parity.mutation.usual_rules import USUAL_RULES
+from attn_parity.compare import driver as compare_driver
+from attn_parity.results.report import Picture, Report, TensorVerdict
+from fault_lab import driver
+from fault_lab.adapters import load_mutants
+from fault_lab.driver import Trial, find_trial, plan_faults, run_trial, run_trials
+from fault_lab.planted import mutants, pairs
+from fault_lab.planted.block_faults import always, never
+from fault_lab.planted.faults import FAULTS, find_fault
+from fault_lab.planted.usual_rules import USUAL_RULES
 from parity_tests.support.blocks import find_config
 
 SEED = 400_000
@@ -42,7 +42,7 @@ def judge(monkeypatch):
             tensor = TensorVerdict("output", "output", "output", (1,), "float32", verdict, reason)
             return Report(verdict, [tensor], pictures=[Picture("output", np.ones(1), np.ones(1))])
 
-        monkeypatch.setattr(sys.modules["attn_bridge.parity.compare.driver"], "compare", compare)
+        monkeypatch.setattr(compare_driver, "compare", compare)
 
     return replace
 
@@ -170,7 +170,7 @@ def test_an_objection_to_a_true_invariance_is_a_false_alarm(judge):
 
 
 def test_a_crash_of_the_judge_detects_nothing(monkeypatch):
-    module = sys.modules["attn_bridge.parity.compare.driver"]
+    module = compare_driver
     planted, right = find_trial(case("scale-missing", "torch")), find_trial(f"right:{SEED}")
     for error, verdict, outcomes in (
         (ValueError("will not"), "refused", ("detected", "false alarm")),
@@ -214,7 +214,7 @@ def test_a_fault_that_never_showed_does_not_count_as_found(report):
 
 def test_a_process_forgets_what_was_compiled_for_the_trials_before(judge, monkeypatch):
     forgotten = []
-    monkeypatch.setattr(backends.load("flax", "_parity.mutants"), "forget_programs", lambda: forgotten.append(1))
+    monkeypatch.setattr(load_mutants("flax", "mutants"), "forget_programs", lambda: forgotten.append(1))
     judge("equal")
     monkeypatch.setattr(driver, "PROGRAMS_OF", 2)
     list(run_trials([find_trial(f"right:{SEED + number}") for number in range(5)], jobs=1))

@@ -9,14 +9,14 @@ import pytest
 
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutate
-from attn_bridge.parity.mutation.driver import find_trial, run_trial
-from attn_bridge.parity.mutation.gallery import Finding, GalleryTrial, load_entries, plan_gallery
+from fault_lab.driver import find_trial, run_trial
+from fault_lab.gallery import Finding, GalleryTrial, load_entries, plan_gallery
 
 GALLERY = """
 import torch
 from torch import nn
 
-from attn_bridge.parity.mutation.gallery import Case, Entry, fault, inside
+from fault_lab.gallery import Case, Entry, fault, inside
 
 
 class Pair(nn.Module):

@@ -13,22 +13,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity.compare.sides.subject import Arguments
-from attn_bridge.parity.mutation import mutants, pairs
-from attn_bridge.parity.mutation.block_faults import BLOCK_FAULTS
-from attn_bridge.parity.mutation.driver import find_trial, run_trial
-from attn_bridge.parity.mutation.kernels import OWN_FORMULA, Order, draw_order
-from attn_bridge.parity.settings.precision import strict
+from attn_parity.adapters import load_adapter
+from attn_parity.settings.precision import strict
+from attn_parity.sides.subject import Arguments
+from fault_lab.adapters import load_mutants
+from fault_lab.driver import find_trial, run_trial
+from fault_lab.planted import mutants, pairs
+from fault_lab.planted.block_faults import BLOCK_FAULTS
+from fault_lab.planted.kernels import OWN_FORMULA, Order, draw_order
 from parity_tests.support.blocks import find_config
 
 SEED = 410_000
 SIDES = ("torch", "flax")
 
-KERNELS = {side: backends.load(side, "_parity.kernels").KERNELS for side in SIDES}
+KERNELS = {side: load_mutants(side, "kernels").KERNELS for side in SIDES}
 
 
 def block(side, config, order=None):
-    return backends.load(side, "_parity.mutants").build("Block", {"config": config}, order)
+    return load_mutants(side, "mutants").build("Block", {"config": config}, order)
 
 
 def only(side, name):
@@ -47,7 +49,7 @@ def run(side, config, order=None, dtype="float64"):
     inputs = config.inputs()
     random = np.random.default_rng(config.seed)
     cotangents = [random.normal(size=inputs["x"].shape).astype(dtype) for _ in range(config.outputs)]
-    subject = backends.load_subjects(side).subject_of(block(side, config, order))
+    subject = load_adapter(side).subject_of(block(side, config, order))
     found = subject.run(weights, Arguments((), inputs), cotangents, dtype=dtype)
     return [*found.outputs, found.input_gradients[0], *found.parameter_gradients.values()]
 
@@ -139,7 +141,7 @@ def test_the_kernel_order_follows_from_seed_and_side():
 
 def test_each_kernel_of_this_machine_is_drawn():
     for side in SIDES:
-        kernels = backends.load(side, "_parity.kernels")
+        kernels = load_mutants(side, "kernels")
         firsts = {kernels.draw(seed, "Block").first for seed in range(SEED, SEED + 300)}
         assert firsts == {*KERNELS[side], OWN_FORMULA}
         assert OWN_FORMULA not in {kernels.draw(seed, "GroupedQueryAttention").first for seed in range(300)}
@@ -147,7 +149,7 @@ def test_each_kernel_of_this_machine_is_drawn():
 
 def attending(wanted):
     """Return the first seed whose right pair attends and whose first kernels are as wanted."""
-    names = {side: backends.load(side, "_parity.kernels") for side in SIDES}
+    names = {side: load_mutants(side, "kernels") for side in SIDES}
     return mutants.find_seed(
         SEED,
         lambda seed: (
@@ -182,7 +184,7 @@ def test_a_fault_in_attention_keeps_the_faulty_code():
 
 def test_attention_faults_are_those_the_formula_reads():
     for side in SIDES:
-        block = backends.load(side, "_parity.mutants").Block
+        block = load_mutants(side, "mutants").Block
         source = "".join(inspect.getsource(getattr(block, name)) for name in ("score", "weigh", "mix"))
         assert {one.name for one in BLOCK_FAULTS if f'"{one.name}"' in source} == {
             one.name for one in BLOCK_FAULTS if one.in_attention

@@ -16,10 +16,10 @@ import torch
 from flax import nnx
 from torch import nn
 
-from attn_bridge.parity.compare.localisation import Found
-from attn_bridge.parity.compare.localisation.search import find_on
-from attn_bridge.parity.compare.localisation.sides import Sides
-from attn_bridge.parity.compare.sides.subject import Arguments
+from attn_parity.localisation import Found
+from attn_parity.localisation.search import find_on
+from attn_parity.localisation.sides import Sides
+from attn_parity.sides.subject import Arguments
 
 WIDTH, HEADS, INNER, DEPTH = 8, 2, 12, 2
 X = np.random.default_rng(1).normal(size=(2, 5, WIDTH)).astype(np.float32)
@@ -245,9 +245,9 @@ class FlaxModel(_FlaxSpots):
 def subject(module: Any) -> Any:
     """Return what runs a module."""
     if isinstance(module, nn.Module):
-        from torch_attn._parity import subject as room
+        from attn_parity.frameworks.torch import subject as room
     else:
-        from jax_attn._parity import subject as room
+        from attn_parity.frameworks.jax import subject as room
     return room.subject_of(module)
 
 

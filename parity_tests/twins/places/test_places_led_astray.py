@@ -12,9 +12,9 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare.localisation.search import find_in_calls, find_on
-from attn_bridge.parity.compare.localisation.sides import SIDES, Live, calls_of
-from attn_bridge.parity.compare.sides.subject import CannotPromoteError
+from attn_parity.localisation.search import find_in_calls, find_on
+from attn_parity.localisation.sides import SIDES, Live, calls_of
+from attn_parity.sides.subject import CannotPromoteError
 
 from . import planted_places as planted
 from .planted_places import WIDTH, TorchBlock, TorchLinear, TorchModel, X, linear

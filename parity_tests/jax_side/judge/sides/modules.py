@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from attn_bridge.parity.compare.sides.function import Function
+from attn_parity.sides.function import Function
 
 RANDOM = np.random.default_rng(3)
 UNIT = 2.0**-23

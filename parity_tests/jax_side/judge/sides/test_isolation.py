@@ -15,10 +15,10 @@ import pytest
 from flax import nnx
 from jax.extend import core
 
-from attn_bridge.parity.compare.sides.patching import original, replaced
-from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
-from jax_attn._parity.running.promotion import promoted
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.running.promotion import promoted
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.patching import original, replaced
+from attn_parity.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 
 from .modules import Layer, X, normal
 
@@ -27,7 +27,7 @@ def test_no_barrier_aborts_the_process():
     """XLA ends the process where a barrier asks a batched product for a layout that it can't have."""
     code = """
         import jax, jax.numpy as jnp, numpy as np
-        from jax_attn._parity.running.execution import barred
+        from attn_parity.frameworks.jax.running.execution import barred
 
         def heads(x, w):
             return jnp.einsum("bhi,hij->bhj", x.reshape(2, 3, 4), w)

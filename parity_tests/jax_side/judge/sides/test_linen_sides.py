@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.subject import Arguments, ModuleFailedError
 
 from .modules import Twice, X, linen_side, normal, wide
 

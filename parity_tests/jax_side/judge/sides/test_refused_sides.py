@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from attn_bridge.parity.compare.sides.function import Function
-from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.function import Function
+from attn_parity.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 
 from .modules import Twice, X, affine
 

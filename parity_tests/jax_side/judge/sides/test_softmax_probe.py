@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attn_bridge.parity.compare.sides.function import Function
-from attn_bridge.parity.compare.sides.subject import Arguments
-from jax_attn._parity.subject import subject_of
+from attn_parity.frameworks.jax.subject import subject_of
+from attn_parity.sides.function import Function
+from attn_parity.sides.subject import Arguments
 
 from .modules import NO_TABLES, UNIT, X, normal, relative
 

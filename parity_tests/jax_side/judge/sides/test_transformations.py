@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attn_bridge.parity.compare.sides.subject import Arguments
-from jax_attn._parity.subject import MODES, subject_of
+from attn_parity.frameworks.jax.subject import MODES, subject_of
+from attn_parity.sides.subject import Arguments
 
 from .modules import Layer, X, normal, relative, wide
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints import Evidence, attention, hint_for
+from attn_parity.hints import Evidence, attention, hint_for
 
 RANDOM = np.random.default_rng(7)
 B, T, H, K, D = 2, 9, 4, 2, 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints import Evidence, of_devices
-from attn_bridge.parity.compare.sides.shards import Cut, Shares, named
+from attn_parity.hints import Evidence, of_devices
+from attn_parity.sides.shards import Cut, Shares, named
 
 RANDOM = np.random.default_rng(3)
 X, RIGHT = RANDOM.normal(size=(2, 12, 5)), RANDOM.normal(size=(2, 12, 5))

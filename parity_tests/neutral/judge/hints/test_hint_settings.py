@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints.settings import differing, read
+from attn_parity.hints.settings import differing, read
 
 LABELS = ("torch", "Flax")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints import Evidence, hint_for, of_statistic
-from attn_bridge.parity.compare.hints.layers import ACTIVATIONS
+from attn_parity.hints import Evidence, hint_for, of_statistic
+from attn_parity.hints.layers import ACTIVATIONS
 from parity_tests.support.work import count_calls
 
 RANDOM = np.random.default_rng(5)

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints import Evidence, hint_for
-from attn_bridge.parity.compare.hints.recurrent import read
+from attn_parity.hints import Evidence, hint_for
+from attn_parity.hints.recurrent import read
 
 RANDOM = np.random.default_rng(3)
 D, H, T, B = 3, 4, 5, 2

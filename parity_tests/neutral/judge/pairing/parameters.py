@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from attn_bridge.parity.compare.sides.subject import Parameter
+from attn_parity.sides.subject import Parameter
 
 D, HIDDEN = 4, 6
 

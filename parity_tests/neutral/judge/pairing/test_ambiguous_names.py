@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, propose
-from attn_bridge.parity.compare.pairing.settling import MAX_SHOWN
+from attn_parity.pairing import MAX_CANDIDATES, propose
+from attn_parity.pairing.settling import MAX_SHOWN
 
 from .parameters import BARE, D, linear, norm, parameters
 

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.pairing import propose
-from attn_bridge.parity.compare.pairing.patterns import Kind, Options, Way, options
+from attn_parity.pairing import propose
+from attn_parity.pairing.patterns import Kind, Options, Way, options
 
 from .parameters import draw, parameters
 

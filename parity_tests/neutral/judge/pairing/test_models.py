@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.pairing import propose
+from attn_parity.pairing import propose
 
 from .parameters import draw, parameters
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.pairing import names, parts, propose
-from attn_bridge.parity.compare.pairing.tensors import whole
-from attn_bridge.parity.compare.sides.subject import Parameter
+from attn_parity.pairing import names, parts, propose
+from attn_parity.pairing.tensors import whole
+from attn_parity.sides.subject import Parameter
 from parity_tests.support.work import count_calls
 
 from .parameters import HIDDEN, D, linear, norm, parameters

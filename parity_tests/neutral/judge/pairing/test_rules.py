@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, WeightsMismatchError
-from attn_bridge.parity.compare.pairing import from_rules, partial, propose, read_rules
+from attn_parity.pairing import from_rules, partial, propose, read_rules
 
 from .parameters import BARE, draw, parameters
 

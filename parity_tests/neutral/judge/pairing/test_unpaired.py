@@ -7,7 +7,7 @@ import re
 import pytest
 
 from attn_bridge import WeightsMismatchError
-from attn_bridge.parity.compare.pairing import propose
+from attn_parity.pairing import propose
 
 from .parameters import parameters
 

@@ -18,7 +18,7 @@ def run(tmp_path):
     """Run pytest on one test file, with all warnings as errors, and with no plugin but ours."""
 
     def run_pytest(
-        source, *options, ini="", gpu=False, without=(), plugin="attn_bridge.parity.plugin", folder=".", **environment
+        source, *options, ini="", gpu=False, without=(), plugin="attn_parity.plugin", folder=".", **environment
     ) -> Done:
         fakes = tmp_path.parent / f"{tmp_path.name}-frameworks"
         for name, text in FRAMEWORKS.items():

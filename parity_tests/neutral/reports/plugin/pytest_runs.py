@@ -24,10 +24,10 @@ CONFTEST = '''
 import json
 from pathlib import Path
 
-import attn_bridge.parity
-from attn_bridge.parity.compare.results.allowances import accept
-from attn_bridge.parity.compare.results.findings import Divergence, ModuleNode, TensorVerdict
-from attn_bridge.parity.compare.results.report import Report
+import attn_parity
+from attn_parity.results.allowances import accept
+from attn_parity.results.findings import Divergence, ModuleNode, TensorVerdict
+from attn_parity.results.report import Report
 
 class Stub(Report):
     def to_html(self, path):
@@ -57,7 +57,7 @@ def compare(torch_module, flax_module, inputs, *, rules=None, transfer=True, see
     return Stub(flax_module, [], Divergence("blocks.0", "layers.0", "forward", "100%, a:b,c"), notes=["mind the gap"],
                 environment={"torch": "2"}, command=command, first_name="T", second_name="F")
 
-attn_bridge.parity.compare = compare
+attn_parity.compare = compare
 '''
 
 

@@ -38,7 +38,7 @@ def test_a_mismatch_fails_with_the_explanation(run):
     done = run(FAILING.replace("  # line 4", ""), "--parity-seeds=7", "--parity-first-seed=3", "--parity-device=cpu")
     assert done.status == 1
     assert "plugin.py" not in done.out
-    home = "attn_bridge.parity.compare.results.report.ParityError"
+    home = "attn_parity.results.report.ParityError"
     assert f'\n>       parity("a", "different", [1])\nE       {home}: different: ' in done.out
     assert "\nE       first divergence (forward) in blocks.0 (Flax: layers.0): 100%, a:b,c\n" in done.out
     again = "pytest 'test_it.py::test_other[cpu]' --parity-seeds 7 --parity-first-seed 3 --parity-device cpu"

@@ -13,14 +13,14 @@ from .pytest_runs import ROOT, ids
 
 def test_loading_the_plugin_imports_nothing_heavy():
     heavy = {"numpy", "torch", "jax", "flax", "rich", "einops", "ml_dtypes", "typer"}
-    program = f"import sys, attn_bridge.parity.plugin; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, attn_parity.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_the_plugin_is_an_entry_point_of_pytest():
     points = importlib.metadata.entry_points(group="pytest11", name="attn_bridge")
-    assert [point.value for point in points] == ["attn_bridge.parity.plugin"]
+    assert [point.value for point in points] == ["attn_parity.plugin"]
 
 
 STRANGERS = """
@@ -54,11 +54,14 @@ def test_public_names_survive_imports_of_their_modules():
     program = """
 import importlib
 from attn_bridge import parity
-for name, home in parity._HOMES.items():
-    importlib.import_module(f"attn_bridge.parity.{home}")
+import attn_parity
+for name, home in attn_parity._HOMES.items():
+    importlib.import_module(f"attn_parity.{home}")
+    assert getattr(parity, name).__name__ == getattr(attn_parity, name).__name__ == name, name
+assert set(dir(attn_parity)) == set(attn_parity.__all__) == set(attn_parity._HOMES)
+assert set(dir(parity)) == set(parity.__all__) == {*attn_parity.__all__, *parity._PLANTING}
+for name in parity._PLANTING:
     assert getattr(parity, name).__name__ == name, name
-    assert name in parity.__all__
-assert set(dir(parity)) == set(parity.__all__) == set(parity._HOMES)
 try:
     parity.nonsense
 except AttributeError as error:

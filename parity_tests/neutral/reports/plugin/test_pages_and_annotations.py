@@ -72,7 +72,7 @@ def test_unrelated(parity):
 
 
 def test_carriage_returns_are_escaped():
-    from attn_bridge.parity.plugin.summary import _annotation
+    from attn_parity.plugin.summary import _annotation
 
     found = _annotation({"verdicts": [], "title": "50%\r\n", "message": "a\r\nb::c"})
     assert found == "::error title=50%25%0D%0A::a%0D%0Ab::c"

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 
 from rich.console import Console
 
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering import terminal
-from attn_bridge.parity.rendering.junit import as_junit
+from attn_parity.rendering import terminal
+from attn_parity.rendering.junit import as_junit
+from attn_parity.results.report import Report
 
 EMPTY = Report("equal", [])
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from attn_bridge.parity.compare.results.findings import Allowance
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering.html import as_html
-from attn_bridge.parity.rendering.json import as_json
-from attn_bridge.parity.rendering.junit import as_junit
+from attn_parity.rendering.html import as_html
+from attn_parity.rendering.json import as_json
+from attn_parity.rendering.junit import as_junit
+from attn_parity.results.findings import Allowance
+from attn_parity.results.report import Report
 from parity_tests.support.html_outline import Outline
 from parity_tests.support.reports import different_report, equal_report, large_report
 from parity_tests.support.work import count_calls

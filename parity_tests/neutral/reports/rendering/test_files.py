@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from attn_bridge.parity.rendering import files
-from attn_bridge.parity.rendering.html import as_html
-from attn_bridge.parity.rendering.json import as_json
-from attn_bridge.parity.rendering.junit import as_junit
+from attn_bridge import whole_files as files
+from attn_parity.rendering.html import as_html
+from attn_parity.rendering.json import as_json
+from attn_parity.rendering.junit import as_junit
 from parity_tests.support.reports import different_report
 
 from .renderings import EMPTY

@@ -7,8 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from attn_bridge.parity.compare.results.findings import ModuleNode
-from attn_bridge.parity.rendering import branch, outline
+from attn_parity.rendering import branch, outline
+from attn_parity.results.findings import ModuleNode
 from parity_tests.support.reports import different_report
 
 from .renderings import EMPTY, printed

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.results.findings import SCHEMA, Worst
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering.json import as_json
+from attn_parity.rendering.json import as_json
+from attn_parity.results.findings import SCHEMA, Worst
+from attn_parity.results.report import Report
 from parity_tests.support.reports import SUSPECT, different_report, equal_report, equal_tensor
 
 from .renderings import EMPTY

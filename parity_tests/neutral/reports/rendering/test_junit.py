@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from attn_bridge.parity.rendering import text
+from attn_parity.rendering import text
 from parity_tests.support.reports import (
     COMMAND,
     HOSTILE,

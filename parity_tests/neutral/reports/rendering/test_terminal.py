@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attn_bridge.parity.compare.results.changes import Changes
-from attn_bridge.parity.compare.results.findings import Allowance, ModuleNode, Worst
-from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering import branch, terminal, text, wording
-from attn_bridge.parity.rendering.html import as_html
-from attn_bridge.parity.rendering.junit import as_junit
+from attn_parity.rendering import branch, terminal, text, wording
+from attn_parity.rendering.html import as_html
+from attn_parity.rendering.junit import as_junit
+from attn_parity.results.changes import Changes
+from attn_parity.results.findings import Allowance, ModuleNode, Worst
+from attn_parity.results.report import Report
 from parity_tests.support.reports import (
     COMMAND,
     different_report,

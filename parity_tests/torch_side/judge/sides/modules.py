@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from attn_bridge.parity.compare.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(2, 5, 6)).astype(np.float32)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from attn_bridge.parity.compare.sides.function import function
-from attn_bridge.parity.compare.sides.subject import Arguments
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.function import function
+from attn_parity.sides.subject import Arguments
 
 from .modules import X, dense, run
 

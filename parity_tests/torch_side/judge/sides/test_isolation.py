@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 
 from .modules import Stack, X, assert_same, run
 

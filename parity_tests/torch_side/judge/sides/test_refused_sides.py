@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from attn_bridge.parity.compare.sides.function import function
-from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError
-from torch_attn._parity.running.execution import failure
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.running.execution import failure
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.function import function
+from attn_parity.sides.subject import Arguments, ModuleFailedError
 
 from .modules import Calls, X, assert_same, dense, run
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from attn_bridge.parity.compare.sides.subject import Arguments
-from attn_bridge.parity.compare.sides.tables import STILL
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.subject import Arguments
+from attn_parity.sides.tables import STILL
 
 from .modules import assert_same, everything, run
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from torch_attn._parity.running import probes
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.running import probes
+from attn_parity.frameworks.torch.subject import subject_of
 
 from .modules import Calls, X, assert_same, everything, relative, run, writes
 

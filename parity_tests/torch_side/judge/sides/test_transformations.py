@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.compare.sides.subject import Arguments
-from torch_attn._parity.drawing import drawing
-from torch_attn._parity.subject import subject_of
+from attn_parity.frameworks.torch.drawing import drawing
+from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.sides.subject import Arguments
 
 from .modules import DRAW, Calls, Stack, X, assert_same, relative, run, writes
 

@@ -10,8 +10,8 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge.parity import compare, train
-from attn_bridge.parity.dumps.recording import dump
-from attn_bridge.parity.dumps.replay import compare_dumps
+from attn_parity.dumps.recording import dump
+from attn_parity.dumps.replay import compare_dumps
 
 X = np.random.default_rng(0).standard_normal((4, 5))
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import jax_attn
 from attn_bridge import parity
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, differences
+from attn_parity.sides.dropout_masks import Draw, Masks, differences
 from jax_attn.random import TorchRngs
 
 RATE, BATCH, TIME, WIDTH = 0.3, 3, 5, 8

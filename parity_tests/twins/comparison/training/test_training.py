@@ -21,9 +21,9 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import parity
-from attn_bridge.parity.compare.sides.dropout_masks import Masks
-from attn_bridge.parity.training.free_runs import drift
-from torch_attn._parity.drawing import drawing
+from attn_parity.frameworks.torch.drawing import drawing
+from attn_parity.sides.dropout_masks import Masks
+from attn_parity.training.free_runs import drift
 from torch_attn.random import JaxRngs
 
 LR, RATE = 1e-2, 0.25

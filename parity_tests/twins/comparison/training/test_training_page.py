@@ -12,8 +12,8 @@ from flax import nnx
 import jax_attn
 import torch_attn
 from attn_bridge import parity
-from attn_bridge.parity.rendering.html import charts
-from attn_bridge.parity.training import live
+from attn_parity.rendering.html import charts
+from attn_parity.training import live
 
 SIZES = (8, 8, 6, 0.1, 2)
 

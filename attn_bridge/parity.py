@@ -1,0 +1,91 @@
+"""Parity: the rule that says whether two implementations compute the same, and what applies it.
+
+attn_bridge.parity.compare(first, second, inputs)               judge any two sides: modules, or functions
+attn_bridge.parity.function(f, weights)                         a pure function of torch or JAX as a side
+attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a pair trains alike
+attn_bridge.parity.check()                                      judge our own variants
+attn_bridge.parity.check_model(folder)                          judge a whole model block by block
+attn_bridge.parity.mutate()                                     measure the judge with planted faults; in a clone
+attn_bridge.parity.mutate_mesh({"tensor": 2})                   the same with faults of many devices
+attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
+
+The judge is the package `attn_parity`, which stands above this; its names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "CheckReport",
+    "ModelReport",
+    "MutationReport",
+    "ParityError",
+    "Report",
+    "TensorVerdict",
+    "TrainingReport",
+    "check",
+    "check_model",
+    "compare",
+    "function",
+    "mutate",
+    "mutate_mesh",
+    "strict",
+    "train",
+]
+
+if TYPE_CHECKING:
+    from attn_parity import (
+        CheckReport,
+        ModelReport,
+        ParityError,
+        Report,
+        TensorVerdict,
+        TrainingReport,
+        check,
+        check_model,
+        compare,
+        function,
+        strict,
+        train,
+    )
+    from fault_lab.driver import mutate
+    from fault_lab.mesh.driver import mutate_mesh
+    from fault_lab.report import MutationReport
+
+FAULT_LAB = "fault_lab"
+"""The package that plants faults; a clone of the repository has it, an installed distribution has not."""
+
+_PLANTING = {
+    "MutationReport": "report",
+    "mutate": "driver",
+    "mutate_mesh": "mesh.driver",
+}
+
+
+def require_fault_lab() -> None:
+    """Say in one line where the package that plants faults is, if it cannot be imported.
+
+    Raises:
+        ImportError: it cannot.
+    """
+    if importlib.util.find_spec(FAULT_LAB) is None:
+        raise ImportError(
+            f"planting faults takes the package {FAULT_LAB}, which only a clone of the repository has: run it there"
+        )
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name in _PLANTING:
+        require_fault_lab()
+        return getattr(importlib.import_module(f"{FAULT_LAB}.{_PLANTING[name]}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module("attn_parity"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,74 @@
+"""The judge: says whether two implementations compute the same. Its public names are those of `attn_bridge.parity`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "CheckReport",
+    "ModelReport",
+    "ParityError",
+    "Report",
+    "TensorVerdict",
+    "TrainingReport",
+    "check",
+    "check_model",
+    "compare",
+    "function",
+    "strict",
+    "train",
+]
+
+if TYPE_CHECKING:
+    from .check.matrix import check
+    from .check.model.report import ModelReport
+    from .check.model.walk import check_model
+    from .check.report import CheckReport
+    from .compare.driver import compare
+    from .results.findings import TensorVerdict
+    from .results.report import ParityError, Report
+    from .settings.precision import strict
+    from .sides.function import function
+    from .training.driver import train
+    from .training.report import TrainingReport
+
+_HOMES = {
+    "CheckReport": "check.report",
+    "ModelReport": "check.model.report",
+    "ParityError": "results.report",
+    "Report": "results.report",
+    "TensorVerdict": "results.findings",
+    "TrainingReport": "training.report",
+    "check": "check.matrix",
+    "check_model": "check.model.walk",
+    "compare": "compare.driver",
+    "function": "sides.function",
+    "strict": "settings.precision",
+    "train": "training.driver",
+}
+
+
+class _Package(ModuleType):
+    """A package whose public names stay what they are when a module of the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing the module `compare` would put it here, in place of the function.
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use: pytest loads the plugin of this package in every run."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,176 @@
+"""What is run on a mesh: every variant in sizes that devices can share, and small whole models.
+
+The examples of the specs have odd sizes, which is what finds faults on one device. Here heads must divide: they are
+multiplied, and what else a config says stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attn_bridge.masks import Mask, causal, full, sliding_window
+from attn_bridge.specs import (
+    VARIANTS,
+    BertEncoderConfig,
+    Config,
+    CrossAttentionConfig,
+    DecoderBlockConfig,
+    DecoderConfig,
+    EncoderDecoderBlockConfig,
+    EncoderDecoderConfig,
+    FeedForwardConfig,
+    GatedDeltaNetConfig,
+    GPTModelConfig,
+    GroupedQueryAttentionConfig,
+    LayerNormConfig,
+    MixtureOfExpertsConfig,
+    RMSNormConfig,
+    Rotary,
+    StackConfig,
+    Variant,
+    find_variant,
+)
+
+from ..cases import CASES, Case, Numbers, cases_of, draw
+
+HEADS, TOKENS, BATCH, VOCABULARY, WIDTH = 8, 16, 2, 32, 16
+
+SIZES = {"d_in": 12, "d_out": 16, "context_length": TOKENS, "dropout": 0.1, "num_heads": HEADS, "qkv_bias": True}
+"""Of variants that take their sizes one by one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshCase:
+    """One module and its input.
+
+    Attributes:
+        name: class and example, such as ``GroupedQueryAttention gpt-oss``.
+        class_name: its class in both packages.
+        arguments: those of the constructor by name.
+        config: its config.
+        numbers: weights by their torch names and keyword inputs, float64.
+    """
+
+    name: str
+    class_name: str
+    arguments: dict[str, Any]
+    config: Config
+    numbers: Numbers
+
+    def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the keyword inputs, those that are floating point in a dtype."""
+        given = self.numbers.inputs
+        return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in given.items()}
+
+
+def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
+    """Return the cases of some variants or models, by their class names; of all without names.
+
+    Raises:
+        ValueError: a name that is none of them.
+    """
+    wanted = {find_variant(name, tuple(MODELS)).name if name not in MODELS else name for name in variants}
+    found = [
+        _case(variant, case, seed)
+        for variant in VARIANTS
+        if not variant.is_function and (not wanted or variant.name in wanted)
+        for case in _cases_of(variant)
+    ]
+    return found + [_model(name, config, seed) for name, config in MODELS.items() if not wanted or name in wanted]
+
+
+def _cases_of(variant: Variant) -> list[Case]:
+    if not variant.examples:
+        return [dataclasses.replace(CASES[0], name="shared", tokens=TOKENS, batch=BATCH, sizes=SIZES)]
+    return [
+        dataclasses.replace(
+            case,
+            tokens=TOKENS,
+            batch=BATCH,
+            return_weights=False,
+            config=divisible(case.config),
+            context=None if case.context is None else (TOKENS, case.context[1]),
+        )
+        for case in cases_of(variant)
+        if case.config is not None
+    ]
+
+
+def _case(variant: Variant, case: Case, seed: int) -> MeshCase:
+    name = f"{variant.name} {case.name}"
+    return MeshCase(name, variant.name, case.arguments(variant), case.config_of(variant), draw(case, variant, seed))
+
+
+def divisible(config: Config) -> Config:
+    """Return a config with 8 heads, or a multiple; key heads are as many as divide them, and fewer where they were."""
+    held = vars(config)
+    heads = held.get("num_heads")
+    if heads is None:
+        return config
+    changes = {"num_heads": HEADS}
+    if "num_kv_heads" in held:
+        kv_heads = held["num_kv_heads"]
+        changes["num_kv_heads"] = HEADS if kv_heads == heads else math.gcd(HEADS, kv_heads)
+    if "num_value_heads" in held:
+        changes["num_value_heads"] = HEADS * (held["num_value_heads"] // heads)
+    return config.replace(**changes)
+
+
+def _decoder(attention: Sequence[Any], feed_forward: FeedForwardConfig | MixtureOfExpertsConfig) -> DecoderConfig:
+    blocks = tuple(DecoderBlockConfig(one, feed_forward, RMSNormConfig(WIDTH)) for one in attention)
+    return DecoderConfig(vocab_size=VOCABULARY, emb_dim=WIDTH, blocks=blocks, norm=RMSNormConfig(WIDTH))
+
+
+def _encoder_decoder() -> EncoderDecoderConfig:
+    def stack(mask: Mask, cross: CrossAttentionConfig | None) -> StackConfig:
+        attention = GroupedQueryAttentionConfig(WIDTH, HEADS, qkv_bias=True, out_bias=True, mask=mask)
+        feed_forward = FeedForwardConfig(WIDTH, 24, "gelu", gated=False, bias=True)
+        block = EncoderDecoderBlockConfig(attention, feed_forward, LayerNormConfig(WIDTH), cross, norms="post")
+        return StackConfig(WIDTH, (block,), TOKENS, position_offset=2)
+
+    cross = CrossAttentionConfig(WIDTH, HEADS, qkv_bias=True, out_bias=True)
+    return EncoderDecoderConfig(VOCABULARY, stack(full(), None), stack(causal(), cross), logits_bias=True)
+
+
+def _models() -> dict[str, Config]:
+    windowed, grouped = (
+        GroupedQueryAttentionConfig(WIDTH, HEADS, 2, 4, position=Rotary(), mask=mask)
+        for mask in (sliding_window(5), causal())
+    )
+    gated = FeedForwardConfig(WIDTH, 24)
+    experts = MixtureOfExpertsConfig(FeedForwardConfig(WIDTH, 8), num_experts=4, top_k=2, shared=gated)
+    recurrent = GatedDeltaNetConfig(WIDTH, HEADS, 2 * HEADS, 4, 2)
+    bert = BertEncoderConfig(VOCABULARY, WIDTH, 2, HEADS, intermediate_size=24, max_position_embeddings=TOKENS)
+    return {
+        "DecoderModel": _decoder([windowed, grouped], gated),
+        "DecoderModel experts": _decoder([grouped], experts),
+        "DecoderModel hybrid": _decoder([recurrent, grouped], gated),
+        "EncoderDecoderModel": _encoder_decoder(),
+        "GPTModel": GPTModelConfig(VOCABULARY, TOKENS, WIDTH, HEADS, n_layers=2, qkv_bias=True),
+        "BertEncoder": bert,
+    }
+
+
+MODELS = _models()
+"""Small whole models by their class, and what is special about them."""
+
+
+def _model(name: str, config: Config, seed: int) -> MeshCase:
+    random = np.random.default_rng([seed, *name.encode()])
+    weights = {
+        row.rule.torch: random.normal(size=row.shape) / np.sqrt(row.shape[-1])
+        if len(row.shape) > 1
+        else random.uniform(0.5, 1.5, size=row.shape)
+        for row in config.parameters
+    }
+    ids = {"tokens": random.integers(0, VOCABULARY, size=(BATCH, TOKENS))}
+    if isinstance(config, EncoderDecoderConfig):
+        ids = {"source": random.integers(0, VOCABULARY, size=(BATCH, TOKENS)), **ids}
+    if isinstance(config, GPTModelConfig | BertEncoderConfig):
+        ids = {"ids": ids["tokens"]}
+    return MeshCase(name, name.split()[0], {"config": config}, config, Numbers(weights, dict(ids), []))

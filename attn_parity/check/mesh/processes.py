@@ -1,0 +1,177 @@
+"""Processes that are a mesh of simulated devices: how they start, say how far they are, and fail together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attn_bridge import backends
+from attn_bridge.sharding import Plan
+
+from ... import workers
+from ...adapters import load_adapter
+
+ROLES = ("tensor", "context", "fsdp")
+"""What an axis of the mesh may stand for; the axes are called what they stand for."""
+
+MAX_DEVICES = 16
+"""Most devices that are simulated."""
+
+FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
+
+FAILED = "failed"
+"""File in which processes that fail say why, in the order in which they do."""
+
+_POLL = 0.2
+"""Seconds between two looks at how far the processes are."""
+
+Found = TypeVar("Found")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one process of a mesh does; its text is its name in messages.
+
+    Attributes:
+        framework: of the sharded modules.
+        plain: framework of the plain ones.
+        sizes: of the axes of the mesh, in order.
+        folder: where the processes meet, and the first one says how far it is.
+        rank: number of the process.
+    """
+
+    framework: backends.Framework
+    plain: backends.Framework
+    sizes: tuple[tuple[str, int], ...]
+    folder: Path
+    rank: int
+
+    def __str__(self) -> str:
+        """Return its name in messages."""
+        return f"process {self.rank} of the {self.framework} mesh"
+
+
+OfTask = TypeVar("OfTask", bound=Task)
+
+
+def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> None:
+    """Refuse a mesh that can't be simulated.
+
+    Raises:
+        ValueError: an axis, a size or a method that is none.
+    """
+    for name, size in sizes.items():
+        if name not in ROLES:
+            raise ValueError(f"axis of the mesh ({name!r}) must be one of {', '.join(ROLES)}")
+        if size < 1:
+            raise ValueError(f"{name} ({size}) must be at least 1")
+    devices = math.prod(sizes.values())
+    if not 2 <= devices <= MAX_DEVICES:
+        raise ValueError(f"devices of the mesh ({devices}) must be 2 to {MAX_DEVICES}")
+    Plan.of(sizes, **{name: name for name in sizes}, method=method)
+
+
+def installed() -> list[backends.Framework]:
+    """Return the frameworks that are installed."""
+    found = []
+    for name in FRAMEWORKS:
+        with contextlib.suppress(backends.MissingBackendError):
+            backends.require(name, *backends.PACKAGES[name])
+            found.append(name)
+    return found
+
+
+def chosen_frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
+    """Return the frameworks of some names; those that are installed without names.
+
+    Raises:
+        ValueError: a name that is none.
+        MissingBackendError: it is not installed.
+    """
+    for name in wanted:
+        if name not in FRAMEWORKS:
+            raise ValueError(f"framework ({name!r}) must be one of {', '.join(FRAMEWORKS)}")
+    found = [name for name in FRAMEWORKS if (name in wanted if wanted else name in installed())]
+    for name in found:
+        backends.require(name, *backends.PACKAGES[name])
+    return found
+
+
+def process_count(framework: backends.Framework, sizes: Mapping[str, int]) -> int:
+    """Return how many processes a mesh of a framework takes."""
+    return math.prod(sizes.values()) if framework == "torch" else 1
+
+
+def results_of(function: Callable[[OfTask], list[Found]], tasks: list[OfTask]) -> list[Found]:
+    """Run the processes of a mesh, and return what the first one found; all of them find the same.
+
+    Raises:
+        ValueError: one of them failed; the message is that of the first that did.
+    """
+    try:
+        return next(iter(list(workers.run(function, tasks, len(tasks), str))))
+    except workers.WorkerDiedError:
+        raise
+    except Exception as error:  # the others may only have lost the one that failed
+        place = tasks[0].folder / FAILED
+        raise ValueError(place.read_text().splitlines()[0] if place.exists() else str(error)) from error
+
+
+@contextlib.contextmanager
+def told(folder: Path, progress: Callable[[str, int, int], None] | None, before: int, total: int) -> Iterator[None]:
+    """Hand on how far the processes are, while the context is held."""
+    if progress is None:
+        yield
+        return
+    ended, count = threading.Event(), 0
+
+    def tell() -> None:
+        nonlocal count
+        place = folder / "progress"
+        lines = place.read_text().splitlines() if place.exists() else []
+        for line in lines[count:]:
+            count += 1
+            progress(json.loads(line), before + count, total)
+
+    def watch() -> None:
+        while not ended.wait(_POLL):
+            tell()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        tell()
+
+
+# ---- in a process of the mesh
+
+
+@contextlib.contextmanager
+def joined(task: Task) -> Iterator[Any]:
+    """Return the mesh that a process is part of; where it fails, it says so to the others' reader."""
+    meshes = load_adapter(task.framework, "meshes")
+    try:
+        yield meshes.simulate(dict(task.sizes), task.rank, task.folder)
+    except Exception as error:  # it is raised again; the other processes lose this one, and fail by that
+        with (task.folder / FAILED).open("a") as file:
+            file.write(f"{task}: {' '.join(str(error).split())}\n")
+        raise
+    finally:
+        meshes.leave()
+
+
+def tell_done(task: Task, what: str) -> None:
+    """Say that something is done."""
+    if task.rank == 0:
+        with (task.folder / "progress").open("a") as file:
+            file.write(json.dumps(what) + "\n")

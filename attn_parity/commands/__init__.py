@@ -1,0 +1,1 @@
+"""The commands of the judge; `attn_bridge.cli` loads them by name."""

@@ -1,0 +1,377 @@
+"""``attn-bridge compare``: a user's own pair, any two sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attn_bridge.cli.output import progress
+
+from .. import input_files as arrays
+from ..command_line import command_line
+from ..samples.limits import MAX_SEEDS
+from ..sides.dtypes import DTYPES
+from .outputs import Outputs
+
+if TYPE_CHECKING:
+    from ..factories import Factory
+    from ..results.report import Report
+
+MODES = ("eager", "jit")
+DEVICES = ("cpu", "gpu", "tpu")
+
+Html = Annotated[
+    str | None, typer.Option(metavar="[FILE]", help="Write the report as one HTML page; without FILE report.html.")
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the HTML page in a browser; it is a temporary one by itself.")]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="[FILE]",
+        help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
+    ),
+]
+Junit = Annotated[str | None, typer.Option(help="Write the report as JUnit XML.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Show every module, tensor and pair, the noise and the environment.")
+]
+RulesFile = Annotated[
+    Path | None, typer.Option("--rules", metavar="FILE.toml", help="Which parameter is which; else proposed.")
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="arr_0, arr_1 ... are positional inputs, other names keywords."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="2,8,16", help="Draw a positional input of this shape, of floats (may be repeated)."
+    ),
+]
+Fixed = Annotated[
+    list[str] | None,
+    typer.Option("--fixed", metavar="NAME", help="Never draw this input, a name or position (may be repeated)."),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option("--vary", metavar="NAME", help="Draw this input although it holds whole numbers (may be repeated)."),
+]
+Seeds = Annotated[int, typer.Option(help=f"How many times weights and inputs are drawn, at most {MAX_SEEDS}.")]
+FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
+BuildSeed = Annotated[int, typer.Option(help="Seed of Python, NumPy and torch while a factory runs.")]
+Modes = Annotated[list[str] | None, typer.Option("--mode", help="eager or jit (may be repeated).")]
+Dtypes = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", help=f"A precision, of {', '.join(DTYPES)} (may be repeated); else the modules' own."),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Longest that a side may take to be built, or for one run of it."),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="PATH=REASON",
+        help="Accept a known difference in this submodule or tensor (may be repeated); every report says so.",
+    ),
+]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="REPORT.json", help="Show what has changed since this report was written.")
+]
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="file.py:factory or module:factory.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="file.py:factory or module:factory.")],
+    inputs: Inputs = None,
+    second_inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--second-inputs",
+            "--flax-inputs",
+            metavar="FILE.npz",
+            help="The second side's call, where it takes its arguments in another way.",
+        ),
+    ] = None,
+    shapes: Shapes = None,
+    fixed: Fixed = None,
+    vary: Vary = None,
+    rules: RulesFile = None,
+    no_transfer: Annotated[bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Run both in train mode, with the same dropout masks, instead of eval mode.")
+    ] = False,
+    seeds: Seeds = 4,
+    first_seed: FirstSeed = 0,
+    build_seed: BuildSeed = 0,
+    modes: Modes = None,
+    dtypes: Dtypes = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, gpu or tpu, or the first side's and the second's: cpu,gpu.")
+    ] = None,
+    timeout: Timeout = None,
+    allow: Allow = None,
+    baseline: Baseline = None,
+    html: Html = None,
+    show: Open = False,
+    json_file: Json = None,
+    junit: Junit = None,
+    save_repro: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Unless equal, write a folder that holds all it takes to run this again."),
+    ] = None,
+    full: Full = False,
+    separate: Annotated[bool, typer.Option("--separate", help="Run each side in a process of its own.")] = False,
+    first_python: Annotated[
+        str | None,
+        typer.Option(
+            "--first-python", "--torch-python", metavar="PATH", help="Python to run the first side, with --separate."
+        ),
+    ] = None,
+    second_python: Annotated[
+        str | None,
+        typer.Option(
+            "--second-python", "--flax-python", metavar="PATH", help="Python to run the second side, with --separate."
+        ),
+    ] = None,
+) -> int:
+    """Judge whether two sides compute the same outputs and gradients, and find where they part.
+
+    A factory is a function without arguments that returns a side, a class whose constructor needs none, or the side
+    itself: a torch.nn.Module, an nnx.Module, a Linen module with its variables, or parity.function(f, weights). Its
+    file's folder is importable, and so is the current one. Without --inputs and --shape, a function example_inputs()
+    beside a factory (the first one's first) is called. What your code prints is not shown.
+
+    Example: attn-bridge compare mine.py:make theirs.py:Model --shape 2,8,16 --html report.html
+
+    Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, inconclusive, or timed out.
+    """
+    outputs = Outputs(html, json_file, junit, full, show)
+    chosen: dict[str, Any] = modes_and_dtypes(modes, dtypes, seeds, first_seed)
+    chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
+    chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
+    check_timeout(timeout)
+    after = Aftermath.of(allow, baseline)
+    call = read_inputs(inputs, shapes)
+    options: dict[str, Any] = {
+        "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--fixed": fixed, "--vary": vary,
+        "--rules": rules, "--no-transfer": no_transfer, "--train": train, "--seeds": seeds if seeds != 4 else None,
+        "--first-seed": first_seed or None, "--build-seed": build_seed or None, "--mode": modes, "--dtype": dtypes,
+        "--device": device, "--timeout": _plain(timeout), "--allow": allow, "--baseline": baseline,
+        "--separate": separate, "--first-python": first_python, "--second-python": second_python,
+    }  # fmt: skip
+    run = Comparison((first, second), call, second_inputs, rules, options, build_seed, timeout)
+    run.check(train, separate, save_repro, chosen["modes"])
+    if separate:
+        from .separate import run_separately
+
+        report = after.apply(run_separately(first, second, chosen["device"], options, run.command))
+        return outputs.write(report)
+    with arrays.explained(shapes):
+        report, bundle = run.judged({"transfer": not no_transfer, "train": train, **chosen}, after, save_repro)
+    if bundle is None or save_repro is None:
+        return outputs.write(report)
+    from .. import repro
+
+    bundle.write(save_repro, report)
+    return outputs.write(report, f"saved: {save_repro}; {repro.HOW}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Aftermath:
+    """What is done with a report before it is shown.
+
+    Attributes:
+        allow: path -> why it may differ.
+        baseline: the data of an earlier report, None for none.
+    """
+
+    allow: Mapping[str, str]
+    baseline: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, allow: Sequence[str] | None, baseline: Path | None) -> Aftermath:
+        """Read both, before any work is done."""
+        from ..results import allowances, changes
+
+        return cls(allowances.parse(allow or ()), None if baseline is None else changes.read(baseline))
+
+    def apply(self, report: Report) -> Report:
+        """Return the report with what is allowed, and with what has changed."""
+        from ..results import allowances
+
+        report = report if report.allowed else allowances.accept(report, self.allow)
+        if self.baseline is None:
+            return report
+        return dataclasses.replace(report, changes=report.changes_since(self.baseline))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One run of the command in this process.
+
+    Attributes:
+        factories: what the user named, the first side first.
+        call: the first side's call; None for what ``example_inputs()`` gives.
+        second_inputs: file of the second side's call.
+        rules: the rules file.
+        options: all options by name, for the command that runs it again.
+        build_seed: seed while factories run.
+        timeout: longest that a call of a side may take.
+    """
+
+    factories: tuple[str, str]
+    call: Any
+    second_inputs: Path | None
+    rules: Path | None
+    options: Mapping[str, Any]
+    build_seed: int
+    timeout: float | None
+
+    @property
+    def command(self) -> str:
+        """The command that runs it again."""
+        return command_line("compare", *self.factories, options=self.options)
+
+    def check(self, train: bool, separate: bool, save_repro: Path | None, modes: tuple[str, ...]) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            ValueError: some don't.
+        """
+        if not separate and (self.options["--first-python"] or self.options["--second-python"]):
+            raise ValueError("--first-python and --second-python go with --separate")
+        if train and modes != ("eager",):
+            raise ValueError("--train goes with --mode eager only: compiled code draws dropout masks of its own")
+        if separate and train:
+            raise ValueError("--train needs both sides in one process; it does not go with --separate")
+        if separate and save_repro is not None:
+            raise ValueError("--save-repro needs both sides in one process; it does not go with --separate")
+        if save_repro is not None:
+            from attn_bridge import whole_folders as folders
+
+            folders.check_new(save_repro, "--save-repro")
+
+    def judged(self, chosen: Mapping[str, Any], after: Aftermath, save_repro: Path | None) -> tuple[Report, Any]:
+        """Return the report, and the bundle that reproduces it if one is wanted and the two are not equal."""
+        from attn_bridge.weights import Rules
+
+        from .. import factories, repro
+        from ..compare.driver import compare as judge
+        from .user_code import running, watched
+
+        second_call = None if self.second_inputs is None else arrays.read_npz(self.second_inputs)
+        found = None if self.rules is None else Rules.from_toml(self.rules)
+        with watched(self.timeout) as dog, progress() as advance, running("comparing"):
+            names = ("FIRST", "SECOND")
+            ours, theirs = (
+                _loaded(one, what, self.build_seed) for one, what in zip(self.factories, names, strict=True)
+            )
+            if dog is not None:
+                dog.sources |= _sources(ours, theirs)
+            call = example_inputs(ours, theirs) if self.call is None else self.call
+            pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
+            if dog is not None:
+                dog.names |= _names(factories.labels(pair))
+            more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
+            more |= {"allow": after.allow}  # what is left of a difference then takes another run
+            report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
+            report = after.apply(report)
+            if save_repro is None or report.passed:
+                return report, None
+            return report, repro.Bundle((ours, theirs), pair, call, second_call, self.rules, self.options)
+
+
+def _loaded(name: str, what: str, seed: int) -> Factory:
+    from .. import factories, watch
+
+    with watch.phase(what.lower(), "importing"), factories.seeded(seed):
+        return factories.load(name, what)
+
+
+def _built(factory: Factory, side: str, seed: int) -> Any:
+    from .. import watch
+
+    with watch.phase(side, "building"):
+        return factory.build(seed)
+
+
+def _names(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what a message calls each side, by the place and by the framework that tells it from the other."""
+    from ..results.findings import shown
+
+    names = {place: f"{place} side ({shown(label)})" for place, label in labels.items() if label != place}
+    return names | {labels[place]: name for place, name in names.items()}
+
+
+def _sources(*found: Factory) -> dict[str, Path]:
+    """Return side -> the file of its factory, where the two are not in one."""
+    files = [getattr(one.module, "__file__", None) for one in found]
+    if len({*files, None}) < 3:
+        return {"": Path(files[0])} if files[0] else {}
+    return {side: Path(str(file)) for side, file in zip(("first", "second"), files, strict=True)}
+
+
+def named(given: Sequence[str] | None) -> tuple[str | int, ...]:
+    """Return names of inputs as `compare` takes them: a position as a number, also where it is written ``arr_0``."""
+    plain = [one.removeprefix("arr_") for one in given or ()]
+    return tuple(int(one) if one.isdecimal() else name for one, name in zip(plain, given or (), strict=True))
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Refuse a limit that is none."""
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"--timeout ({seconds:g}) must be a number of seconds above 0")
+
+
+def _plain(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:g}"
+
+
+def modes_and_dtypes(
+    modes: Sequence[str] | None, dtypes: Sequence[str] | None, seeds: int, first_seed: int
+) -> dict[str, Any]:
+    """Return the options of `compare` for these, checked before any work is done."""
+    for option, names, known in (("--mode", modes, MODES), ("--dtype", dtypes, DTYPES)):
+        for name in names or ():
+            if name not in known:
+                raise ValueError(f"{option} ({name}) must be one of {', '.join(known)}")
+    for option, number, least in (("--seeds", seeds, 1), ("--first-seed", first_seed, 0)):
+        if number < least:
+            raise ValueError(f"{option} ({number}) must be at least {least}")
+    if seeds > MAX_SEEDS:
+        raise ValueError(f"--seeds ({seeds}) must be at most {MAX_SEEDS}")
+    return {"modes": tuple(modes or ("eager",)), "dtypes": tuple(dtypes) if dtypes else None}
+
+
+def parse_device(text: str | None) -> tuple[str, str] | None:
+    """Return the kinds of device of the first and the second side."""
+    kinds = [] if text is None else text.split(",")
+    if any(kind not in DEVICES for kind in kinds) or len(kinds) > 2:
+        raise ValueError(f"--device ({text}) must be one of {', '.join(DEVICES)}, or two for both sides: cpu,gpu")
+    return (kinds[0], kinds[-1]) if kinds else None
+
+
+def read_inputs(file: Path | None, shapes: Sequence[str] | None) -> Any:
+    """Return the call that --inputs or --shape give; None without both."""
+    if file is not None and shapes:
+        raise ValueError("--inputs and --shape do not go together")
+    if file is not None:
+        return arrays.read_npz(file)
+    return arrays.draw(shapes) if shapes else None
+
+
+def example_inputs(*found: Any) -> Any:
+    """Return what the first of some factories that has ``example_inputs()`` beside it gives."""
+    for factory in found:
+        example = factory.example_inputs()
+        if example is not None:
+            return example
+    raise ValueError(f"there are no inputs: {arrays.HOW}, or put a function example_inputs() beside a factory")

@@ -1,0 +1,114 @@
+"""Commands that run a user's code: whatever it prints, raises or changes, the command says its one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from ..factories import guarded, workspace
+from ..watch import Watchdog
+
+_null: TextIO | None = None
+_has_run = False
+
+
+@contextlib.contextmanager
+def running(what: str) -> Iterator[None]:
+    """Hold the context in which user code is imported and run.
+
+    What it or a framework prints, also from C++ or in a child process, is swallowed, and it has no input to wait for.
+    The path, the arguments and the current folder are put back. What it raises beyond ordinary errors is one line, and
+    so is ``os._exit``, which would end the command as if all were well.
+    """
+    global _has_run
+    _has_run = True
+    here = Path.cwd()
+    try:
+        with _silence(), workspace(), _no_way_out():
+            try:
+                yield
+            except (ValueError, TypeError, OSError, ImportError, KeyboardInterrupt):
+                raise
+            except BaseException:
+                with guarded(what):
+                    raise
+    finally:
+        os.chdir(here)
+
+
+@contextlib.contextmanager
+def watched(seconds: float | None, sources: Mapping[str, Path] | None = None) -> Iterator[Watchdog | None]:
+    """Hold the context in which no call of user code may take longer than so many seconds; None is no limit."""
+    if seconds is None:
+        yield None
+        return
+    with Watchdog(seconds, sources) as dog:
+        yield dog
+
+
+@contextlib.contextmanager
+def _no_way_out() -> Iterator[None]:
+    """Let ``os._exit`` raise in this process; a process that was forked from it ends as it means to."""
+    mine, real = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == mine:
+            raise SystemExit(f"os._exit({status})")
+        real(status)
+
+    homes = [module for name in ("os", "posix", "nt") if (module := sys.modules.get(name)) is not None]
+    for module in homes:
+        module._exit = leave  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in homes:
+            module._exit = real  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    streams = sys.stdin, sys.stdout, sys.stderr
+    for stream in streams[1:]:
+        if stream is not None:
+            stream.flush()
+    null = _null_stream()
+    saved = {}
+    for descriptor in (0, 1, 2):
+        with contextlib.suppress(OSError):  # closed from the start
+            saved[descriptor] = os.dup(descriptor)
+            os.dup2(null.fileno(), descriptor)
+    sys.stdin = sys.stdout = sys.stderr = null
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = streams
+        for descriptor, copy in saved.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def _null_stream() -> TextIO:
+    """Return one stream for the whole process: a logger that was set up inside goes on writing to it."""
+    global _null
+    if _null is None or _null.closed:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        _null = open(descriptor, "r+", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    return _null
+
+
+def hush() -> None:
+    """Swallow all further output if user code was run: its threads and exit handlers have nothing to add."""
+    if not _has_run:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            os.dup2(_null_stream().fileno(), descriptor)

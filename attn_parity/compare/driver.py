@@ -1,0 +1,414 @@
+"""Any two sides: whether they compute the same, where they part, and what was not seen.
+
+The way of a comparison, from top to bottom: `prepare` makes the pair, `judging` takes samples of it through a `Live`
+runner and applies the criterion, `coverage` tells what nothing reached, `localisation` looks for the place, and a
+`Report` holds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..hints import hint_for, of_devices
+from ..interrupts import orderly_interrupts
+from ..localisation import Remainder, find, remainder
+from ..pairing.pair import SIDES, Pair, Progress, few_threads
+from ..pairing.submodule_pairs import differing_settings
+from ..results.allowances import accept, checked
+from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
+from ..results.report import Report
+from ..samples.limits import MAX_SEEDS
+from ..samples.sampling import Sample
+from ..settings.environment import environment
+from ..settings.precision import record
+from ..settings.precision import strict as pinned
+from ..sides.dtypes import DTYPES
+from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
+from ..verdict import judging
+from ..verdict.bench import Findings
+from ..verdict.coverage import Coverage, covered
+from ..verdict.devices.contributions import lost
+from ..verdict.devices.exchanges import exchanged
+from ..verdict.devices.shards import copies_compared, on_shards
+from ..verdict.devices.softmaxes import mixed
+from ..verdict.notes import on_literals
+from ..verdict.runner import Live, Runner
+from .prepare import prepare
+
+MODES = ("eager", "jit")
+
+MISSING = object()
+"""Stands for an argument that was not given."""
+
+UNSTABLE_ULPS = 1e4
+"""Units of the last place beyond which a large pair is asked whether it is deterministic at all."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Settings of both frameworks are the process's: comparisons of several threads follow each other."""
+
+
+def compare(
+    first: Any = None,
+    second: Any = None,
+    inputs: Any = MISSING,
+    second_inputs: Any = None,
+    *,
+    fixed: Iterable[int | str] | int | str = (),
+    vary: Iterable[int | str] | int | str = (),
+    rules: Any = None,
+    transfer: bool = True,
+    train: bool = False,
+    reference: bool = False,
+    seeds: int = 4,
+    first_seed: int = 0,
+    modes: Iterable[str] = ("eager",),
+    dtypes: Iterable[str] | None = None,
+    device: str | tuple[str, str] | None = None,
+    strict: bool = True,
+    localise: bool | None = None,
+    allow: Mapping[str, str] | Sequence[str] | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    flax_inputs: Any = None,
+    torch_module: Any = None,
+    flax_module: Any = None,
+) -> Report:
+    """Judge whether two sides compute the same outputs and gradients, and find where they part.
+
+    Both are run in eval mode, or in train mode with the same dropout masks, with the weights they hold, and again with
+    drawn ones that are not degenerate; meaning is proven in float64, precision by how much more one side loses than the
+    other. Both are left as they were. Comparisons in several threads run one after the other.
+
+    Args:
+        first: a ``torch.nn.Module``, a ``flax.nnx.Module``, a Linen module with its variables ``(module, variables)``,
+            or ``parity.function(f, weights)``, a pure function of torch or JAX.
+        second: the same; any combination.
+        inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
+        second_inputs: the second side's call, where it takes its arguments in another way. An array that holds the
+            numbers of one of `inputs`, also transposed or reshaped, is drawn with it; every other is taken as given.
+        fixed: positions or names of arguments that every sample takes as given.
+        vary: positions or names of arguments of whole numbers that samples shuffle; others are taken as given.
+        rules: which parameter is which: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys
+            of a ``[[rule]]``. What no rule names is proposed from names, classes and shapes.
+        transfer: give the second side the first side's weights; False judges the weights that each side holds.
+        train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
+            ``different``, by the name of the submodule that drops.
+        reference: the first side is what the second is judged by: where it is the one that loses precision, that is a
+            note and no verdict.
+        seeds: how many times weights and inputs are drawn, at most 1000.
+        first_seed: the first of them.
+        modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
+        dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the sides' own.
+        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (the first side's, the second's); None is where each side is.
+        strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
+        localise: look for the first divergence; None looks unless the two are equal.
+        allow: known differences that are accepted: path of a submodule or name of a tensor -> the reason. Every report
+            names them.
+        command: the command that runs it again, for the report.
+        progress: called with what is done, how much of it, and how much there is.
+        flax_inputs: another name for `second_inputs`.
+        torch_module: another name for `first`.
+        flax_module: another name for `second`.
+
+    Returns:
+        The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
+
+    Raises:
+        TypeError: something that is no side, or an argument of the wrong type.
+        ValueError: the sides can't be compared: one raises, the outputs differ in structure, a device is absent, the
+            parameters can't be paired (`WeightsMismatchError` lists them), or an argument is wrong.
+    """
+    started = time.perf_counter()
+    first, second = (first if torch_module is None else torch_module), (second if flax_module is None else flax_module)
+    second_inputs = second_inputs if flax_inputs is None else flax_inputs
+    if inputs is MISSING:
+        raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
+    modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
+    _check_options(
+        {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
+    )
+    accepted = checked(allow or {})
+    held = pinned() if strict else contextlib.nullcontext()
+    with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
+        pair = prepare(
+            uncompiled(first),
+            uncompiled(second),
+            inputs,
+            second_inputs,
+            device=_devices(device),
+            rules=rules,
+            transfer=transfer,
+            train=train,
+            reference=reference,
+            fixed=fixed,
+            vary=vary,
+            progress=progress or (lambda what, done, total: None),
+            fold=True,
+        )
+        with few_threads(pair):
+            try:
+                report = judge(Live(pair), seeds, first_seed, modes, wanted, localise, accepted)
+            except CannotPromoteError as error:  # float64 was asked for
+                raise ModuleFailedError(str(error)) from error
+    seconds = time.perf_counter() - started
+    return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
+
+
+def judge(
+    runner: Live,
+    seeds: int,
+    first_seed: int,
+    modes: tuple[str, ...],
+    dtypes: tuple[str, ...] | None,
+    localise: bool | None,
+    accepted: Mapping[str, str],
+) -> Report:
+    """Return the report on a live pair, with the verdict on all but the accepted differences."""
+    pair = runner.pair
+    found = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
+    found.report.notes.extend(_on_unseen(pair, found, localise))
+    wanted = found.report.verdict in ("different", "precision") if localise is None else localise
+    if not wanted or found.furthest is None:
+        return accept(found.report, accepted)
+    pair.progress("looking for the first divergence", 0, 1)
+    place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
+    is_meaning = found.report.verdict != "precision"
+    divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
+    if divergence is not None:
+        hint = divergence.hint
+        if found.mesh and not hint:
+            hint = _hint_of_devices(runner, found, place.evidence, divergence)
+        if place.evidence is not None and not hint:
+            hint = hint_for(place.evidence, numbers=is_meaning)
+        if found.mesh and not hint and divergence.direction == "forward":
+            hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
+        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
+    report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
+    left: Remainder = "unknown"
+    if accepted and report.verdict == "different" and not pair.train:
+        left = remainder(pair, found.furthest, accepted.keys(), found.tables)
+    return accept(report, accepted, left)
+
+
+def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:
+    """Yield the note on a difference that no float32 run shows, with its place."""
+    if found.unseen is not None:
+        divergence = None if localise is False else find(pair, found.unseen, allowed=None).divergence
+        yield on_literals(found.literals, "" if divergence is None else divergence.path)
+
+
+def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
+    """Return what a difference is consistent with that only the devices of a side explain, "" for nothing."""
+    hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
+    tensors = found.report.tensors
+    if hint or any(one.shards or one.kind == "copies" for one in tensors):
+        return hint
+    if divergence.direction != "forward":
+        return lost(runner, found.furthest, _paths(divergence))
+    return exchanged(runner, found.furthest, _paths(divergence), found.mesh)
+
+
+def _paths(divergence: Divergence) -> dict[Side, str]:
+    return {"first": divergence.path, "second": divergence.second_path}
+
+
+@dataclasses.dataclass
+class Judged:
+    """A report without the place, and what the search for it starts from."""
+
+    report: Report
+    furthest: Any = None
+    tables: float = 0.0
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    literals: float = 0.0
+    unseen: Sample | None = None
+
+
+def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
+    """Judge a pair in some precisions, live or recorded, and tell what was not seen."""
+    pair = runner.pair
+    unstable = "" if pair.effort.large else runner.unstable()
+    if unstable:
+        return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
+    found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
+    tensors = [one for each in found for one in on_shards(runner, each)]
+    if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
+        unstable = runner.unstable()
+        if unstable:
+            return Judged(_report(pair, "inconclusive", [], message=unstable))
+    seen = covered(runner, found[0])
+    copies = [one for each in found for one in copies_compared(each, pair.shown)]
+    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *copies, *tensors])
+    verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
+    if verdict == "inconclusive" and not message:
+        message = next(one.message for one in tensors if one.verdict == "inconclusive")
+    report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
+    furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
+    literals = max(one.literals for one in found)
+    unseen = next((one.unseen for one in found if one.unseen is not None), None)
+    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh, literals, unseen)
+
+
+def _report(
+    pair: Pair,
+    verdict: Verdict,
+    tensors: list[TensorVerdict],
+    *,
+    message: str = "",
+    findings: Sequence[Findings] = (),
+    seen: Coverage | None = None,
+) -> Report:
+    labels, seen = pair.labels, seen or Coverage()
+    lacks = [f"{labels[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
+    notes = [note for one in findings for note in one.notes]
+    noise: dict[str, float] = {}
+    for one in findings:
+        noise |= one.noise
+    return Report(
+        verdict,
+        tensors,
+        unexercised=seen.unexercised,
+        invariances=seen.invariances,
+        unreached=seen.unreached,
+        pairing=pair.pairing.rows(),
+        noise=noise,
+        notes=list(dict.fromkeys([*pair.notes, *notes, *seen.notes, *differing_settings(pair), *lacks])),
+        message=message,
+        seeds=findings[-1].seeds if findings else 0,
+        samples=findings[-1].samples if findings else 0,
+        environment={**environment(), **_devices_of(pair), **record()},
+        first_name=pair.first.name,
+        second_name=pair.second.name,
+        first_label=labels["first"],
+        second_label=labels["second"],
+        pictures=findings[0].pictures if findings else [],
+    )
+
+
+def _devices_of(pair: Pair) -> dict[str, str]:
+    return {f"{label} device": str(pair.subject(side).device) for side, label in pair.labels.items()}
+
+
+# ---- train mode, and weights that are not transferred
+
+
+def _masks_compared(pair: Pair) -> list[TensorVerdict]:
+    """Return a verdict for each dropout mask that the two sides don't have in common."""
+    found = []
+    for one in pair.masks:
+        shape = next(draw.shape for draw in (one.first, one.second) if draw)
+        found.append(TensorVerdict(*one.names(), "dropout", shape, "bool", one.verdict, one.message))
+    return found
+
+
+def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
+    """Return the verdict of train mode, and why nothing can be said, if so."""
+    if verdict != "equal" and pair.foreign:
+        names = " and the ".join(pair.labels[side] for side in pair.foreign)
+        what = f"the {names} module draws random numbers that are no dropout masks"
+        return "inconclusive", f"{what}, so the sides can't be compared in train mode"
+    unclear = [one for one in pair.masks if one.verdict == "inconclusive"]
+    if unclear and verdict != "equal":
+        return "inconclusive", unclear[0].message
+    return verdict, ""
+
+
+def _weights_compared(pair: Pair) -> list[TensorVerdict]:
+    """Compare the weights that both sides hold, where they are not transferred: bit by bit, or number by number.
+
+    A side may hold the other's numbers in a wider dtype, as `transformers` does where it keeps some in float32.
+    """
+    if pair.transfer:
+        return []
+    ours, theirs = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
+    found = []
+    for match in pair.pairing.matches:
+        one, two = ours[match.first.name], theirs[match.first.name]
+        differing = int(_differ(one, two).sum())
+        found.append(
+            TensorVerdict(
+                f"weight {match.first.name}",
+                f"weight {match.second.name}",
+                "weight",
+                one.shape,
+                one.dtype.name,
+                "different" if differing else "equal",
+                f"{differing} of {one.size} elements that the two sides hold are not the same" if differing else "",
+                bad=differing,
+                count=one.size,
+            )
+        )
+    return found
+
+
+def _differ(one: Array, two: Array) -> Array:
+    """Return which elements are not the same."""
+    found: Array
+    if one.dtype == two.dtype:
+        found = (_bits(one) != _bits(two)).any(axis=-1)
+    else:
+        wide, other = (array.astype(np.float64) for array in (one, two))
+        found = (wide != other) & ~(np.isnan(wide) & np.isnan(other))
+    return found
+
+
+def _bits(array: Array) -> Array:
+    """Return the bytes of every element."""
+    return np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
+
+
+# ---- arguments
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module inside one that torch.compile made; `modes` says what is compiled here."""
+    return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
+
+
+def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return some of the known names, each once, or say which one is not known."""
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{what} must hold names of {', '.join(known)}, got {type(names).__name__}")
+    chosen = (names,) if isinstance(names, str) else tuple(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
+    if not chosen:
+        raise ValueError(f"{what} must hold at least one of {', '.join(known)}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _check_options(switches: Mapping[str, Any], modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    if switches["train"] and modes != ("eager",):
+        raise ValueError("train=True goes with modes=('eager',) only: compiled code draws masks of its own")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MAX_SEEDS:
+        raise ValueError(f"seeds ({seeds}) must be a whole number from 1 to {MAX_SEEDS}")
+    if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
+        raise ValueError(f"first_seed ({first_seed}) must be a whole number of at least 0")
+
+
+def _devices(device: Any) -> tuple[str, str] | None:
+    if device is None:
+        return None
+    pair = (device, device) if isinstance(device, str) else tuple(device) if isinstance(device, Iterable) else ()
+    if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+        raise ValueError(f"device ({device}) must be one of cpu, gpu, tpu, or a pair of them: torch's, Flax's")
+    return pair
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024

@@ -1,0 +1,328 @@
+"""Modules of a user's own code by name: ``file.py:factory`` or ``module:factory``, imported as they would import it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attn_bridge import backends
+
+EXAMPLE = "example_inputs"
+"""Function beside a factory that gives inputs to compare on."""
+
+MAX_TEXT = 300
+"""Most characters of a foreign message that are passed on."""
+
+_OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn")
+_FRAMEWORKS = ("torch", "jax", "flax", "numpy")
+_KINDS = "a torch.nn.Module, an nnx.Module, (Linen module, variables) or parity.function(f, weights)"
+
+_packages: dict[Path, str] = {}
+"""Folder -> the package of ours that its files are imported into, so that two of one name don't clash."""
+
+_siblings: dict[str, Path] = {}
+"""Module imported by its bare name from beside a file -> the folder."""
+
+_left: set[Path] = set()
+"""Files of modules that made room for others of their names."""
+
+_numbers = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Factory:
+    """What a user named: the Python module it is in, and what makes one side of a comparison.
+
+    Attributes:
+        name: as the user wrote it.
+        module: the Python module.
+        target: a function without arguments, a class whose constructor needs none, or what one would return.
+        root: the folder that its own code is imported from; None for installed code.
+    """
+
+    name: str
+    module: ModuleType
+    target: Any
+    root: Path | None
+
+    def build(self, seed: int = 0) -> Any:
+        """Return the side: a torch or NNX module, a Linen module with its variables, or a function with its weights.
+
+        Args:
+            seed: for the random numbers of Python, NumPy and torch while it is built, so that a factory that draws its
+                weights gives the same ones again.
+
+        Raises:
+            ValueError: it raises, or gives something else.
+        """
+        side = self.target
+        if backends.framework_of(side) is None:
+            if not callable(side):
+                raise ValueError(f"{self.name} is of type {type(side).__name__}, not a factory")
+            with seeded(seed), guarded(self.name):
+                side = self.target()
+        if backends.framework_of(side) is not None:
+            return side
+        if _is_linen(side):
+            raise ValueError(
+                f"{self.name} gives the Linen module {type(side).__name__} alone; give it with its variables: "
+                "(module, module.init(key, inputs))"
+            )
+        raise ValueError(f"{self.name} must give {_KINDS}, it gives {type(side).__name__}")
+
+    def example_inputs(self) -> Any:
+        """Return what ``example_inputs()`` beside the factory gives, None if there is none."""
+        example = getattr(self.module, EXAMPLE, None)
+        if example is None:
+            return None
+        where = f"{self.name.rpartition(':')[0]}:{EXAMPLE}"
+        if not callable(example):
+            raise ValueError(f"{where} must be a function without arguments")
+        with guarded(where):
+            return example()
+
+    def sources(self) -> dict[str, Path]:
+        """Return the files of the user's own code that were imported so far: path below the root -> file."""
+        if self.root is None:
+            return {}
+        files = set(_left)
+        for name, module in list(sys.modules.items()):
+            top = name.partition(".")[0]
+            if top in _siblings or top == _packages.get(self.root) or module is self.module:
+                files |= _files([module])
+        return {one.relative_to(self.root).as_posix(): one for one in sorted(files) if one.is_relative_to(self.root)}
+
+
+def holds_tree(side: Any) -> bool:
+    """Tell whether a side's weights are a tree beside it: a Linen module's variables, or a function's weights."""
+    return isinstance(side, tuple) or (type(side).__name__ == "Function" and callable(getattr(side, "call", None)))
+
+
+def name_of(side: Any) -> str:
+    """Return what a side is called: its class, or the function's name."""
+    if isinstance(side, tuple):
+        side = side[0]
+    call = side.call if holds_tree(side) else None
+    return str(getattr(call, "__name__", type(side).__name__))
+
+
+def labels(sides: tuple[Any, Any]) -> dict[str, str]:
+    """Return what two sides are called: by their frameworks where these differ, else ``first`` and ``second``."""
+    found = [backends.framework_of(side) for side in sides]
+    different = found[0] != found[1] and None not in found
+    return {name: str(one) if different else name for name, one in zip(("first", "second"), found, strict=True)}
+
+
+def _is_linen(value: Any) -> bool:
+    return any(base.__module__.startswith("flax.linen") for base in type(value).__mro__)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and, where it is loaded, torch's random numbers, and put back what they were after.
+
+    JAX has no such state: a factory's keys are its own.
+    """
+    import random
+
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    former = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch is not None:
+        torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(former[0])
+        np.random.set_state(former[1])
+        if torch is not None:
+            torch.random.set_rng_state(former[2])
+
+
+def load(name: str, what: str = "factory") -> Factory:
+    """Import what ``file.py:factory`` or ``module:factory`` names.
+
+    The file's folder is importable, and so is the current one; a file in a package is imported as a part of it.
+
+    Args:
+        name: what the user wrote.
+        what: what it is, for messages.
+
+    Raises:
+        ValueError: no such file, module or attribute, or importing it raises.
+    """
+    where, colon, attribute = name.rpartition(":")
+    if not (colon and where and attribute):
+        raise ValueError(f"{what} ({name}) must read file.py:factory or module:factory")
+    path = Path(where)
+    is_file = path.suffix == ".py" or os.sep in where or path.is_file()
+    module, root = _import_file(path, where) if is_file else _import_module(where)
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise ValueError(f"{where} has no {attribute}")
+        target = getattr(target, part)
+    return Factory(name, module, target, root)
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[None]:
+    """Hold the context of one command: what an earlier one imported is imported anew, and the path is put back."""
+    for name in [*_siblings, *_packages.values()]:
+        _forget(name)
+    _packages.clear()
+    _left.clear()
+    former = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = former
+
+
+@contextlib.contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Turn whatever user code raises, SystemExit included, into a ValueError of one line that names `what`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what} raised {type(error).__name__}: {text_of(error)}") from error
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception in one bounded line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a user's exception whose own text raises
+        text = ""
+    text = text or "no message"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
+
+
+def _import_file(path: Path, name: str) -> tuple[ModuleType, Path]:
+    try:
+        path = path.resolve()
+        exists = path.is_file()
+    except (OSError, ValueError, RuntimeError):
+        exists = False
+    if not exists:
+        raise ValueError(f"{name} does not exist" if not path.is_dir() else f"{name} is a folder, not a Python file")
+    root = path.parent
+    while (root / "__init__.py").exists() and root != root.parent:
+        root = root.parent
+    parts = [*path.parent.relative_to(root).parts, *([] if path.stem == "__init__" else [path.stem])]
+    package = _package(root)
+    for folder in dict.fromkeys((root, path.parent)):
+        _offer(folder)
+    before = set(sys.modules)
+    with guarded(f"importing {name}"), _arguments(str(path)):
+        if path.suffix == ".py" and all(part.isidentifier() for part in parts):
+            module = importlib.import_module(".".join([package, *parts]))
+        else:
+            module = _execute(path, f"{package}.{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}")
+    _remember(before, (root, path.parent))
+    return module, root
+
+
+def _package(root: Path) -> str:
+    """Return the name of a package whose modules are the files of a folder, under which no other folder's stand."""
+    if root not in _packages:
+        package = ModuleType(f"_attn_bridge_{next(_numbers)}")
+        package.__path__ = [str(root)]
+        sys.modules[package.__name__] = package
+        _packages[root] = package.__name__
+    return _packages[root]
+
+
+def _execute(path: Path, name: str) -> ModuleType:
+    from importlib.machinery import SourceFileLoader
+
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceFileLoader(name, str(path)))
+    assert spec is not None, "a loader was given"
+    assert spec.loader is not None, "likewise"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> tuple[ModuleType, Path | None]:
+    here = Path.cwd()
+    _offer(here)
+    before = set(sys.modules)
+    try:
+        found = all(name.split(".")) and importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise ValueError(f"there is no module {name} in the current folder or installed")
+    with guarded(f"importing {name}"), _arguments(name):
+        module = importlib.import_module(name)
+    _remember(before, (here,))
+    return module, here if _siblings.get(name.partition(".")[0]) == here else None
+
+
+def _offer(folder: Path) -> None:
+    """Make a folder importable, before all others; what another folder has under the same names is forgotten."""
+    for name in _FRAMEWORKS:
+        if _holds(folder, name):  # a side's file may well be called torch.py, and means the real one by that name
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    sys.path.insert(0, str(folder))
+    for name, home in list(_siblings.items()):
+        if home != folder and _holds(folder, name):
+            _forget(name)
+    importlib.invalidate_caches()
+
+
+def _forget(name: str) -> None:
+    names = [one for one in sys.modules if one == name or one.startswith(f"{name}.")]
+    _left.update(_files([sys.modules.pop(one) for one in names]))
+    _siblings.pop(name, None)
+
+
+def _files(modules: Iterable[ModuleType]) -> set[Path]:
+    return {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
+
+
+def _remember(before: set[str], folders: tuple[Path, ...]) -> None:
+    for name in set(sys.modules) - before:
+        if "." in name or name in _OWN:
+            continue
+        file, paths = (getattr(sys.modules[name], one, None) for one in ("__file__", "__path__"))
+        for folder in folders:
+            if (file and Path(file) == folder / f"{name}.py") or (paths and str(folder / name) in list(paths)):
+                _siblings[name] = folder
+
+
+def _holds(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
+
+@contextlib.contextmanager
+def _arguments(name: str) -> Iterator[None]:
+    """Hide our command line from code that reads its own when it is imported."""
+    former, sys.argv = sys.argv, [name]
+    try:
+        yield
+    finally:
+        sys.argv = former

@@ -1,0 +1,1 @@
+"""How the judge runs code of each framework: a room each, twins; `adapters` imports them by name."""

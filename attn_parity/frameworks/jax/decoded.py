@@ -1,0 +1,35 @@
+"""A block that is run with a cache: a prompt at once, then token by token, as generation does.
+
+The twin is `attn_parity.frameworks.torch.decoded`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+
+class Decoded(nnx.Module):
+    """Gives what a block gives, through its cache.
+
+    Args:
+        block: a block of ours.
+        prompt: tokens that are read at once.
+    """
+
+    def __init__(self, block: Any, prompt: int):
+        self.block, self.prompt = block, prompt
+
+    def __call__(self, x: Array) -> Array:
+        """Return what the block makes of ``(B, T, D)``."""
+        batch, tokens, _ = x.shape
+        cache = self.block.init_cache(batch, tokens)
+        found, cache = self.block(x[:, : self.prompt], cache=cache)
+        pieces = [found]
+        for token in range(self.prompt, tokens):
+            found, cache = self.block(x[:, token : token + 1], cache=cache)
+            pieces.append(found)
+        return jnp.concatenate(pieces, 1)

@@ -1,0 +1,74 @@
+"""The probe ``literals``: literals of float32 accuracy are moved, and branches that float32 can't tell apart exchanged.
+
+`attn_parity/sides/literals.py` derives both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....sides.literals import close, moved, slack
+from ....sides.tables import STILL, Collector
+from ....sides.tables import Tables as Found
+from .numpy_interpreter import Interpreter
+
+
+class Literals(Interpreter):
+    """Evaluates a float64 jaxpr with other literals, and with the other of two close branches.
+
+    Args:
+        seed: of the moves; `STILL` moves nothing.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._seed = seed
+        self._turned: dict[int, tuple[Any, Any]] = {}
+        self.met = Collector()
+        self.moved = 0
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the program; a literal of float32 accuracy is moved."""
+        array = super().constant(value)
+        if not isinstance(array, np.ndarray) or array.ndim or array.dtype.kind != "f" or not slack(float(array)):
+            return array
+        self.met.add(array.reshape(1))
+        self.moved += 1
+        return array if self._seed == STILL else np.asarray(moved(float(array), self._seed))
+
+    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+        """Run one operation; a choice between close branches takes the other one, its backward pass as well."""
+        if equation.primitive.name == "select_n" and len(args) == 3 and _are_floats(args[1:]):
+            args = [self._condition(*args), *args[1:]]
+        return super().compute(equation, args)
+
+    def _condition(self, condition: Any, one: Any, two: Any) -> Any:
+        near = np.asarray(close(one, two))
+        if near.any() and condition.shape == near.shape and condition.dtype == bool:
+            self.moved += int(near.sum())
+            turned = condition if self._seed == STILL else condition ^ near
+            self._turned[id(condition)] = condition, turned  # it is kept, so that no other array gets its id
+            return turned
+        # The gradient of a branch is chosen by the condition of the forward pass, with zeros for the other branch.
+        if id(condition) in self._turned and not (np.any(one) and np.any(two)):
+            return self._turned[id(condition)][1]
+        return condition
+
+
+def _are_floats(arrays: Sequence[Any]) -> bool:
+    return all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in arrays)
+
+
+def evaluate_literals(closed: Any, args: Sequence[Any], seed: int) -> tuple[list[Any], int, Found | None]:
+    """Return the outputs of a closed jaxpr with other literals, how much was moved, and the literals as they are.
+
+    Args:
+        closed: the program, in float64.
+        args: its arguments.
+        seed: of the moves; `STILL` moves nothing.
+    """
+    literals = Literals(seed)
+    return literals.evaluate(closed, *args), literals.moved, literals.met.found()

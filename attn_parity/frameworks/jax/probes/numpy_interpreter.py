@@ -1,0 +1,457 @@
+"""Evaluates a jaxpr with NumPy, operation by operation, compiling nothing.
+
+A float64 result of a module is needed once or twice, so compiling its operations (50 ms each) would take longer than
+everything else. What NumPy has no counterpart for is run by JAX itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+from jax.extend import core
+
+from ....sides.large import Lent, spilled
+from ....sides.subject import CannotPromoteError
+
+OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
+"""Operations whose precision is their own: they can't be run in another one."""
+
+_INLINED = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+}
+
+
+def evaluate(closed: Any, *args: Any) -> list[Any]:
+    """Return the outputs of a closed jaxpr for NumPy arrays.
+
+    Raises:
+        CannotPromoteError: it holds an operation that has a precision of its own.
+    """
+    return Interpreter().evaluate(closed, *args)
+
+
+def inline(equation: Any) -> Any:
+    """Return the closed jaxpr that an equation only calls, or None."""
+    key = _INLINED.get(equation.primitive.name)
+    found = equation.params.get(key) if key else None
+    if found is None:
+        return None
+    return found if hasattr(found, "consts") else core.ClosedJaxpr(found, ())
+
+
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """Return how many of a scan's operands are constants, and how many are carried, as JAX 0.10 to 0.12 say it."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constant, carried, _ = params["ft_in"].unpack()
+    return len(list(constant)), len(list(carried))
+
+
+class Interpreter:
+    """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, dict[int, list[Any]]] = {}
+
+    def evaluate(self, closed: Any, *args: Any) -> list[Any]:
+        """Return the outputs of a closed jaxpr."""
+        with np.errstate(all="ignore"):
+            return self._run(closed, args, spills=True)
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the program as a value."""
+        return _to_numpy(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return the array that control flow depends on."""
+        return value
+
+    def stack(self, column: Sequence[Any]) -> Any:
+        """Stack what the steps of a loop return."""
+        return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
+
+    def choose(self, going: Any, new: Any, old: Any) -> Any:
+        """Return the new state of those loops, batched by vmap, that go on, and the old one of those that ended."""
+        select = np.where if isinstance(new, np.ndarray) else jnp.where
+        return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
+
+    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+        """Run one operation that calls no other."""
+        name, params = equation.primitive.name, equation.params
+        if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
+            result = _OPERATIONS[name](*args, **params)
+            if result is not NotImplemented:
+                results = result if equation.primitive.multiple_results else [result]
+                return [
+                    _as_declared(value, variable.aval)
+                    for value, variable in zip(results, equation.outvars, strict=True)
+                ]
+        return _bind(equation, args)
+
+    def _run(self, closed: Any, args: Sequence[Any], *, spills: bool = False) -> list[Any]:
+        jaxpr = closed.jaxpr
+        consts = [self.constant(const) for const in closed.consts]
+        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        if id(jaxpr) not in self._last:  # that of a loop is run many times
+            self._last[id(jaxpr)] = last_uses(jaxpr)
+        last = self._last[id(jaxpr)]
+
+        def read(atom: Any) -> Any:
+            return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
+
+        wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
+        for position, equation in enumerate(jaxpr.eqns):
+            results = self._apply(equation, [read(atom) for atom in equation.invars])
+            for variable, result in zip(equation.outvars, results, strict=True):
+                is_kept = id(variable) in wanted and isinstance(result, np.ndarray)
+                values[variable] = spilled(result) if is_kept else result
+            del results
+            for variable in last.get(position, ()):
+                values.pop(variable, None)
+        return [_read(read(atom)) for atom in jaxpr.outvars]
+
+    def _apply(self, equation: Any, args: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        called = inline(equation)
+        if called is not None:
+            return self._run(called, args)
+        if any(isinstance(arg, Lent) for arg in args):
+            if name in _TURNS and len(args) == 1:  # it is promoted where it is read
+                return [Lent(_OPERATIONS[name](args[0].array, **equation.params))]
+            args = list(map(_read, args))
+        if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
+            raise CannotPromoteError("the bits of floating-point numbers are read")
+        if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
+            raise CannotPromoteError(f"the operation {name} has a precision of its own")
+        if name == "scan":
+            return self._scan(args, *scan_sizes(equation.params), **equation.params)
+        if name == "while":
+            return self._while(args, **equation.params)
+        if name == "cond":
+            branches = equation.params["branches"]
+            return self._run(branches[int(np.clip(int(self.plain(args[0])), 0, len(branches) - 1))], args[1:])
+        return self.compute(equation, args)
+
+    def _scan(
+        self, args: list[Any], first: int, carries: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
+    ) -> list[Any]:
+        constant, carry, sequences = args[:first], args[first : first + carries], args[first + carries :]
+        stacked: list[list[Any]] = []
+        for step in reversed(range(length)) if reverse else range(length):
+            results = self._run(
+                jaxpr, [*constant, *carry, *(one[step, ...] for one in sequences)]
+            )  # arrays, not numbers
+            carry, outputs = results[:carries], results[carries:]
+            stacked.append(outputs)
+        if reverse:
+            stacked.reverse()
+        if not stacked:
+            avals = [variable.aval for variable in jaxpr.jaxpr.outvars[carries:]]
+            return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
+        return [*carry, *(self.stack(column) for column in zip(*stacked, strict=True))]
+
+    def _while(
+        self, args: list[Any], *, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int, **_: Any
+    ) -> list[Any]:
+        first, second = args[:cond_nconsts], args[cond_nconsts : cond_nconsts + body_nconsts]
+        state = args[cond_nconsts + body_nconsts :]
+        while True:
+            going = self.plain(self._run(cond_jaxpr, [*first, *state])[0])
+            if not np.any(going):
+                return state
+            results = self._run(body_jaxpr, [*second, *state])
+            pairs = zip(results, state, strict=True)
+            state = [self.choose(going, new, old) for new, old in pairs] if np.ndim(going) else results
+
+
+_TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient", "slice")
+"""Operations that only say how the elements of an array lie."""
+
+
+def _read(value: Any) -> Any:
+    return value.promoted() if isinstance(value, Lent) else value
+
+
+def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """Return equation -> variables that nothing reads after it, so that large ones are freed."""
+    kept = {id(atom) for atom in jaxpr.outvars}
+    last = {
+        atom: position
+        for position, equation in enumerate(jaxpr.eqns)
+        for atom in (*equation.outvars, *equation.invars)
+        if not isinstance(atom, core.Literal)
+    }
+    found: dict[int, list[Any]] = {}
+    for variable, position in last.items():
+        if id(variable) not in kept:
+            found.setdefault(position, []).append(variable)
+    return found
+
+
+def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    return array if array.dtype == aval.dtype else array.astype(aval.dtype)
+
+
+def _bind(equation: Any, args: list[Any]) -> list[Any]:
+    """Let JAX run an operation that is not in the table."""
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+        return [_to_numpy(value) for value in bind(equation, arrays)]
+
+
+def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Let JAX run an operation as it stands in a program, also one that holds a program.
+
+    What a `jax.shard_map` holds is compiled, once: run operation by operation on its devices it takes a second.
+    """
+    if equation.primitive.name == "shard_map" and not any(isinstance(one, jax.core.Tracer) for one in operands):
+        key = (id(equation), *(operand.dtype for operand in operands))
+        if key not in _COMPILED:
+            if len(_COMPILED) >= MAX_COMPILED:
+                _COMPILED.pop(next(iter(_COMPILED)))
+            _COMPILED[key] = equation, jax.jit(functools.partial(_bind_itself, equation))
+        return list(_COMPILED[key][1](*operands))
+    return _bind_itself(equation, *operands)
+
+
+_COMPILED: dict[Any, tuple[Any, Any]] = {}
+"""Identity of an equation, and dtypes -> the equation, so that its identity stays its own, and what was compiled."""
+
+MAX_COMPILED = 64
+"""Most of them that are kept."""
+
+
+def _bind_itself(equation: Any, *operands: Any) -> list[Any]:
+    given = equation.primitive.get_bind_params(equation.params)
+    functions, params = given if isinstance(given, tuple) else ((), given)  # as JAX before 0.10 has it
+    result = equation.primitive.bind(*functions, *operands, **params)
+    return list(result) if equation.primitive.multiple_results else [result]
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
+        return value
+    return np.asarray(value)
+
+
+def _is_float(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+# ---- operations
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an operation of a NumPy function of the operands alone."""
+    return lambda *operands, **_: function(*operands)
+
+
+def _divide(one: Any, two: Any, **_: Any) -> Any:
+    if one.dtype.kind == "f":
+        return one / two
+    if one.dtype.kind not in "iu" or not two.all():
+        return NotImplemented
+    quotient, rest = np.divmod(one, two)
+    return quotient + ((rest != 0) & ((one < 0) != (two < 0)))  # towards zero, where NumPy rounds down
+
+
+def _remainder(one: Any, two: Any, **_: Any) -> Any:
+    return np.fmod(one, two) if one.dtype.kind == "f" or (one.dtype.kind in "iu" and two.all()) else NotImplemented
+
+
+def _select(which: Any, *cases: Any, **_: Any) -> Any:
+    if which.dtype == np.bool_:
+        return np.where(which, cases[1], cases[0])
+    return NotImplemented
+
+
+def _broadcast_in_dim(
+    operand: Any, *dynamic: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
+) -> Any:
+    if dynamic:
+        return NotImplemented
+    sizes = [1] * len(shape)
+    for axis, dimension in enumerate(broadcast_dimensions):
+        sizes[dimension] = operand.shape[axis]
+    return np.broadcast_to(operand.reshape(sizes), shape)
+
+
+def _reshape(operand: Any, *dynamic: Any, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> Any:
+    if dynamic:
+        return NotImplemented
+    return (operand if dimensions is None else operand.transpose(dimensions)).reshape(new_sizes)
+
+
+def _pad(operand: Any, value: Any, *, padding_config: Any, **_: Any) -> Any:
+    if any(low < 0 or high < 0 or inner for low, high, inner in padding_config):
+        return NotImplemented
+    return np.pad(operand, [(low, high) for low, high, _ in padding_config], constant_values=value)
+
+
+def _slice(operand: Any, *, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Any:
+    steps = strides or [1] * operand.ndim
+    return operand[tuple(map(slice, start_indices, limit_indices, steps))]
+
+
+def _clamped(starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    found = [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, shape, strict=True)]
+    return tuple(slice(start, start + size) for start, size in zip(found, sizes, strict=True))
+
+
+def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
+    return operand[_clamped(starts[: operand.ndim], slice_sizes, operand.shape)]
+
+
+def _dynamic_update_slice(operand: Any, update: Any, *starts: Any, **_: Any) -> Any:
+    result = np.array(operand, copy=True)
+    result[_clamped(starts, update.shape, operand.shape)] = update
+    return result
+
+
+def _iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Any:
+    if dynamic:
+        return NotImplemented
+    sizes = [1] * len(shape)
+    sizes[dimension] = shape[dimension]
+    return np.broadcast_to(np.arange(shape[dimension], dtype=dtype).reshape(sizes), shape)
+
+
+def _convert(operand: Any, *, new_dtype: Any, **_: Any) -> Any:
+    if operand.dtype.kind == "f" and np.dtype(new_dtype).kind in "iu":
+        return NotImplemented  # JAX saturates where NumPy wraps
+    if operand.dtype.kind == "c" and np.dtype(new_dtype).kind != "c":
+        return NotImplemented  # JAX takes the real part, NumPy warns
+    return operand.astype(new_dtype)
+
+
+def _dot_general(left: Any, right: Any, *, dimension_numbers: Any, **_: Any) -> Any:
+    if left.dtype.kind != "f" or right.dtype.kind != "f":
+        return NotImplemented
+    (left_sum, right_sum), (left_batch, right_batch) = dimension_numbers
+    left_free = [axis for axis in range(left.ndim) if axis not in (*left_sum, *left_batch)]
+    right_free = [axis for axis in range(right.ndim) if axis not in (*right_sum, *right_batch)]
+    batch = [left.shape[axis] for axis in left_batch]
+    rows, columns = [left.shape[axis] for axis in left_free], [right.shape[axis] for axis in right_free]
+    inner = int(np.prod([left.shape[axis] for axis in left_sum], dtype=np.int64))
+    size = functools.partial(np.prod, dtype=np.int64)
+    first = left.transpose([*left_batch, *left_free, *left_sum]).reshape([*batch, int(size(rows)), inner])
+    second = right.transpose([*right_batch, *right_sum, *right_free]).reshape([*batch, inner, int(size(columns))])
+    return np.matmul(first, second).reshape([*batch, *rows, *columns])
+
+
+def _reduce(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operand, *, axes, **_: function(operand, axis=tuple(int(axis) for axis in axes))
+
+
+def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(operand: Any, *, axes: Any, **_: Any) -> Any:
+        if 0 in operand.shape:
+            return NotImplemented
+        return function(operand, axis=tuple(int(axis) for axis in axes))
+
+    return reduce
+
+
+def _index_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operand, *, axes, index_dtype, **_: function(operand, axis=int(axes[0])).astype(index_dtype)
+
+
+def _cumulative(function: Callable[..., Any]) -> Callable[..., Any]:
+    def accumulate(operand: Any, *, axis: int, reverse: bool, **_: Any) -> Any:
+        turned = np.flip(operand, axis) if reverse else operand
+        result = function(turned, axis=axis)
+        return np.flip(result, axis) if reverse else result
+
+    return accumulate
+
+
+def _split(operand: Any, *, sizes: Sequence[int], axis: int, **_: Any) -> Any:
+    return np.split(operand, np.cumsum(sizes)[:-1], axis=axis)
+
+
+def _floating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an operation that is left to JAX for other than floating-point operands."""
+    return lambda *operands, **_: function(*operands) if operands[0].dtype.kind == "f" else NotImplemented
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: _plain(getattr(np, name)) for name in ("exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan")},
+    **{name: _plain(getattr(np, name)) for name in ("tanh", "sinh", "cosh", "sqrt", "cbrt", "floor", "ceil", "abs")},
+    **{name: _plain(getattr(np, f"arc{name[1:]}")) for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    **{name: _plain(getattr(np, name)) for name in ("square", "sign")},
+    **{name: _plain(function) for name, function in (("max", np.maximum), ("min", np.minimum), ("atan2", np.arctan2))},
+    **{name: _plain(function) for name, function in (("add", np.add), ("add_any", np.add), ("sub", np.subtract))},
+    **{name: _plain(function) for name, function in (("mul", np.multiply), ("neg", np.negative))},
+    **{name: _plain(function) for name, function in (("eq", np.equal), ("ne", np.not_equal), ("lt", np.less))},
+    **{name: _plain(function) for name, function in (("le", np.less_equal), ("gt", np.greater))},
+    "ge": _plain(np.greater_equal),
+    **{name: _plain(function) for name, function in (("and", np.bitwise_and), ("or", np.bitwise_or))},
+    "xor": _plain(np.bitwise_xor),
+    "not": _plain(np.invert),
+    "div": _divide,
+    "pow": _floating(np.power),
+    "rem": _remainder,
+    "integer_pow": lambda operand, *, y, **_: operand**y if operand.dtype.kind == "f" else NotImplemented,
+    "rsqrt": _plain(lambda operand: 1.0 / np.sqrt(operand)),
+    "logistic": _plain(scipy.special.expit),
+    "erf": _plain(scipy.special.erf),
+    "erfc": _plain(scipy.special.erfc),
+    "erf_inv": _plain(scipy.special.erfinv),
+    "lgamma": _plain(scipy.special.gammaln),
+    "digamma": _plain(scipy.special.digamma),
+    "is_finite": _plain(np.isfinite),
+    "clamp": _plain(lambda low, operand, high: np.minimum(np.maximum(operand, low), high)),
+    "select_n": _select,
+    **{name: _plain(lambda operand: operand) for name in ("stop_gradient", "copy", "copy_p", "reduce_precision")},
+    "optimization_barrier": lambda *operands, **_: list(operands),
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": lambda operand, *, dimensions, **_: np.squeeze(operand, tuple(int(axis) for axis in dimensions)),
+    "expand_dims": lambda operand, *, dimensions, **_: np.expand_dims(operand, tuple(dimensions)),
+    "transpose": lambda operand, *, permutation, **_: operand.transpose(permutation),
+    "rev": lambda operand, *, dimensions, **_: np.flip(operand, tuple(dimensions)),
+    "concatenate": lambda *operands, dimension, **_: np.concatenate(operands, axis=dimension),
+    "pad": _pad,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "split": _split,
+    "stack": lambda *operands, axis, **_: np.stack(operands, axis),
+    "tile": lambda operand, *, reps, **_: np.tile(operand, reps),
+    "iota": _iota,
+    "convert_element_type": _convert,
+    "dot_general": _dot_general,
+    "reduce_sum": _reduce(np.sum),
+    "reduce_prod": _reduce(np.prod),
+    "reduce_and": _reduce(np.all),
+    "reduce_or": _reduce(np.any),
+    "reduce_max": _extreme(np.max),
+    "reduce_min": _extreme(np.min),
+    "argmax": _index_of(np.argmax),
+    "argmin": _index_of(np.argmin),
+    "cumsum": _cumulative(np.cumsum),
+    "cumprod": _cumulative(np.cumprod),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "cummin": _cumulative(np.minimum.accumulate),
+}
+"""Operation -> NumPy function of its operands and parameters; NotImplemented leaves the call to JAX."""

@@ -1,0 +1,156 @@
+"""The probe ``tables``: what is computed from neither weights nor inputs is moved by a unit of float32.
+
+A port may compute a rotary table in float32 where the other side does in float64, or in another order: what that does
+to the result is measured here, in float64, where nothing else is rounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....sides.large import Lent
+from ....sides.tables import STILL, Collector
+from ....sides.tables import Tables as Found
+from .numpy_interpreter import Interpreter
+from .rounding import EXACT
+
+UNIT = 2.0**-23
+"""Distance between a float32 and the next, relative."""
+
+MANY_BITS = 16
+"""Significant bits above which a scalar that float32 holds was rounded to it; 0.5 and 1024 are meant as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """A value that depends on neither weights nor floating-point inputs: as it is, and moved."""
+
+    own: Any
+    moved: Any
+
+    def __getitem__(self, place: Any) -> Free:
+        return Free(self.own[place], self.moved[place])
+
+
+class Tables(Interpreter):
+    """Evaluates a float64 jaxpr while it moves the free values.
+
+    What is decided by a free value (a comparison, a bucket, an index) is decided by the value as it is.
+
+    Args:
+        seed: of the random numbers; `STILL` moves nothing.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._random = np.random.default_rng(max(seed, 0))
+        self._unit = 0.0 if seed == STILL else UNIT
+        self.met = Collector()
+        self._constants: dict[Any, Free] = {}
+        self.moved = 0
+
+    def table(self, array: Any) -> Free:
+        """Return a given table, moved."""
+        value = super().constant(array)
+        return Free(value, self._moved(value, value))
+
+    def free(self, array: Any) -> Free:
+        """Return a given value that no unit is missing from, such as whole numbers."""
+        value = super().constant(array)
+        return Free(value, value)
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the program, moved; the same one is moved alike wherever it is read."""
+        array = super().constant(value)
+        if not _is_table(array):
+            return self.free(array)
+        key = (array.shape, array.tobytes())
+        if key not in self._constants:
+            rounded = array.ndim or _was_rounded(float(array))
+            self._constants[key] = self.table(array) if rounded else self.free(array)
+        return self._constants[key]
+
+    def plain(self, value: Any) -> Any:
+        """Return the value that decides, as it is."""
+        return value.own if isinstance(value, Free) else value
+
+    def stack(self, column: Sequence[Any]) -> Any:
+        """Stack what the steps of a loop return."""
+        if all(isinstance(one, Free) for one in column):
+            return Free(super().stack([one.own for one in column]), super().stack([one.moved for one in column]))
+        return super().stack([_moved_of(one) for one in column])
+
+    def choose(self, going: Any, new: Any, old: Any) -> Any:
+        """Return the new state of the loops that go on, and the old one of the others."""
+        if isinstance(new, Free) and isinstance(old, Free):
+            own = super().choose(going, new.own, old.own)
+            return Free(own, super().choose(going, new.moved, old.moved))
+        return super().choose(going, _moved_of(new), _moved_of(old))
+
+    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+        """Run one operation; the results of free values are free, and are moved where they are rounded."""
+        if not all(isinstance(arg, Free) for arg in args):
+            for arg in args:
+                if isinstance(arg, Free) and arg.moved is not arg.own and _is_table(arg.own):
+                    self.met.add(arg.own)
+            return super().compute(equation, [_moved_of(arg) for arg in args])
+        own = super().compute(equation, [arg.own for arg in args])
+        name = equation.primitive.name
+        if not any(_is_table(one) for one in own) or name in ("floor", "ceil", "round", "sign"):
+            return [Free(one, one) for one in own]
+        known = all(arg.moved is arg.own for arg in args)
+        moved = own if known else super().compute(equation, [arg.moved for arg in args])
+        if name in EXACT or name in ("select_n", "stop_gradient"):
+            return [Free(one, other) for one, other in zip(own, moved, strict=True)]
+        return [Free(one, self._moved(one, other)) for one, other in zip(own, moved, strict=True)]
+
+    def _moved(self, own: Any, value: Any) -> Any:
+        if not _is_table(own):
+            return value
+        with np.errstate(invalid="ignore"):
+            rounded = np.isfinite(own) & (own != np.rint(own))
+        if not np.any(rounded):
+            return value
+        self.moved += 1
+        noise = self._random.uniform(-self._unit, self._unit, np.shape(value))
+        return np.where(rounded, value * (1.0 + noise), value)
+
+
+def _moved_of(value: Any) -> Any:
+    return value.moved if isinstance(value, Free) else value
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def _was_rounded(value: float) -> bool:
+    """Tell a number that was rounded to float32 from one that was written: 0.1, 1e-6 or 0.5."""
+    if not np.isfinite(value) or value == 0.0 or float(np.float32(value)) != value:
+        return False
+    mantissa, _ = np.frexp(value)
+    return float(mantissa * 2.0**MANY_BITS) % 1.0 != 0.0
+
+
+def evaluate_tables(
+    closed: Any, args: Sequence[Any], kinds: Sequence[str], seed: int
+) -> tuple[list[Any], int, Found | None]:
+    """Return the outputs of a closed jaxpr with its tables moved, how many values were, and the tables as they are.
+
+    Args:
+        closed: the program, in float64.
+        args: its arguments.
+        kinds: per argument ``weight`` (what depends on it is left alone), ``table`` (it is moved) or ``free``.
+        seed: of the random numbers; `STILL` moves nothing.
+    """
+    tables = Tables(seed)
+    makes = {"weight": lambda one: one, "table": tables.table, "free": tables.free}
+    given = [
+        arg if isinstance(arg, Lent) else makes[kind](np.asarray(arg)) for arg, kind in zip(args, kinds, strict=True)
+    ]
+    outputs = [_moved_of(one) for one in tables.evaluate(closed, *given)]
+    return outputs, tables.moved, tables.met.found()

@@ -1,0 +1,222 @@
+"""Records what goes in and out of submodules: each array passes through an operation that notes it and its gradient.
+
+The operation is part of the traced program, so calls inside `jax.checkpoint` or a branch are recorded as well. What
+runs once per element (`jax.vmap`) or more than once (a loop) is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.extend import core
+from jax.interpreters import ad, batching
+
+from ...sides.subject import Arguments, Call, ModuleFailedError, Substitute, flatten, replace
+
+recording = jax.make_user_context(0)
+"""JAX keeps what it traces while a tape runs apart from all else, by the tape's number."""
+
+_note = core.Primitive("attn_bridge_note")
+
+
+class _Slot:
+    """Stands for an array in the arguments of a recorded call."""
+
+
+_SLOT = _Slot()
+
+
+@dataclasses.dataclass
+class _Entry:
+    """One call that was traced; arrays that are known already stand among the inputs and outputs."""
+
+    path: str
+    skeleton: Any
+    inputs: list[Any]
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Tape:
+    """Notes the calls of submodules while a program is traced, and their numbers when it runs."""
+
+    def __init__(self, substitutes: Mapping[str, Sequence[Substitute]] | None = None) -> None:
+        self.substitutes = substitutes or {}
+        self.entries: list[_Entry] = []
+        self.running: list[str] = []
+        self.notes: dict[tuple[int, str, int], np.ndarray[Any, Any]] = {}
+
+    def clear(self) -> None:
+        """Forget everything, as the program is traced anew."""
+        self.entries.clear()
+        self.notes.clear()
+
+    def call(self, path: str, original: Callable[..., Any], args: Any, kwargs: Any, method: str = "__call__") -> Any:
+        """Call a submodule and note what goes in and comes out."""
+        if path in self.running:
+            return original(*args, **kwargs)
+        number = len(self.entries)
+        given = [leaf for _, leaf in flatten((args, dict(kwargs)), is_jax_array)]
+        extra = {} if method == "__call__" else {"method": method}
+        skeleton = replace((args, {**kwargs, **extra}), is_jax_array, [_SLOT] * len(given))
+        entry = _Entry(path, skeleton, list(given))
+        self.entries.append(entry)
+        noted = [self._noted(leaf, number, "input", position) for position, leaf in enumerate(given)]
+        args, kwargs = replace((args, dict(kwargs)), is_jax_array, noted)
+        substitute = self._substitute(path, len(noted))
+        if substitute is not None:
+            pairs = zip(noted, substitute.added, strict=True)
+            args, kwargs = replace((args, kwargs), is_jax_array, [_with_gradient(one, added) for one, added in pairs])
+        self.running.append(path)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self.running.pop()
+        if substitute is not None:
+            result = _with_values(path, result, substitute)
+        entry.outputs = [leaf for _, leaf in flatten(result, is_jax_array)]
+        after = [self._noted(leaf, number, "output", position) for position, leaf in enumerate(entry.outputs)]
+        return replace(result, is_jax_array, after)
+
+    def _substitute(self, path: str, count: int) -> Substitute | None:
+        if path not in self.substitutes:
+            return None
+        number = sum(one.path == path for one in self.entries) - 1
+        if number >= len(self.substitutes[path]):
+            raise ModuleFailedError(f"{path} is called more often than it was before")
+        found = self.substitutes[path][number]
+        if len(found.added) != count:
+            raise ModuleFailedError(f"{path} is called with other arrays than before")
+        return found
+
+    def _noted(self, leaf: Any, number: int, kind: str, position: int) -> Any:
+        if not isinstance(leaf, Array):  # known, and perhaps needed as it is
+            self.notes[number, kind, position] = np.asarray(leaf)
+            return leaf
+        return _note.bind(leaf, tape=_Held(self), key=(number, kind, position))
+
+    def calls(self) -> list[Call]:
+        """Return the calls that were run, in the order in which they began."""
+        found: list[Call] = []
+        numbers: dict[str, int] = {}
+        for order, entry in enumerate(self.entries):
+            inputs = self._values(order, "input", len(entry.inputs))
+            outputs = self._values(order, "output", len(entry.outputs))
+            if inputs is None or outputs is None or not outputs:
+                continue  # a branch that was not taken, or a loop's body that was only looked at
+            number = numbers.get(entry.path, 0)
+            numbers[entry.path] = number + 1
+            cotangents = [
+                self.notes.get((order, "gradient", position), np.zeros(one.shape)) if one.dtype.kind == "f" else None
+                for position, one in enumerate(outputs)
+            ]
+            args, kwargs = replace(entry.skeleton, _is_slot, inputs)
+            found.append(Call(entry.path, number, order, Arguments(args, kwargs), outputs, cotangents))
+        return found
+
+    def _values(self, order: int, kind: str, count: int) -> list[Any] | None:
+        found = [self.notes.get((order, kind, position)) for position in range(count)]
+        return None if any(one is None for one in found) else found
+
+
+@jax.custom_vjp
+def _added(x: Any, added: Any) -> Any:
+    """Hand an array on, and add something to the gradient that comes back."""
+    return x
+
+
+def _added_forward(x: Any, added: Any) -> Any:
+    return x, added
+
+
+def _added_backward(added: Any, gradient: Any) -> Any:
+    return gradient + added, jnp.zeros_like(added)
+
+
+_added.defvjp(_added_forward, _added_backward)
+
+
+def _with_gradient(leaf: Any, added: Any) -> Any:
+    if added is None or not isinstance(leaf, Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return _added(leaf, jnp.asarray(added, leaf.dtype))
+
+
+def _with_values(path: str, result: Any, substitute: Substitute) -> Any:
+    found = [leaf for _, leaf in flatten(result, is_jax_array)]
+    if len(found) != len(substitute.outputs):
+        raise ModuleFailedError(f"{path} returns other arrays than before")
+    after = []
+    for leaf, array in zip(found, substitute.outputs, strict=True):
+        if array is not None and leaf.shape != array.shape:
+            raise ModuleFailedError(f"{path} returns other arrays than before")
+        if array is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            after.append(leaf if array is None else jnp.asarray(array, leaf.dtype))
+        else:
+            after.append(jnp.asarray(array, leaf.dtype) + (leaf - jax.lax.stop_gradient(leaf)))
+    return replace(result, is_jax_array, after)
+
+
+class _Held:
+    """Carries a tape through the parameters of an operation, which compares and prints them."""
+
+    def __init__(self, tape: Tape):
+        self.tape = tape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.tape is self.tape
+
+    def __hash__(self) -> int:
+        return id(self.tape)
+
+    def __repr__(self) -> str:
+        return "tape"
+
+
+def note(value: Any, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+    """Run the operation: keep the first value, as `jax.checkpoint` runs a call again for its gradient."""
+    if key[1] != "tangent":
+        tape.tape.notes.setdefault(key, np.array(value))
+    return value
+
+
+def _tangent(primals: Sequence[Any], tangents: Sequence[Any], *, tape: _Held, key: tuple[int, str, int]) -> Any:
+    (value,), (tangent,) = primals, tangents
+    after = _note.bind(value, tape=tape, key=key)
+    if type(tangent) is ad.Zero or key[1] != "output" or not jnp.issubdtype(value.dtype, jnp.floating):
+        return after, tangent
+    return after, _note.bind(tangent, tape=tape, key=(key[0], "tangent", key[2]))
+
+
+def _transposed(cotangent: Any, _value: Any, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+    if type(cotangent) is ad.Zero:
+        return [cotangent]
+    return [_note.bind(cotangent, tape=tape, key=(key[0], "gradient", key[2]))]
+
+
+def _batched(values: Sequence[Any], axes: Sequence[Any], **_: Any) -> Any:
+    return values[0], axes[0]
+
+
+_note.def_impl(note)
+_note.def_abstract_eval(lambda value, **_: value)
+ad.primitive_jvps[_note] = _tangent
+ad.primitive_transposes[_note] = _transposed
+batching.primitive_batchers[_note] = _batched
+
+
+def is_jax_array(value: Any) -> bool:
+    """Tell whether a leaf is an array that can be handed on as NumPy's."""
+    if isinstance(value, nnx.Variable):
+        return False
+    return isinstance(value, (Array, np.ndarray)) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _is_slot(value: Any) -> bool:
+    return value is _SLOT

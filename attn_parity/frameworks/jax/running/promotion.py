@@ -1,0 +1,66 @@
+"""Float64 for any JAX code, as it is: while it is traced, every request for a lower precision asks for float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from ....sides.patching import replaced
+
+_LOW: dict[np.dtype[Any], np.dtype[Any]] = {
+    **dict.fromkeys(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)), np.dtype(np.float64)),
+    np.dtype(np.complex64): np.dtype(np.complex128),
+}
+_OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
+_PARAMETERS = ("new_dtype", "dtype", "preferred_element_type", "out_dtype")
+
+_PROMOTED = jax.make_user_context(False)  # JAX keeps what it traces within this context apart from all else
+
+
+@contextlib.contextmanager
+def promoted() -> Iterator[None]:
+    """Hold the context in which operations that are asked for a lower precision run in float64.
+
+    It covers what a module's own dtype can't: a softmax that is fixed to float32, a frozen dtype of a stock layer.
+    Other threads are not concerned.
+    """
+
+    def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
+        def _promoted_bind(self: Any, *args: Any, **params: Any) -> Any:
+            args = tuple([_own(arg) for arg in args])
+            if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
+                return _widen(bind(self, *args, **params))
+            if self.name != "convert_element_type" and self.name not in _OPAQUE:
+                args = tuple([_widen(arg) for arg in args])
+            return bind(self, *args, **{name: _promote(name, value) for name, value in params.items()})
+
+        return _promoted_bind
+
+    with replaced(core.Primitive, "bind", _build), jax.enable_x64(True), _PROMOTED(True):
+        yield
+
+
+def _own(arg: Any) -> Any:
+    """Return a NumPy array as a copy: JAX remembers what an array became, and would give int64 to who has no x64."""
+    return arg.copy() if type(arg) is np.ndarray else arg
+
+
+def _widen(arg: Any) -> Any:
+    dtype = getattr(arg, "dtype", None)
+    is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
+    return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
+
+
+def _promote(name: str, value: Any) -> Any:
+    if name not in _PARAMETERS or value is None:
+        return value
+    try:
+        return _LOW.get(np.dtype(value), value)
+    except TypeError:  # the dtype of random keys, which NumPy doesn't know
+        return value

@@ -1,0 +1,214 @@
+"""What each kind of a JAX side tells `JaxSubject`: its weights by dotted name, its submodules, and how to call it.
+
+`nnx_module`, `linen_module` and `function` are the three adapters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....sides.dropout_masks import Masks, Plan
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ..recording import Tape
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How a part is called.
+
+    Attributes:
+        dtype: precision of the whole run; None leaves every dtype as given.
+        seed: of the random numbers that the part may draw.
+        train: whether it runs in train mode.
+        source: of the dropout masks, in train mode.
+        tape: what records the calls of the submodules; None records nothing.
+    """
+
+    dtype: str | None = None
+    seed: int = 0
+    train: bool = False
+    source: Masks | Plan | None = None
+    tape: Tape | None = None
+
+
+class Part(Protocol):
+    """The whole, or a submodule by itself.
+
+    Attributes:
+        names: of the weights in it.
+        trainable: those that get gradients.
+        changed: what calls were seen to change, beside weights, running statistics and random state.
+    """
+
+    names: Collection[str]
+    trainable: set[str]
+    changed: set[str]
+
+    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+        """Call it around other weights; what it holds itself stays as it is."""
+
+
+class Adapter(Protocol):
+    """One kind of a side."""
+
+    kind: str
+    name: str
+    home: Home
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that it holds."""
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the whole first."""
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
+
+    def switched_off(self) -> list[str]:
+        """Describe what is off in eval mode."""
+
+    def caches(self) -> list[str]:
+        """Describe the caches that are off."""
+
+    def part(self, path: str) -> Part:
+        """Return the submodule at a dotted path; "" is the whole."""
+
+    def complaint(self, arguments: Arguments) -> str:
+        """Say what is wrong with its weights, when a call has failed; "" is nothing."""
+
+    def culprit(self, error: Exception) -> str:
+        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
+
+
+def constant(value: Any, dtype: str | None, seed: int) -> Any:
+    """Return a value that is no weight: its floats in `dtype`, its random keys folded with the seed."""
+    kind = getattr(value, "dtype", None)
+    if kind is None:
+        return value
+    if jnp.issubdtype(kind, jax.dtypes.prng_key):
+        return jax.random.fold_in(value, seed) if seed and value.ndim == 0 else value
+    if dtype is not None and jnp.issubdtype(kind, jnp.floating):
+        return jnp.asarray(np.asarray(value).astype(jnp.dtype(dtype)))
+    return value
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether a setting is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def stock_name(module: Any) -> str:
+    """Return the class of a module, or the framework's own class that it is derived from."""
+    own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
+    return next((kind.__name__ for kind in own if kind.__name__ not in ("Module", "ModuleBase")), type(module).__name__)
+
+
+def is_jax_float(array: Any) -> bool:
+    """Tell whether an array holds floating-point numbers."""
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
+def off_in_eval_mode(path: str, child: Any, *, averages: bool) -> list[str]:
+    """Describe what a submodule leaves out in eval mode; `averages` says whether it takes running statistics."""
+    name = path or type(child).__name__
+    rate = next((getattr(child, key) for key in ("rate", "dropout_rate") if _is_rate(child, key)), 0.0)
+    if rate:
+        return [f"dropout of {name} ({rate:g}): off in eval mode"]
+    return [f"statistics of {name}: those of a batch are for train mode"] if averages else []
+
+
+_MODES = frozenset({"deterministic", "use_running_average", "training"})
+"""Attributes of modules that hold the mode."""
+
+
+def asks_for_mode(path: str, module: Any) -> list[str]:
+    """Say that the code of a module's class that is not Flax's own asks which mode it is in."""
+    own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("flax."))
+    methods = (value for kind in own for name, value in vars(kind).items() if name != "__init__")
+    codes = (code for value in methods if (code := getattr(value, "__code__", None)) is not None)
+    asks = any(_MODES & _names(code) for code in codes)
+    return [f"train mode of {path or type(module).__name__}: its code asks which mode it is in"] if asks else []
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
+
+
+def cache_off(path: str, child: Any) -> list[str]:
+    """Say that a submodule has a cache that is off."""
+    off = getattr(child, "decode", None) is False
+    return [f"cache of {path or type(child).__name__}: decode is off"] if off else []
+
+
+def _is_rate(child: Any, name: str) -> bool:
+    value = getattr(child, name, None)
+    return is_number(value) and 0.0 < value <= 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where the operands of a run are put.
+
+    Attributes:
+        device: the device of all that is not shared; None leaves it to JAX, which takes it where the rest is.
+        shardings: name of a weight that several devices share -> how.
+    """
+
+    device: Any
+    shardings: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """Return the device, or how many share the weights."""
+        devices = max((len(one.device_set) for one in self.shardings.values()), default=1)
+        return f"{devices} devices" if devices > 1 else str(self.device)
+
+    def put(self, operands: Any) -> Any:
+        """Return weights and whatever else a run takes, put in place."""
+        weights, *rest = operands
+        placed = {name: jax.device_put(one, self.shardings.get(name, self.device)) for name, one in weights.items()}
+        return (placed, *jax.device_put(rest, self.device))
+
+
+def home_of(weights: Mapping[str, Any], wanted: str | None) -> Home:
+    """Return where the weights are; those that no devices share are on the device that is wanted.
+
+    Raises:
+        ModuleFailedError: there is no such device.
+    """
+    held = {name: one for name, one in weights.items() if isinstance(one, Array)}
+    shared = {name: one.sharding for name, one in held.items() if len(one.sharding.device_set) > 1}
+    if wanted is None:
+        leaf = next(iter(held.values()), None)
+        device = jax.devices()[0] if leaf is None else next(iter(leaf.devices()))
+        return Home(None if shared else device, shared)
+    try:
+        return Home(None if shared else jax.devices(wanted)[0], shared)
+    except RuntimeError:
+        raise ModuleFailedError(f"device {wanted}: JAX finds none on this machine") from None
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """Return a path as a dotted name."""
+    return ".".join(map(str, path))

@@ -1,0 +1,123 @@
+"""A pure function with its weights as a side: anything of JAX whose modules are neither NNX nor Linen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_attn.backend import to_numpy
+
+from ....sides.function import Function
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ..drawing import drawn_from
+from .adapter import Setting, dotted, home_of
+from .nnx_module import signature_of
+
+
+class FunctionSide:
+    """Tells what a function is made of: its weights alone. It is its own only part.
+
+    Args:
+        function: the function and its weights.
+        wanted: the device; None is where its weights are.
+
+    Raises:
+        ModuleFailedError: the weights hold something that is no array.
+    """
+
+    kind = "JAX function"
+
+    def __init__(self, function: Function, wanted: str | None = None):
+        self._call = function.call
+        self.name = getattr(function.call, "__name__", type(function.call).__name__)
+        places, _ = jax.tree_util.tree_flatten_with_path(function.weights, _is_variable)
+        leaves, self._tree = jax.tree.flatten(function.weights)  # one leaf for each variable
+        self._held: dict[str, Any] = {_name(path): leaf for (path, _), leaf in zip(places, leaves, strict=True)}
+        if len(self._held) < len(leaves):
+            raise ModuleFailedError(f"two weights of the JAX function {self.name} have the same dotted name")
+        for name, leaf in self._held.items():
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+                raise ModuleFailedError(
+                    f"the weights of the JAX function {self.name} must be arrays, got {type(leaf).__name__} at "
+                    f"{name or 'the top'}; split off what is none, as equinox.partition(model, equinox.is_array) does"
+                )
+        self.home = home_of(self._held, wanted)
+        self.names, self.changed = set(self._held), set[str]()
+        self.trainable = {name for name, leaf in self._held.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"JAX function {self.name}"
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position; the weights are left out."""
+        return dict(list(signature_of(self._call).items())[1:])
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weights by name."""
+        return {
+            name: Parameter(tuple(leaf.shape), leaf.dtype.name, "", name.rpartition(".")[0], "parameter", "flax")
+            for name, leaf in self._held.items()
+        }
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that were given."""
+        return {name: np.array(to_numpy(leaf), copy=True) for name, leaf in self._held.items()}
+
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
+
+    def modules(self) -> list[Submodule]:
+        """Return the function itself."""
+        return [Submodule("", self.name)]
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return none, as a function shows none."""
+        return {"": {}}
+
+    def switched_off(self) -> list[str]:
+        """Return nothing, as a function has no modes."""
+        return []
+
+    def caches(self) -> list[str]:
+        """Return nothing, as a function shows no caches."""
+        return []
+
+    def part(self, path: str) -> FunctionSide:
+        """Return the function itself."""
+        return self
+
+    def culprit(self, error: Exception) -> str:
+        """Return nothing: a function has no submodules."""
+        return ""
+
+    def complaint(self, arguments: Arguments) -> str:
+        """Return nothing: its weights are a tree of arrays."""
+        return ""
+
+    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+        """Call the function with other weights."""
+        leaves = [jnp.asarray(weights.get(name, leaf)) for name, leaf in self._held.items()]
+        tree = jax.tree.unflatten(self._tree, leaves)
+        with drawn_from(setting.source, {}, ()) if setting.train else contextlib.nullcontext():
+            return self._call(tree, *arguments.args, **arguments.kwargs)
+
+
+def _name(path: Any) -> str:
+    return dotted(_word(key) for key in path)
+
+
+def _word(key: Any) -> str:
+    return str(next((getattr(key, one) for one in ("key", "idx", "name") if hasattr(key, one)), key))
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)

@@ -1,0 +1,380 @@
+"""A Linen module with its variables as a side: every call applies it to other variables.
+
+Linen makes submodules while it runs, so they are known from the first call on: each leaves its class, its settings and
+a copy of itself, with which it is run by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx
+
+from jax_attn.backend import to_numpy
+
+from ....hints.settings import read as read_settings
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ..drawing import drawn_from, setting_of
+from ..recording import Tape
+from .adapter import Setting, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
+from .linen_template import Path, Template
+from .nnx_module import signature_of
+
+ROLES = {"params": "parameter", "batch_stats": "statistic"}
+"""Collections of variables that count as weights, and what they are."""
+
+MAX_KEYS = 6
+"""Names of variables in a message."""
+
+
+@dataclasses.dataclass
+class _Known:
+    """A submodule that a call has shown."""
+
+    type: str
+    stock: str
+    settings: dict[str, Any]
+    off: list[str]
+    caches: list[str]
+    template: Template | None
+
+
+class LinenModule:
+    """Tells what a Linen module is made of, and makes its parts.
+
+    Args:
+        module: the module.
+        variables: its variables, as `init` returns them.
+        wanted: the device; None is where its parameters are.
+        streams: names of the random streams that it draws from, beside ``params`` and ``dropout``.
+
+    Raises:
+        ModuleFailedError: there are no variables.
+    """
+
+    kind = "Linen module"
+
+    def __init__(
+        self,
+        module: linen.Module,
+        variables: Mapping[str, Any],
+        wanted: str | None = None,
+        streams: tuple[str, ...] = (),
+    ):
+        self.module = module
+        self.name = type(module).__name__
+        self.streams = streams
+        self.variables = _flat(self.name, variables)
+        if not self.variables:
+            raise ModuleFailedError(
+                f"the Linen module {self.name} has no variables; give (module, variables), with variables = "
+                "module.init(key, *inputs)"
+            )
+        self.home = home_of({dotted(path): one for path, one in self.variables.items()}, wanted)
+        self.places: dict[str, tuple[str, Path]] = {}  # name -> collection and path
+        for (collection, path), _ in self.variables.items():
+            name = dotted(path)
+            if collection in ROLES:
+                self.places[name if name not in self.places else f"{collection}.{name}"] = collection, path
+        self.known: dict[Path, _Known] = {}
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"Flax module {self.name}"
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+        return signature_of(self.module.__call__) if hasattr(self.module, "__call__") else {}  # noqa: B004
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name; owners are guessed until the first call shows them."""
+        found = {}
+        for name, (collection, path) in self.places.items():
+            array = self.variables[collection, path]
+            owner = self.known[path[:-1]].stock if path[:-1] in self.known else self._guessed(path[:-1])
+            found[name] = Parameter(
+                tuple(array.shape), array.dtype.name, owner, dotted(path[:-1]), ROLES[collection], "flax"
+            )
+        return found
+
+    def _guessed(self, path: Path) -> str:
+        if not path:
+            return stock_name(self.module)
+        match = re.fullmatch(r"([A-Z]\w*)_\d+", path[-1])
+        return match[1] if match and hasattr(linen, match[1]) else ""
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights among the variables."""
+        return {name: np.array(to_numpy(self.variables[place]), copy=True) for name, place in self.places.items()}
+
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules that calls have shown, or the variables tell of, the module itself first."""
+        types = {path: known.type for path, known in self.known.items()}
+        of_variables = [path[:-1] for _, path in self.places.values()]
+        for path in [*types, *of_variables]:
+            for depth in range(1, len(path) + 1):
+                types.setdefault(path[:depth], self._guessed(path[:depth]))
+        found = {dotted(path): kind for path, kind in types.items() if path}
+        for name in list(found):  # of a module named ``blocks.0``
+            parent = name.rpartition(".")[0]
+            while parent and parent not in found:
+                found[parent] = ""
+                parent = parent.rpartition(".")[0]
+        rest = [Submodule(name, kind) for name, kind in found.items()]
+        return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
+        return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
+
+    def switched_off(self) -> list[str]:
+        """Describe what is off in eval mode."""
+        return [text for known in self.known.values() for text in known.off]
+
+    def caches(self) -> list[str]:
+        """Describe the caches that are off."""
+        return [text for known in self.known.values() for text in known.caches]
+
+    def part(self, path: str) -> Part:
+        """Return the submodule at a dotted path.
+
+        Raises:
+            ModuleFailedError: no call has shown a submodule there that can be run by itself.
+        """
+        if not path:
+            return Part(self, (), None)
+        where = next((one for one in self.known if dotted(one) == path), None)
+        template = None if where is None else self.known[where].template
+        if where is None or template is None:
+            raise ModuleFailedError(f"the submodule {path} of the {self.label} can't be run by itself")
+        return Part(self, where, template)
+
+    def learn(self, module: linen.Module, *, outermost: bool) -> None:
+        """Keep what a submodule that is being called shows; a transformation of a class encloses the class itself."""
+        path = tuple(module.path)
+        if not path:
+            return
+        name = dotted(path)
+        before = self.known.get(path)
+        template = Template.of(module) if outermost or before is None else before.template
+        self.known[path] = _Known(
+            type(module).__name__,
+            stock_name(module),
+            read_settings(module),
+            off_in_eval_mode(name, module, averages=getattr(module, "use_running_average", None) is True),
+            cache_off(name, module),
+            template,
+        )
+
+    def culprit(self, error: Exception) -> str:
+        """Return nothing: messages of Linen name the submodule."""
+        return ""
+
+    def complaint(self, arguments: Arguments) -> str:
+        """Say which variables the module wants and was not given, or the other way round."""
+        keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
+
+        def _init(leaves: list[Any]) -> Any:
+            call = arguments.with_leaves(leaves)
+            kwargs = {name: value for name, value in call.kwargs.items() if name != "mutable"}
+            return self.module.init(keys, *call.args, **kwargs)
+
+        try:
+            wanted = jax.eval_shape(_init, arguments.leaves)
+        except Exception:  # it fails for another reason
+            return ""
+        expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}
+        missing, extra = sorted(expected - set(self.places)), sorted(set(self.places) - expected)
+        if not missing:
+            return ""
+        instead = f", and there are {_some(extra)}" if extra else ""
+        return f"its variables are those of another module: it has no {_some(missing)}{instead}"
+
+
+class Part:
+    """The module, or a submodule, to be applied to other variables."""
+
+    def __init__(self, side: LinenModule, path: Path, template: Template | None):
+        self._side, self._path, self._template = side, path, template
+        self.changed: set[str] = set()
+        roots = [path, *(template.outside if template else ())]
+        self.names = {
+            name for name, (_, where) in side.places.items() if any(where[: len(root)] == root for root in roots)
+        }
+        self.trainable = {
+            name
+            for name in self.names
+            if side.places[name][0] == "params"
+            and jnp.issubdtype(side.variables[side.places[name]].dtype, jnp.floating)
+        }
+
+    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+        """Apply it to other variables."""
+        side, kwargs = self._side, dict(arguments.kwargs)
+        method = kwargs.pop("method", None) if "method" not in side.signature() else None
+        variables = self._variables(weights, setting)
+        writable = [name for name in variables if name != "params" and (setting.train or name not in ROLES)]
+        mutable = kwargs.pop("mutable", writable) or False
+        names = ("params", *(("dropout",) if setting.train else ()), *side.streams)
+        keys = {name: jax.random.fold_in(jax.random.key(number), setting.seed) for number, name in enumerate(names)}
+
+        def _apply(scope: Any, *args: Any, **kwargs: Any) -> Any:
+            template = self._template
+            module = side.module.clone(parent=scope, _deep_clone=True) if template is None else template.build(scope)
+            return _method(module, method)(*args, **kwargs)
+
+        with contextlib.ExitStack() as stack:
+            owners: dict[int, tuple[str, str]] = {}
+            stack.enter_context(linen.intercept_methods(_Interceptor(self._side, self._path, setting.tape, owners)))
+            if setting.train:
+                spaces = {kind.__module__ for kind in type(side.module).__mro__}
+                stack.enter_context(drawn_from(setting.source, owners, spaces | {"flax.linen.stochastic"}))
+            result = flax.core.apply(_apply, mutable=mutable)(variables, *arguments.args, rngs=keys, **kwargs)
+        if mutable is False:
+            return result
+        before, after = (_leaves(tree) for tree in (variables, result[1]))
+        self.changed |= {dotted(path) for path, value in after.items() if before.get(path) is not value}
+        return result[0]
+
+    def _variables(self, weights: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+        side = self._side
+        names = {place: name for name, place in side.places.items()}
+        tree: dict[str, Any] = {}
+        for place, held in side.variables.items():
+            name = names.get(place)
+            given = constant(held, setting.dtype, setting.seed) if name is None else weights.get(name, held)
+            collection, path = place
+            node = tree.setdefault(collection, {})
+            for key in path[:-1]:
+                node = node.setdefault(key, {})
+            node[path[-1]] = jnp.asarray(given) if isinstance(given, np.ndarray) else given
+        return tree
+
+
+class _Interceptor:
+    """Sees every call of every method: learns the submodules, names those that drop, and has calls recorded."""
+
+    def __init__(self, side: LinenModule, path: Path, tape: Tape | None, owners: dict[int, tuple[str, str]]):
+        self._side, self._path, self._tape, self._owners = side, path, tape, owners
+        self._alive: list[linen.Module] = []  # an id stays the module's
+        self._running: list[Path] = []
+
+    def __call__(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module, method = context.module, context.method_name
+        if method == "setup" or module.scope is None:
+            return following(*args, **kwargs)
+        path = tuple(module.path)
+        self._alive.append(module)
+        self._owners[id(module)] = dotted(path), setting_of(module)
+        if not self._path:
+            self._side.learn(module, outermost=path not in self._running)
+        self._running.append(path)
+        try:
+            own = callable(getattr(type(module), method, None))  # and no function of a transformation
+            if self._tape is None or not path or not own or not self._is_whole(path, module):
+                return following(*args, **kwargs)
+            return self._tape.call(dotted(path), following, args, kwargs, method)
+        finally:
+            self._running.pop()
+
+    def _is_whole(self, path: Path, module: linen.Module) -> bool:
+        """Whether it can be run by itself: it is none of a stack, as its variables have the shapes of the tree."""
+        known = self._side.known.get(path)
+        if known is None or known.template is None:
+            return False
+        for collection in ROLES:
+            held = {
+                where[len(path) :]: one
+                for (name, where), one in self._side.variables.items()
+                if name == collection and where[: len(path)] == path
+            }
+            own = module.scope._collection(collection) if held else {}
+            for where, one in held.items():
+                node: Any = own
+                for key in where:
+                    node = node.get(key) if isinstance(node, Mapping) else None
+                if node is not None and jnp.shape(node) != jnp.shape(one):
+                    return False
+        return True
+
+
+def _method(module: linen.Module, method: Any) -> Callable[..., Any]:
+    if method is None:
+        return module.__call__
+    if isinstance(method, str):
+        found: Callable[..., Any] = getattr(module, method)
+        return found
+    own = getattr(method, "__self__", None)
+    function = method.__func__ if isinstance(own, linen.Module) else method
+    return lambda *args, **kwargs: function(module, *args, **kwargs)
+
+
+def _leaves(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return path -> array of all variables but running statistics, collections first."""
+    found: dict[Path, Any] = {}
+    for collection, inner in tree.items():
+        if collection not in ROLES:
+            for path, leaf in jax.tree_util.tree_flatten_with_path(inner)[0]:
+                found[collection, *(str(getattr(key, "key", key)) for key in path)] = leaf
+    return found
+
+
+def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:
+    """Return (collection, path) -> array, boxes opened."""
+    if not isinstance(variables, Mapping):
+        raise ModuleFailedError(
+            f"the variables of the Linen module {name} must be a mapping, got {type(variables).__name__}"
+        )
+    found: dict[tuple[str, Path], Any] = {}
+    for collection, tree in variables.items():
+        if collection not in ROLES and not isinstance(tree, Mapping) and not hasattr(tree, "shape"):
+            continue
+        opened = linen.meta.unbox(tree)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(opened)[0]:
+            words = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
+            if not hasattr(leaf, "dtype"):
+                raise ModuleFailedError(
+                    f"the variables of the Linen module {name} must be arrays, got {type(leaf).__name__} at "
+                    f"{dotted((collection, *words))}"
+                )
+            if not words:
+                raise ModuleFailedError(
+                    f"the variables of the Linen module {name} must be {{'params': {{...}}}}, as init returns them; "
+                    f"got an array at {collection}"
+                )
+            found[collection, words] = leaf
+    if found and "params" not in variables and not any(collection in ROLES for collection, _ in found):
+        raise ModuleFailedError(
+            f"the variables of the Linen module {name} must be {{'params': {{...}}}}, as init returns them; "
+            f"got {_some(sorted(variables))}"
+        )
+    return found
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MAX_KEYS
+    return ", ".join(names[:MAX_KEYS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def of_bridge(module: Any, wanted: str | None = None) -> LinenModule:
+    """Return the side that a `nnx.bridge.ToNNX` wraps: its Linen module with its variables."""
+    attributes = {key: value for key, value in vars(module).items() if not key.startswith(("to_nnx__", "_pytree__"))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        variables = nnx.bridge.variables.nnx_attrs_to_linen_vars(attributes)
+    streams = () if module.to_nnx__rngs is None else tuple(dict(module.to_nnx__rngs.items()))
+    return LinenModule(module.to_nnx__module, variables, wanted, streams)

@@ -1,0 +1,267 @@
+"""An NNX module as a side: it is split, and every call merges a new one around other weights.
+
+So the module keeps its own variables, modes and random state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_attn.backend import WEIGHTS, to_numpy
+
+from ....hints.settings import read as read_settings
+from ....sides.large import is_large
+from ....sides.patching import replaced
+from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
+from ..drawing import _prepare, drawing
+from ..recording import Tape
+from .adapter import Setting, asks_for_mode, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
+
+METHODS = ("__call__", "attend")
+"""Methods of submodules whose calls are recorded."""
+
+_PATH = "attn_bridge_path"
+
+
+class NNXModule:
+    """Tells what an NNX module is made of, and makes its parts.
+
+    Args:
+        module: the module.
+        wanted: the device; None is where its parameters are.
+    """
+
+    kind = "NNX module"
+
+    def __init__(self, module: nnx.Module, wanted: str | None = None):
+        self.module = module
+        self.name = type(module).__name__
+        self._weights = nnx.state(module, WEIGHTS)
+        self._failed: dict[int, str] = {}  # id of a submodule of the call that has failed -> its path
+        flat = nnx.to_flat_state(self._weights)
+        self.home = home_of({dotted(path): one.get_value() for path, one in flat}, wanted)
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"Flax module {self.name}"
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+        return signature_of(self.module)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+        owners = {dotted(path): child for path, child in nnx.iter_modules(self.module)}
+        found = {}
+        for path, variable in nnx.to_flat_state(self._weights):
+            name = dotted(path)
+            parent, _, _ = name.rpartition(".")
+            owner = stock_name(owners[parent]) if parent in owners else ""
+            role = "statistic" if isinstance(variable, nnx.BatchStat) else "parameter"
+            value = variable.get_value()
+            found[name] = Parameter(tuple(value.shape), value.dtype.name, owner, parent, role, "flax")
+        return found
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that the module holds; large ones are its own."""
+        flat = nnx.to_flat_state(self._weights)
+        held = {dotted(path): to_numpy(variable.get_value()) for path, variable in flat}
+        return {name: array if is_large(array) else array.copy() for name, array in held.items()}
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        known = {dotted(path) for path, _ in nnx.to_flat_state(self._weights)}
+        names: dict[int, list[str]] = {}
+        for path, child in nnx.iter_modules(self.module):
+            for name, value in vars(child).items():
+                if isinstance(value, WEIGHTS):
+                    names.setdefault(id(value), []).append(dotted((*path, name)))
+        return {
+            name: own
+            for group in names.values()
+            for own in [next((one for one in group if one in known), "")]
+            for name in group
+            if own and name != own
+        }
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the module itself first."""
+        found = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
+        return sorted(found, key=lambda one: one.path.count(".") + bool(one.path))
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
+        return {dotted(path): read_settings(child) for path, child in nnx.iter_modules(self.module)}
+
+    def switched_off(self) -> list[str]:
+        """Describe what is off in eval mode."""
+        children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
+        found = []
+        for path, child in children:
+            found += off_in_eval_mode(path, child, averages=hasattr(child, "use_running_average"))
+            found += asks_for_mode(path, child)
+        return found
+
+    def caches(self) -> list[str]:
+        """Describe the caches that are off."""
+        children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
+        return [text for path, child in children for text in cache_off(path, child)]
+
+    def part(self, path: str) -> Part:
+        """Return the submodule at a dotted path."""
+        return Part(self.module, path, self._failed)
+
+    def culprit(self, error: Exception) -> str:
+        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
+
+        def held_by(owner: Any) -> dict[str, Any]:
+            variables = {name: one for name, one in vars(owner).items() if isinstance(one, nnx.Variable)}
+            return {name: one.get_value() for name, one in variables.items() if isinstance(one, WEIGHTS)}
+
+        return culprit(error, lambda one: self._failed.get(id(one)), held_by)
+
+    def complaint(self, arguments: Arguments) -> str:
+        """Return nothing: its weights are its own."""
+        return ""
+
+
+class Part:
+    """A submodule taken apart, to be merged around other weights."""
+
+    def __init__(self, module: nnx.Module, path: str, failed: dict[int, str] | None = None):
+        self._failed = {} if failed is None else failed
+        whole = nnx.to_flat_state(nnx.state(module, WEIGHTS))
+        owners = {id(variable.get_value()): dotted(where) for where, variable in whole}
+        known = {dotted(where) for where, _ in whole}
+        self._graphdef, weights, rest = nnx.split(_at(module, path), WEIGHTS, ...)
+        self._weights, self._rest = nnx.to_flat_state(weights), nnx.to_flat_state(rest)
+        self.changed: set[str] = set()
+        self._names: dict[Any, str] = {}
+        for where, variable in self._weights:
+            name = ".".join(filter(None, (path, dotted(where))))
+            # A variable that is tied to one elsewhere has its name there.
+            self._names[where] = name if name in known else owners[id(variable.get_value())]
+        self.names = set(self._names.values())
+        self.trainable = {
+            self._names[where]
+            for where, variable in self._weights
+            if isinstance(variable, nnx.Param) and jnp.issubdtype(variable.get_value().dtype, jnp.floating)
+        }
+
+    def merged(self, weights: Mapping[str, Any], dtype: str | None, seed: int) -> nnx.Module:
+        """Return the submodule, in eval mode, around other weights."""
+        flat = [
+            (where, variable.replace(jnp.asarray(weights.get(self._names[where], variable.get_value()))))
+            for where, variable in self._weights
+        ]
+        rest = [(where, _constant(leaf, dtype, seed)) for where, leaf in self._rest]
+        module: nnx.Module = nnx.merge(self._graphdef, nnx.from_flat_state(flat), nnx.from_flat_state(rest))
+        module.eval()
+        return module
+
+    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+        """Call it around other weights."""
+        module = self.merged(weights, setting.dtype, setting.seed)
+        if setting.train:
+            _prepare(module)
+        called, kwargs = module, dict(arguments.kwargs)
+        if isinstance(kwargs.get("method"), str) and "method" not in signature_of(module):
+            called = getattr(module, kwargs.pop("method"))
+        with contextlib.ExitStack() as stack:
+            if setting.train:
+                stack.enter_context(drawing(setting.source, module))
+            if setting.tape is not None:
+                stack.enter_context(_tapped(module, setting.tape))
+            before = _values(module)
+            try:
+                result = called(*arguments.args, **kwargs)
+            except Exception:  # it is raised again; the message names the submodule by what is noted here
+                self._failed.clear()
+                self._failed.update({id(child): dotted(path) for path, child in nnx.iter_modules(module)})
+                raise
+        after = _values(module)
+        self.changed |= {name for name, value in after.items() if before.get(name) is not value}
+        return result
+
+
+def _values(module: nnx.Module) -> dict[str, Any]:
+    """Return the values of a module's variables that are neither running statistics nor random state."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.BatchStat, nnx.RngState))))
+    return {dotted(path): variable.get_value() for path, variable in flat if isinstance(variable, nnx.Variable)}
+
+
+@contextlib.contextmanager
+def _tapped(module: nnx.Module, tape: Tape) -> Iterator[None]:
+    """Have the calls of all submodules recorded, those of copies made by transformations as well."""
+    children = [(dotted(path), child) for path, child in nnx.iter_modules(module) if path]
+    shapes = {path: _shapes(child) for path, child in children}
+    for path, child in children:
+        setattr(child, _PATH, path)
+    classes = {type(child) for _, child in children}
+    homes = {
+        (next(base for base in kind.__mro__ if method in vars(base)), method)
+        for kind in classes
+        for method in METHODS
+        if any(method in vars(base) for base in kind.__mro__)
+    }
+
+    def _build(method: str) -> Callable[..., Any]:
+        def build(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                path = getattr(self, _PATH, None)
+                if path not in shapes or _shapes(self) != shapes[path]:  # one of a stack has no weights of its own
+                    return original(self, *args, **kwargs)
+                return tape.call(path, lambda *some, **others: original(self, *some, **others), args, kwargs, method)
+
+            return call
+
+        return build
+
+    with contextlib.ExitStack() as stack:
+        for home, method in sorted(homes, key=str):
+            stack.enter_context(replaced(home, method, _build(method)))
+        yield
+
+
+def _shapes(module: Any) -> list[Any]:
+    flat = nnx.to_flat_state(nnx.state(module, WEIGHTS))
+    return [(path, jnp.shape(variable.get_value())) for path, variable in flat]
+
+
+def _constant(leaf: Any, dtype: str | None, seed: int) -> Any:
+    """Return a variable that is no weight, with its floats in `dtype` and its random keys folded with the seed."""
+    if not isinstance(leaf, nnx.Variable):
+        return constant(leaf, dtype, seed)
+    value = leaf.get_value()
+    changed = constant(value, dtype, seed)
+    return leaf if getattr(value, "dtype", None) is None else leaf.replace(changed)
+
+
+def _at(module: nnx.Module, path: str) -> Any:
+    found: Any = module
+    for key in path.split(".") if path else ():
+        found = found[int(key)] if key.isdigit() and not hasattr(found, key) else _item(found, key)
+    return found
+
+
+def _item(node: Any, key: str) -> Any:
+    return node[key] if isinstance(node, Mapping) else getattr(node, key)
+
+
+def signature_of(function: Any) -> dict[str, bool]:
+    """Return argument name -> whether it can be given by position."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {
+        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }

@@ -1,0 +1,491 @@
+"""Runs any JAX side for the parity judge, as it is, in float64, or submodule by submodule, and leaves it unchanged.
+
+`subject_of` picks the adapter: an NNX module, a Linen module with its variables, or a function with its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx
+
+from jax_attn.backend import to_numpy
+
+from ...sides.dropout_masks import Draw, Masks, Plan
+from ...sides.function import Function
+from ...sides.large import Lent, lends
+from ...sides.subject import (
+    Arguments,
+    Arrays,
+    Call,
+    CannotPromoteError,
+    ModuleFailedError,
+    Parameter,
+    Run,
+    Submodule,
+    Substitute,
+    flatten,
+    is_array,
+    plain_values,
+)
+from .drawing import _draws_more
+from .probes.numpy_interpreter import evaluate
+from .probes.rounding import Jitter
+from .probes.uses import first_uses
+from .recording import Tape, recording
+from .running.differentiation import Differentiated, outputs_of
+from .running.execution import UNTRACEABLE, op_by_op, read, trace, walk
+from .running.promotion import promoted
+from .running.ways import Moved, counted, directly, is_double, is_probe, moving_literals, moving_tables, precise
+from .sides.adapter import Adapter, Part, Setting, is_jax_float
+from .sides.function import FunctionSide
+from .sides.linen_module import LinenModule, of_bridge
+from .sides.nnx_module import NNXModule
+from .sides.shards import shares_of
+
+MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash", "literals")
+"""Ways to run; `JaxSubject.run` says what each is."""
+
+MAX_TEXT = 300
+"""Characters of a framework's message that are shown."""
+
+_TAPES = itertools.count(1)
+
+
+def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> JaxSubject:
+    """Make a JAX side runnable.
+
+    Args:
+        value: an NNX module, ``(module, variables)`` of Linen, a `nnx.bridge.ToNNX`, or a `Function`.
+        device: where it runs; None is where its weights are.
+        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+
+    Raises:
+        ModuleFailedError: it is none of these, its weights are no arrays, or there is no such device.
+    """
+    return JaxSubject(_adapter(value, device), train=train)
+
+
+def _adapter(value: Any, device: str | None) -> Any:
+    if isinstance(value, Function):
+        return FunctionSide(value, device)
+    if isinstance(value, nnx.bridge.ToNNX):
+        return of_bridge(value, device)
+    if isinstance(value, nnx.Module):
+        return NNXModule(value, device)
+    if isinstance(value, linen.Module):
+        raise ModuleFailedError(
+            f"the Linen module {type(value).__name__} comes without variables; give (module, variables), with "
+            "variables = module.init(key, *inputs)"
+        )
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], linen.Module):
+        return LinenModule(*value, device)
+    raise ModuleFailedError(
+        f"a JAX side is an NNX module, (module, variables) of Linen or a function with its weights, "
+        f"got {type(value).__name__}"
+    )
+
+
+@dataclasses.dataclass
+class _Program:
+    """What was made of a side for one layout of its operands."""
+
+    run: Callable[..., Moved]
+    structure: list[str]
+
+
+class JaxSubject:
+    """Runs one side on NumPy arrays.
+
+    Args:
+        adapter: what tells its kind.
+        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+    """
+
+    framework = "flax"
+
+    def __init__(self, adapter: Adapter, *, train: bool = False):
+        self._adapter = adapter
+        self.train = train
+        self.home = adapter.home
+        self._parts: dict[str, Part] = {}
+        self._programs: dict[Any, _Program] = {}
+        self._promoted: dict[Any, tuple[Any, Any]] = {}
+        self._asked: dict[Any, tuple[list[Draw], bool]] = {}
+        self.plain: dict[str, Any] = {}
+
+    @property
+    def device(self) -> str:
+        """Where it runs, in words."""
+        return str(self.home)
+
+    @property
+    def kind(self) -> str:
+        """What kind of a side it is: ``NNX module``, ``Linen module`` or ``JAX function``."""
+        return self._adapter.kind
+
+    @property
+    def name(self) -> str:
+        """Class of the module, or name of the function."""
+        return self._adapter.name
+
+    @property
+    def module(self) -> Any:
+        """The module itself; None for a function."""
+        return getattr(self._adapter, "module", None)
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the positional arguments of a call."""
+        return [name for name, kind in self._adapter.signature().items() if kind]
+
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64; JAX's can where ``jax_enable_x64`` is set."""
+        return bool(jax.config.jax_enable_x64)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+        return self._adapter.parameters()
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that the side holds."""
+        return self._adapter.weights()
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        return self._adapter.tied()
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for small work; JAX needs none."""
+        return contextlib.nullcontext()
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the module itself first; those of Linen are known after `describe_outputs`."""
+        return self._adapter.modules()
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
+        return self._adapter.settings()
+
+    def unreached(self, arguments: Arguments) -> list[str]:
+        """Describe the branches that a call does not reach."""
+        found = [] if self.train else self._adapter.switched_off()
+        names = self._adapter.signature()
+        given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
+        missing = [name for name in names if name not in given]
+        what = self._adapter.label.removesuffix(f" {self.name}")
+        texts = [f"argument {name} of the {what}: not given" for name in missing]
+        changed = ", ".join(sorted(self._part("").changed))
+        again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
+        return [*found, *self._adapter.caches(), *texts, *again]
+
+    def run(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        arguments: Arguments,
+        cotangents: Sequence[np.ndarray[Any, Any] | None] | None = None,
+        *,
+        dtype: str | None = None,
+        mode: str = "eager",
+        seed: int = 0,
+        path: str = "",
+        masks: int = 0,
+        tables: Collection[int] = (),
+    ) -> Run:
+        """Run forward, and backward if there are cotangents.
+
+        Args:
+            weights: all weights by name; a submodule takes its own from them.
+            arguments: the call; floating-point arrays get gradients.
+            cotangents: one array per output (None for none).
+            dtype: precision of the whole run; None leaves every dtype as given.
+            mode: ``eager``, ``jit`` (jax.jit of the whole), ``jitter`` (every operation rounds at random), ``tables``
+                (in float64, what depends on neither weights nor floating-point inputs is moved by a unit of float32)
+                ``logsumexp`` (every softmax is computed from its log-sum-exp), or ``flash`` (in float64, as it is: JAX
+                has no fused attention that computes in it).
+            seed: of the random numbers that the side may draw, and of those that move values.
+            path: the submodule to run instead of the whole.
+            masks: which dropout masks, in train mode.
+            tables: positions of the arrays among the arguments that are moved in the mode ``tables``.
+
+        Raises:
+            ModuleFailedError: the side raised, or returned no array.
+            CannotPromoteError: it can't be run in float64.
+        """
+        dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
+        part = self._part(path)
+        weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
+        leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
+        given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
+        plan, probe = (
+            Plan(),
+            Differentiated(self.name, self.train, part, arguments, dtype, 0 if is_probe(mode) else seed, mode),
+        )
+        function = probe.function(plan)
+        key = (
+            path,
+            dtype,
+            mode,
+            tuple(sorted(tables)),
+            0 if is_probe(mode) else seed,
+            _layout(weights),
+            _layout(leaves),
+            _layout(given),
+            _static(arguments),
+        )
+        operands = (weights, leaves, given)
+        with self._reported(dtype, arguments), _kept_wide(weights, leaves):
+            draws, foreign = self._ask(key, plan, function, operands, dtype) if self.train else ([], False)
+            source = Masks(masks)
+            drawn = [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
+            if key not in self._programs:
+                run = self._program(key, function, (*operands, drawn), dtype, mode, tables)
+                self._programs[key] = _Program(counted(run, probe.replaced), probe.structure)
+            program = self._programs[key]
+            found = program.run((*operands, drawn), seed)
+        outputs, of_weights, of_inputs = found.results
+        shares = shares_of(outputs, program.structure, of_weights, self.home.shardings)
+        return Run(
+            [to_numpy(one) for one in outputs],
+            list(program.structure),  # known only now where the first run traces
+            [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(leaves))],
+            {name: to_numpy(one) for name, one in of_weights.items()},
+            draws,
+            foreign,
+            found.count,
+            found.tables,
+            shares,
+        )
+
+    def uses(self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        names = [name for name in self._part("").names if name in weights]
+        probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager")
+
+        def forward(weights: list[Any], leaves: list[Any]) -> Any:
+            return probe.function(Masks(0))(dict(zip(names, weights, strict=True)), leaves, None, [])[0]
+
+        leaves = arguments.leaves
+        with self._reported(None, arguments):
+            closed, _ = trace(forward, ([weights[name] for name in names], leaves))
+        found = first_uses(closed, [True] * len(names) + [False] * len(leaves))
+        return {names[position]: at for position, at in found.items()}
+
+    def describe_outputs(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call; JAX need not run for it."""
+        structure: list[str] = []
+        setting = Setting(train=self.train, source=Plan())
+
+        def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
+            result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
+            self.plain = plain_values(result)
+            structure[:], outputs = outputs_of(result, self.name)
+            return outputs
+
+        with self._reported(None, arguments), _kept_wide(weights, arguments.leaves):
+            try:
+                shapes = jax.eval_shape(_run, dict(weights), arguments.leaves)
+            except UNTRACEABLE:
+                run = self.run(weights, arguments)
+                found = zip(run.structure, run.outputs, strict=True)
+                return [(place, one.shape, one.dtype.name) for place, one in found]
+        return [(place, one.shape, one.dtype.name) for place, one in zip(structure, shapes, strict=True)]
+
+    def record(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        arguments: Arguments,
+        cotangents: Sequence[np.ndarray[Any, Any] | None],
+    ) -> list[Call]:
+        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
+        return self.substituted(weights, arguments, cotangents, {})[1]
+
+    def substituted(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        arguments: Arguments,
+        cotangents: Sequence[np.ndarray[Any, Any] | None],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        tape = Tape(substitutes)
+        operands = (
+            {name: _weight(array, "float64") for name, array in weights.items()},
+            [_as(leaf, "float64") for leaf in arguments.leaves],
+            [None if one is None else _as(one, "float64") for one in cotangents],
+            None,
+        )
+        probe = Differentiated(self.name, self.train, self._part(""), arguments, "float64", 0, "eager", tape)
+        function = probe.function(Masks(0))
+        with (
+            self._reported(None, arguments),
+            promoted(),
+            jax.disable_jit(),
+            recording(next(_TAPES)),
+        ):
+            try:
+                closed, tree = trace(function, operands)
+                results = jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+            except UNTRACEABLE:  # it looks at values
+                tape.clear()
+                results = function(*jax.tree.map(jnp.asarray, read(operands)))
+        outputs, of_weights, of_inputs = results
+        return Run(
+            [to_numpy(one) for one in outputs],
+            list(probe.structure),
+            [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
+            {name: to_numpy(one) for name, one in of_weights.items()},
+        ), tape.calls()
+
+    @contextlib.contextmanager
+    def _reported(self, dtype: str | None, arguments: Arguments) -> Any:
+        """Turn what the side raises into one line that names it."""
+        try:
+            yield
+        except (CannotPromoteError, ModuleFailedError):
+            raise
+        except Exception as error:  # whatever the side raises is told as its own
+            raise _failure(error, dtype, self._adapter.label, self._details(error, arguments)) from error
+
+    def _details(self, error: Exception, arguments: Arguments) -> str:
+        """Return what a user needs beside JAX's message: what the call was given, or whose the variables are."""
+        complaint = self._adapter.complaint(arguments)
+        if complaint:
+            return complaint
+        if not isinstance(error, (TypeError, ValueError, IndexError)):
+            return ""
+        found = self._adapter.culprit(error)
+        if found:
+            return found
+        names = arguments.named(self.argument_names)
+        given = [f"{name} {one.dtype.name} {one.shape}" for name, one in zip(names, arguments.leaves, strict=True)]
+        return f"called with {', '.join(given)}" if given else ""
+
+    def _ask(
+        self, key: Any, plan: Plan, function: Callable[..., Any], operands: Any, dtype: str | None
+    ) -> tuple[list[Draw], bool]:
+        """Trace a function for the masks that it asks for, and whether it draws other random numbers."""
+        if key not in self._asked:
+            try:
+                with promoted() if dtype == "float64" else contextlib.nullcontext(), jax.disable_jit():
+                    closed, _ = trace(function, (*operands, None))
+            except UNTRACEABLE as error:
+                reason = "it branches on values, so that its dropout masks can't be planned"
+                raise ModuleFailedError(f"the {self._adapter.label} can't be judged in train mode: {reason}") from error
+            self._asked[key] = plan.draws, _draws_more(closed)
+        return self._asked[key]
+
+    def _program(
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        operands: Any,
+        dtype: str | None,
+        mode: str,
+        tables: Collection[int],
+    ) -> Callable[..., Any]:
+        """Return what runs a function: operands and seed -> its results, or results and how many values moved."""
+        if dtype == "float64" and mode != "logsumexp":
+            try:
+                closed, tree = self._traced_in_float64(key, function, operands)
+            except UNTRACEABLE:
+                return directly(function, promote=True)
+            if mode == "tables":
+                return moving_tables(closed, tree, tables)
+            if mode == "literals":
+                return moving_literals(closed, tree)
+            return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+        if mode == "jit":
+            compiled = jax.jit(function)
+            return lambda operands, seed: compiled(*self.home.put(operands))
+        try:
+            # What is compiled within the module was perhaps traced before, with masks of its own.
+            with jax.disable_jit() if self.train else contextlib.nullcontext(), precise(dtype):
+                closed, tree = trace(function, operands)
+        except UNTRACEABLE:
+            return directly(function, promote=dtype == "float64")
+
+        def _put(operands: Any) -> list[Any]:
+            return jax.tree.leaves(self.home.put(operands))
+
+        if mode == "jitter":
+            double = is_double(operands)
+            return lambda operands, seed: jax.tree.unflatten(
+                tree, walk(closed.jaxpr, closed.consts, _put(operands), Jitter(seed, double=double))
+            )
+        if dtype == "float64":
+            return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+        run = op_by_op(closed)
+        return lambda operands, seed: jax.tree.unflatten(tree, run(*_put(operands)))
+
+    def _traced_in_float64(self, key: Any, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+        """Trace a function in float64, once for all ways to run it.
+
+        Loops and compiled parts are traced once, as they are. A loop that carries what was float32 before it can't be,
+        and masks are asked for anew in every part; there each step is traced by itself.
+        """
+        same = (*key[:2], *key[4:])
+        if same not in self._promoted:
+            self._promoted[same] = self._trace_promoted(function, operands)
+        return self._promoted[same]
+
+    def _trace_promoted(self, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+        if not self.train:
+            # Whatever goes wrong here goes right below, or is raised there.
+            with contextlib.suppress(Exception), promoted():
+                return trace(function, operands)
+        try:
+            with promoted(), jax.disable_jit():
+                return trace(function, operands)
+        except UNTRACEABLE:
+            with promoted():  # control flow on values, perhaps below a loop that has to stay one
+                return trace(function, operands)
+
+    def _part(self, path: str) -> Part:
+        if path not in self._parts:
+            self._parts[path] = self._adapter.part(path)
+        return self._parts[path]
+
+
+def _kept_wide(weights: Mapping[str, Any], leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which JAX does not cut float64 operands down to float32."""
+    wide: contextlib.AbstractContextManager[None] = jax.enable_x64(True)
+    return wide if is_double((weights, leaves)) else contextlib.nullcontext()
+
+
+def _weight(array: np.ndarray[Any, Any], dtype: str | None) -> Any:
+    return Lent(array) if lends(array, dtype) else _as(array, dtype)
+
+
+def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
+    return array.astype(jnp.dtype(dtype), copy=False) if dtype is not None and is_jax_float(array) else array
+
+
+def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
+    text = " ".join(str(error).split()) or "no message"
+    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
+    message += f" ({details})" if details else ""
+    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
+
+
+def _layout(tree: Any) -> Any:
+    return jax.tree.structure(tree), tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(tree))
+
+
+def _static(arguments: Arguments) -> str:
+    rest = [repr(leaf) for _, leaf in flatten((arguments.args, dict(arguments.kwargs)), lambda one: not _is_tree(one))]
+    return repr(arguments.paths) + repr([text for text in rest if not text.startswith("array(")])
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping)) or is_array(value)

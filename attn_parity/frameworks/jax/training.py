@@ -1,0 +1,261 @@
+"""Single training steps of any NNX module for the parity judge: loss and gradients, then the optimizer's update.
+
+The module is split, and every step merges a new one; weights and optimizer state
+come and go as NumPy arrays, so that a step can start from the numbers of the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+
+from jax_attn.backend import to_numpy
+
+from ...sides.dropout_masks import Draw, Masks, Plan
+from ...sides.subject import Arguments, Arrays, ModuleFailedError
+from ...training.stepping import Hyperparameters, State, Step
+from .drawing import _draws_more, _prepare, drawing
+from .running.differentiation import outputs_of
+from .running.execution import trace
+from .running.promotion import promoted
+from .sides.adapter import dotted, is_jax_float
+from .sides.nnx_module import Part
+from .subject import _as, _failure, _layout, _static
+
+SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
+"""Optimizer state -> the name that both sides have for it: optax's."""
+
+
+def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
+    """Return what makes a named optimizer; those of both sides compute the same.
+
+    Args:
+        name: ``sgd``, ``momentum`` or ``adamw``.
+        values: learning rate and the rest.
+        decayed: names of the parameters that `adamw` decays.
+    """
+    if name == "sgd":
+        return optax.sgd(values.lr)
+    if name == "momentum":
+        return optax.sgd(values.lr, momentum=values.momentum)
+
+    def _is_decayed(parameters: Mapping[str, Any]) -> dict[str, bool]:
+        return {one: one in decayed for one in parameters}
+
+    (b1, b2), decay = values.betas, values.weight_decay
+    return optax.adamw(values.lr, b1=b1, b2=b2, eps=values.eps, eps_root=0.0, weight_decay=decay, mask=_is_decayed)
+
+
+class Trainer:
+    """Runs training steps of one module.
+
+    Args:
+        module: the module; it is left as it is.
+        loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
+        optimizer: an optax transformation of a dict of arrays by dotted name.
+        dtype: ``float64`` promotes everything; None is the module's own.
+        dropout: False switches dropout off, a number sets the rate of every dropout layer.
+    """
+
+    framework = "flax"
+
+    def __init__(
+        self,
+        module: nnx.Module,
+        loss: str | Callable[..., Any],
+        optimizer: Any,
+        *,
+        dtype: str | None = None,
+        dropout: bool | float = True,
+    ):
+        self.precision = dtype
+        self._name = type(module).__name__
+        self._part = Part(module, "")
+        self._dropout = dropout
+        self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
+        self._optimizer = optimizer
+        self._programs: dict[Any, tuple[Callable[..., Any], list[Draw], bool]] = {}
+        self._update: Callable[..., Any] | None = None
+        self._own: Any = None
+
+    @property
+    def trainable(self) -> set[str]:
+        """Names of the parameters that are trained."""
+        return self._part.trainable
+
+    def first_state(self) -> State:
+        """Return the state of the optimizer before its first step."""
+        return State({}, 0)
+
+    def gradients(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: Any, masks: Masks
+    ) -> Step:
+        """Return loss and gradients of one batch, in train mode.
+
+        Args:
+            weights: all weights by name.
+            arguments: the call.
+            targets: what the loss compares with.
+            masks: source of the dropout masks.
+
+        Raises:
+            ModuleFailedError: the module or the loss raised.
+            CannotPromoteError: it can't be run in float64.
+        """
+        leaves = [_as(leaf, self.precision) for leaf in arguments.leaves]
+        targets = _as(targets, self.precision) if isinstance(targets, np.ndarray) else targets
+        mine = {name: _as(weights[name], self.precision) for name in weights if name in self.trainable}
+        rest = {name: _as(weights[name], self.precision) for name in weights if name not in self.trainable}
+        key = (_layout((mine, rest)), _layout(leaves), _layout(targets), _static(arguments))
+        try:
+            if key not in self._programs:
+                self._programs[key] = self._program(arguments, (mine, rest, leaves, targets))
+            program, draws, foreign = self._programs[key]
+            drawn = [masks.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
+            loss, gradients, statistics = program((mine, rest, leaves, targets, drawn))
+        except ModuleFailedError:
+            raise
+        except Exception as error:  # whatever a step raises is told as its own
+            raise _failure(error, self.precision, f"Flax module {self._name}") from error
+        return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics), foreign)
+
+    def update(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+    ) -> tuple[Arrays, State]:
+        """Return the weights after one step of the optimizer, and its state then."""
+        mine = {name: weights[name] for name in gradients}
+        with self._precise():
+            if self._own is None:
+                self._own = self._optimizer.init({name: jnp.asarray(one) for name, one in mine.items()})
+            own = _filled(self._own if state.own is None else state.own, state, set(mine))
+            if self._update is None:
+                self._update = jax.jit(self._step)
+            after, own = self._update(mine, dict(gradients), own)
+            own = jax.tree.map(np.asarray, own)
+            found: dict[str, Arrays] = {}
+            _collect(own, found)
+        return {**weights, **_arrays(after)}, State(found, state.count + 1, own)
+
+    def _step(self, weights: Any, gradients: Any, own: Any) -> Any:
+        updates, own = self._optimizer.update(gradients, own, weights)
+        return optax.apply_updates(weights, updates), own
+
+    def _precise(self) -> contextlib.AbstractContextManager[Any]:
+        return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
+
+    def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], list[Draw], bool]:
+        """Return a compiled function for one layout of a batch, the masks that it asks for, and if it draws more."""
+        plan = Plan()
+
+        def differentiate(mine: Any, rest: Any, leaves: Any, targets: Any, masks: Any) -> Any:
+            plan.start(masks)
+
+            def objective(mine: Any) -> Any:
+                module = self._part.merged({**rest, **mine}, self.precision, 0)
+                if self._dropout is not True:
+                    _set_rates(module, float(self._dropout))
+                _prepare(module)
+                call = arguments.with_leaves(leaves)
+                with drawing(plan if self._dropout is not False else None, module):
+                    result = module(*call.args, **call.kwargs)
+                flat = nnx.to_flat_state(nnx.state(module, nnx.BatchStat))
+                return self._loss(result, targets), {dotted(path): one.get_value() for path, one in flat}
+
+            (loss, statistics), gradients = jax.value_and_grad(objective, has_aux=True)(mine)
+            return loss, gradients, statistics
+
+        # What is compiled within the module was perhaps traced before, with masks of its own.
+        with promoted() if self.precision == "float64" else contextlib.nullcontext(), jax.disable_jit():
+            jax.eval_shape(differentiate, *operands, None)
+            draws = plan.draws
+            masks = [np.ones(one.shape, np.bool_) for one in draws]
+            closed, tree = trace(differentiate, (*operands, masks))
+        compiled = jax.jit(jax.extend.core.jaxpr_as_fun(closed))
+
+        def run(operands: Any) -> Any:
+            with self._precise():
+                found = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
+                return jax.tree.unflatten(tree, [np.asarray(one) for one in found])
+
+        return run, draws, _draws_more(closed)
+
+
+def _arrays(found: Mapping[str, Any]) -> Arrays:
+    return {name: np.array(to_numpy(one), copy=True) for name, one in found.items()}
+
+
+def _is_record(node: Any) -> bool:
+    return isinstance(node, tuple) and hasattr(node, "_fields")
+
+
+def _filled(node: Any, state: State, names: set[str]) -> Any:
+    """Return an optimizer state with other moments and another count of steps."""
+    if _is_record(node):
+        changed: dict[str, Any] = {}
+        for field in node._fields:
+            value = getattr(node, field)
+            if field == "count":
+                changed[field] = np.full(np.shape(value), state.count, np.asarray(value).dtype)
+            elif field in SLOTS and isinstance(value, Mapping):
+                given = state.slots.get(SLOTS[field], {})
+                changed[field] = {name: given.get(name, one) if name in names else one for name, one in value.items()}
+            else:
+                changed[field] = _filled(value, state, names)
+        return type(node)(**changed)
+    if isinstance(node, (tuple, list)):
+        return type(node)([_filled(one, state, names) for one in node])
+    if isinstance(node, Mapping):
+        return {key: _filled(one, state, names) for key, one in node.items()}
+    return node
+
+
+def _collect(node: Any, found: dict[str, Arrays]) -> None:
+    """Gather the moments in an optimizer state."""
+    if _is_record(node):
+        for field in node._fields:
+            value = getattr(node, field)
+            if field in SLOTS and isinstance(value, Mapping):
+                arrays = {name: np.asarray(one) for name, one in value.items() if hasattr(one, "dtype")}
+                found.setdefault(SLOTS[field], {}).update(arrays)
+            else:
+                _collect(value, found)
+    elif isinstance(node, (tuple, list)):
+        for one in node:
+            _collect(one, found)
+    elif isinstance(node, Mapping):
+        for one in node.values():
+            _collect(one, found)
+
+
+def _set_rates(module: nnx.Module, rate: float) -> None:
+    """Give every dropout layer of a module one rate."""
+    for _, child in nnx.iter_modules(module):
+        if isinstance(child, nnx.Dropout):
+            child.rate = rate
+        elif isinstance(child, nnx.MultiHeadAttention):
+            child.dropout_rate = rate
+
+
+def _first(result: Any) -> Array:
+    return next(one for one in outputs_of(result, "trained")[1] if is_jax_float(one))
+
+
+def _mse(result: Any, targets: Array) -> Array:
+    return jnp.square(_first(result) - targets).mean()
+
+
+def _cross_entropy(result: Any, targets: Array) -> Array:
+    logs = jax.nn.log_softmax(_first(result), -1)
+    return -jnp.take_along_axis(logs, jnp.asarray(targets)[..., None], -1).mean()
+
+
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy}

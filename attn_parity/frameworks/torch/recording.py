@@ -1,0 +1,142 @@
+"""Records what every submodule is called with, what it returns, and the gradient of what it returns.
+
+Forward hooks see the calls. A checkpoint runs them again in the backward pass: that is the same call, and where the
+first run left no graph (``use_reentrant=True``) the second one has the gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...sides.subject import Arguments, Array, Call, flatten, replace
+from .running.replicas import cut_of, read
+from .weights import is_tensor, unreadable
+
+
+@dataclasses.dataclass
+class _Recorded:
+    path: str
+    order: int
+    arguments: Arguments
+    outputs: list[Array] = dataclasses.field(default_factory=list)
+    gradients: dict[int, Array] = dataclasses.field(default_factory=dict)
+    has_graph: list[bool] = dataclasses.field(default_factory=list)
+    repeated: bool = False
+
+
+class Recorder:
+    """Records the calls of submodules while `recording` is held.
+
+    Args:
+        modules: path -> submodule.
+        mesh: the devices that share the weights; None where there are no others.
+
+    Attributes:
+        parts: path -> for each array that the submodule is given, the one that was given where devices share it.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], mesh: Any = None):
+        self._modules = modules
+        self._mesh = mesh
+        self._calls: list[_Recorded] = []
+        self._began: dict[int, list[_Recorded | None]] = {}
+        self._count = 0
+        self.parts: dict[str, list[Tensor | None]] = {}
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hold the hooks."""
+        handles: list[Any] = []
+        try:
+            for path, child in self._modules.items():
+                if path:
+                    handles.append(child.register_forward_pre_hook(self._before(path), with_kwargs=True))
+                    handles.append(child.register_forward_hook(self._after, with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def calls(self) -> list[Call]:
+        """Return what was recorded, by when the calls began."""
+        numbers: dict[str, int] = {}
+        found = []
+        for call in sorted(self._calls, key=lambda call: call.order):
+            cotangents = [
+                call.gradients.get(place, np.zeros_like(output)) if has_graph else None
+                for place, (output, has_graph) in enumerate(zip(call.outputs, call.has_graph, strict=True))
+            ]
+            number = numbers[call.path] = numbers.get(call.path, -1) + 1
+            found.append(Call(call.path, number, call.order, call.arguments, call.outputs, cotangents))
+        return found
+
+    def _before(self, path: str) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any) -> None:
+            found = _tensors((args, kwargs))
+            begun = None
+            if all(map(_is_plain, found)):
+                begun = _Recorded(
+                    path, self._count, Arguments(*replace((args, kwargs), is_tensor, self._copies(found)))
+                )
+                if not _is_backward():
+                    self._count += 1
+                    self.parts[path] = [one.detach() if cut_of(one).is_cut else None for one in found]
+            self._began.setdefault(id(child), []).append(begun)
+
+        return hook
+
+    def _after(self, child: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        call = self._began[id(child)].pop()
+        results = _tensors(result)
+        if call is None or not all(map(_is_plain, results)):
+            return
+        if _is_backward():
+            first = self._first_run(call)
+            if first is not None:
+                self._listen(first, results)
+            return
+        call.outputs = self._copies(results)
+        self._calls.append(call)
+        self._listen(call, results)
+
+    def _first_run(self, call: _Recorded) -> _Recorded | None:
+        """Return the recorded call that is being run again, if it has no gradients of its own."""
+        for one in self._calls:
+            if one.path == call.path and not one.repeated and not any(one.has_graph):
+                pairs = zip(one.arguments.leaves, call.arguments.leaves, strict=False)
+                if all(np.array_equal(ours, theirs) for ours, theirs in pairs):
+                    one.repeated = True
+                    return one
+        return None
+
+    def _copies(self, tensors: list[Tensor]) -> list[Array]:
+        with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
+            return [np.array(read(one, "", self._mesh)[0], copy=True) for one in tensors]
+
+    def _listen(self, call: _Recorded, results: list[Tensor]) -> None:
+        call.has_graph = [one.requires_grad for one in results]
+        for place, one in enumerate(results):
+            if one.requires_grad:
+                one.register_hook(
+                    lambda gradient, place=place: call.gradients.update({place: self._copies([gradient])[0]})
+                )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [tensor for _, tensor in flatten(tree, is_tensor)]
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Tell whether a tensor is an array; inside torch.func.vmap and grad it stands for others."""
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and not unreadable(tensor)

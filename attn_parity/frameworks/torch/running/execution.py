@@ -1,0 +1,292 @@
+"""One run of a part of a subject: from its precision and mode to its results, or to the line that says what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torch_attn.shards import cut_as, is_sharded
+
+from ....sides.dropout_masks import Masks
+from ....sides.large import lends
+from ....sides.shards import Shares
+from ....sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
+from ....sides.tables import STILL
+from ..weights import Part, outputs_of
+from .flash import Flash, LogSumExp
+from .gradients import NeedsBackwardError, differentiable, gradients_of
+from .lent import Lent, Loan, returned
+from .literals import Literals
+from .probes import Tables
+from .promotion import promoted
+from .replicas import cut_of, read
+from .rounding import Rounding
+from .state import Changes, Watching, eager, undisturbed, unregistered
+from .uses import Uses
+
+if TYPE_CHECKING:
+    from ..subject import TorchSubject
+
+
+class Execution:
+    """One run of a part of a subject: how it is run, from `TorchSubject.run`."""
+
+    def __init__(
+        self,
+        subject: TorchSubject,
+        part: Part,
+        path: str,
+        dtype: str | None,
+        mode: str,
+        seed: int,
+        masks: int,
+        tables: frozenset[int],
+    ):
+        self.subject, self.part, self.path = subject, part, path
+        self.dtype, self.mode, self.seed, self.tables = dtype, mode, seed, tables
+        self.masks = masks
+        self.label = f"{subject.kind} {part.name}"
+
+    def results(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None,
+        accumulate: bool,
+    ) -> Run:
+        """Run it; `accumulate` has gradients added to their leaves, as ``loss.backward()`` does."""
+        source = Masks(self.masks)
+        with self._prepared(source) as drawn:
+            tensors = self._weights(weights)
+            leaves = self._cut([self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves])
+            leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
+            given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
+            try:
+                known = [*tensors.values(), *map(_source, tensors.values()), *leaves]
+                with self._probe(known, given, tensors) as probe, self._holding(tensors) as call:
+                    changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
+                    result = call(arguments.with_leaves(self._given(leaves, probe)))
+                    self.subject.changed |= changes.found()
+                    self.subject.plain = plain_values(result)
+                    structure, outputs = outputs_of(result, self.label)
+                    apart, mesh = [*self.subject.apart], self.subject.mesh
+                    places = zip(structure, outputs, strict=True)
+                    # before a checkpoint that computes again writes to them
+                    results = [_copy(one, f"output{place}", apart, mesh) for place, one in places]
+                    sources = [] if cotangents is None else [*leaves, *map(_source, tensors.values())]
+                    names = [f"grad {name}" for name in (*arguments.named(self.subject.argument_names), *tensors)]
+                    gradients = gradients_of(
+                        outputs, given, sources, accumulate, lambda at, one: _read(one, names[at], apart, mesh)
+                    )
+            except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
+                raise
+            except Exception as error:  # whatever the module raises is told as its own
+                names = arguments.named(self.subject.argument_names)
+                shown = [
+                    f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
+                ]
+                raise failure(error, self.dtype, self.label, self.subject.side.modules(), shown) from error
+            named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
+            lent = {name: one for name, one in tensors.items() if name in named and isinstance(one, Lent)}
+            named |= {name: _gradient(one) for name, one in lent.items()}
+            return Run(
+                results,
+                structure,
+                gradients[: len(leaves)],
+                {self.part.names[name]: one for name, one in named.items() if one is not None},
+                source.draws,
+                drawn is not None and drawn.foreign(),
+                getattr(probe, "moved", 0),
+                probe.met if isinstance(probe, (Tables, Literals)) and self.seed == STILL else None,
+                self._shares(outputs, tensors, apart),
+                {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
+            )
+
+    def _shares(self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], apart: Sequence[str]) -> Shares:
+        """Return how devices share the results."""
+        cuts = {self.part.names[name]: cut_of(one) for name, one in tensors.items() if is_sharded(one)}
+        parameters = {name: cut for name, cut in cuts.items() if cut.is_cut}
+        return Shares(tuple(map(cut_of, outputs)), parameters, tuple(apart))
+
+    @contextlib.contextmanager
+    def _prepared(self, source: Masks) -> Iterator[Any]:
+        """Hold modes, precision, masks and what keeps the user's process as it is."""
+        subject = self.subject
+        modules = subject.side.modules()
+        hidden = unregistered(modules, subject.name, subject.side.call)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
+            if self.mode == "jit" or "torch._dynamo" in sys.modules:
+                stack.enter_context(_quiet())
+            if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
+                stack.enter_context(eager())
+            stack.enter_context(precision_of(self.dtype))
+            drawn = stack.enter_context(subject.drawing(source))
+            if hidden and self.mode != "jit":
+                stack.enter_context(Watching(hidden, self.label))
+            stack.enter_context(differentiable())
+            yield drawn
+
+    def _weights(self, weights: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
+        names = {name: whole for name, whole in self.part.names.items() if whole in weights}
+        lent = {
+            name: Lent.of(Loan(weights[whole]))
+            for name, whole in names.items()
+            if lends(weights[whole], self.dtype)
+            and name in self.part.trainable
+            and self.subject.device.type == "cpu"
+            and not is_sharded(self.part.held[name])
+        }
+        tensors = {
+            name: lent[name]
+            if name in lent
+            else cut_as(self.subject.tensor(weights[whole], self.dtype), self.part.held[name])
+            for name, whole in names.items()
+        }
+        for name, tensor in tensors.items():
+            if name not in lent:
+                tensor.requires_grad_(name in self.part.trainable and tensor.is_floating_point())
+        return tensors
+
+    def _cut(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return what a submodule is given, cut as it was when the whole ran: its hooks take plain arrays for parts."""
+        parts = self.subject.parts.get(self.path, ())
+        if len(parts) != len(leaves):
+            return leaves
+        pairs = zip(leaves, parts, strict=True)
+        return [one if like is None or like.shape != one.shape else cut_as(one, like) for one, like in pairs]
+
+    @contextlib.contextmanager
+    def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
+        target = self.subject.compiled(self.part, self.path) if self.mode == "jit" else self.part.target
+        lends_any = any(isinstance(one, Lent) for one in tensors.values())
+        with (
+            self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call,
+            returned() if lends_any else contextlib.nullcontext(),
+        ):
+            yield call
+
+    @contextlib.contextmanager
+    def _probe(
+        self, tensors: list[Tensor], cotangents: list[Tensor | None], weights: Mapping[str, Tensor]
+    ) -> Iterator[Any]:
+        """Hold what the mode adds; `tensors` are weights and inputs."""
+        if self.mode == "jitter":
+            floats = [one.dtype for one in tensors if one.is_floating_point()]
+            with Rounding(self.seed, low=not floats or any(one != torch.float64 for one in floats)) as rounding:
+                yield rounding
+        elif self.mode == "tables":
+            known = [one for one in (*tensors, *cotangents) if one is not None and one.is_floating_point()]
+            tables = Tables(self.seed, known)
+            with tables.following():
+                yield tables
+        elif self.mode == "literals":
+            with Literals(self.seed) as literals:
+                yield literals
+        elif self.mode == "logsumexp":
+            with LogSumExp(tensors) as formula:
+                yield formula
+        elif self.mode == "flash":
+            with Flash(self.seed) as attention:
+                yield attention
+        elif self.mode == "uses":
+            with Uses(weights, tensors[2 * len(weights) :]) as uses:
+                yield uses
+        else:
+            yield None
+
+    def _given(self, leaves: list[Tensor], probe: Any) -> list[Tensor]:
+        """Return what the code is called with: copies, which it may write to."""
+        tables = self.tables if isinstance(probe, Tables) else ()
+        return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return what the gradient of a weight is asked of."""
+    return tensor.loan.anchor if isinstance(tensor, Lent) else tensor
+
+
+def _gradient(lent: Lent) -> Array:
+    """Return what has come for a large weight; zeros where nothing depends on it."""
+    loan = lent.loan
+    return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
+
+
+def _copy(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+    """Return a tensor as an array of its own."""
+    with torch._C.DisableTorchFunction():  # what is done here is not the module's
+        return np.array(_read(tensor, what, apart, mesh), copy=True)
+
+
+def _read(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+    """Return a tensor as an array, and note where devices hold other copies of it."""
+    array, difference = read(tensor, what, mesh)
+    if difference:
+        apart.append(difference)
+    return array
+
+
+def as_written(run: Callable[[], Run]) -> Run:
+    """Run what may be the first to import torch's compiler; only what is there already can be told to stand back."""
+    known = "torch._dynamo" in sys.modules
+    try:
+        found = run()
+    except Exception:  # perhaps only for the compiler that was not told to stand back
+        if known or "torch._dynamo" not in sys.modules:
+            raise
+    else:
+        if known or "torch._dynamo" not in sys.modules:
+            return found
+    return run()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.compile from warning that it looks for the gradient of a copy of an input."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        yield
+
+
+def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which a run has the precision `dtype`."""
+    return promoted() if dtype == "float64" else contextlib.nullcontext()
+
+
+def failure(
+    error: Exception,
+    dtype: str | None,
+    what: str,
+    modules: Mapping[str, nn.Module] | None = None,
+    given: Sequence[str] = (),
+) -> Exception:
+    """Return the error that says in one line what the user's code raised, where, and what it was called with."""
+    text = " ".join(str(error).split()) or "no message"
+    message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
+    details = ""
+    if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) and not _is_raised_by_user(error):
+        paths = {id(child): path for path, child in (modules or {}).items()}
+        details = culprit(error, lambda one: paths.get(id(one)), lambda one: one._parameters)
+        if not details and given:
+            details = f"called with {', '.join(given)}"
+    message += f" ({details})" if details else ""
+    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    """Tell whether the user's own code raised an error, which then says what it has to say."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or at.tb_frame.f_globals.get("__name__", "").startswith("torch."):
+        return False
+    return at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -1,0 +1,272 @@
+"""Two more questions to any torch module: what FlashAttention's formula loses, in any precision and in float64.
+
+`LogSumExp` computes every softmax and every fused attention as ``exp(score - logsumexp(score))``, forward and backward;
+`Flash` computes fused attention alone, and rounds where the kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....sides.tables import STILL
+from .probes import _moves, uniform
+
+aten = torch.ops.aten
+
+TWICE = 2.0
+"""Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
+
+
+class LogSumExp(TorchDispatchMode):
+    """While it is entered, softmax and fused attention recompute their weights as ``exp(score - logsumexp(score))``.
+
+    The logarithm of the sum is rounded to the precision that scores are computed in: float32 for 16-bit inputs. Scores
+    are computed twice, once for their sum and once for the weights, and nothing makes the two round alike: the second
+    ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output
+    and gradient as the fused kernels have it: of an output that is normalised by its sum.
+
+    Args:
+        given: weights and inputs: a softmax in a lower precision than all of them is left alone, as kernels compute in
+            no lower one.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
+
+    def __init__(self, given: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self.moved = 0
+        units = [torch.finfo(one.dtype).eps for one in given if one.is_floating_point()]
+        self._coarsest = max(units, default=1.0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._replaced(func, args, kwargs or {})
+
+    def _is_fine(self, dtype: torch.dtype) -> bool:
+        return torch.finfo(dtype).eps <= self._coarsest
+
+    def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
+        packet = func.overloadpacket
+        given = _named(func, args, kwargs)
+        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(given)):
+            self.moved += 1
+            return self._softmax(given, safe=packet is aten._safe_softmax)
+        if packet is aten._softmax_backward_data and self._is_fine(given["output"].dtype):
+            self.moved += 1
+            return _backward_of_softmax(given["grad_output"], given["output"], given["dim"], given["input_dtype"])
+        stage = _stage_of(packet, given)
+        if stage and not self._is_fine(given["query"].dtype):
+            return func(*args, **kwargs)
+        if stage == "backward":
+            self.moved += 1
+            weights, factor = self._weights(given)
+            return _backward_of_attention(func, given, weights, factor, lambda one: _inner(one, weights, -1))
+        if stage == "forward":
+            self.moved += 1
+            whole = func(*args, **kwargs)
+            weights = self._weights(given)[0]
+            output = weights @ _repeated(given["value"].to(weights.dtype), given["query"])
+            return _first_replaced(whole, output.to(given["query"].dtype))
+        return func(*args, **kwargs)
+
+    def _softmax(self, given: dict[str, Any], safe: bool) -> Tensor:
+        scores, dim, wanted = given["self"], given["dim"], _result_of(given)
+        return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
+
+    @staticmethod
+    def _weights(given: dict[str, Any]) -> tuple[Tensor, float]:
+        """Return the weights of a fused attention by the formula, and the factor of its scores."""
+        scores, factor = _scores(given)
+        return _formula(scores, -1, safe=True), factor
+
+
+class Flash(TorchDispatchMode):
+    """While it is entered, fused attention is computed by plain operations that round where FlashAttention does.
+
+    The backward pass of the kernels has two numbers twice, each time with roundings of its own: the scores, once for
+    their log-sum-exp and once for the weights; and what a row's gradients have in common, once in each of them and once
+    as the dot product of the output and its gradient, which is to cancel it. No kernel runs: what one does beyond the
+    formula is not measured.
+
+    Args:
+        seed: of the roundings; `STILL` computes attention by softmax itself, where both cancel.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            given = _named(func, args, kwargs or {})
+            stage = _stage_of(func.overloadpacket, given)
+            if stage:
+                self.moved += 1
+            if stage == "backward":
+                return self._backward(func, given)
+            whole = func(*args, **(kwargs or {}))
+            return _first_replaced(whole, self._output(given)) if stage == "forward" else whole
+
+    def _output(self, given: dict[str, Any]) -> Tensor:
+        weights = aten._safe_softmax(_scores(given)[0], -1)
+        value = _repeated(given["value"].to(weights.dtype), given["query"])
+        return self._rounded(weights @ value, weights @ value.abs()).to(given["query"].dtype)
+
+    def _backward(self, func: Any, given: dict[str, Any]) -> Any:
+        scores, factor = _scores(given)
+        if self.seed == STILL:
+            weights = aten._safe_softmax(scores, -1)
+            return _backward_of_attention(func, given, weights, factor, lambda one: (weights * one).sum(-1, True))
+        products = _gradient(given).to(scores.dtype) * given["out"].to(scores.dtype)
+        slope = self._rounded(products.sum(-1, keepdim=True), products.abs().sum(-1, keepdim=True))
+        return _backward_of_attention(func, given, _formula(scores, -1, True, self.seed), factor, lambda one: slope)
+
+    def _rounded(self, sums: Tensor, sizes: Tensor) -> Tensor:
+        """Return sums of products with other roundings; `sizes` are those of the products' absolute values."""
+        if self.seed == STILL:
+            return sums
+        return sums + torch.finfo(sums.dtype).eps * _random(sums, self.seed) * sizes
+
+
+# ---- what both do
+
+
+def _result_of(given: dict[str, Any]) -> torch.dtype:
+    """Return the dtype of a softmax."""
+    wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else given["self"].dtype)
+    return cast(torch.dtype, wanted)
+
+
+def _stage_of(packet: Any, given: dict[str, Any]) -> Literal["", "forward", "backward"]:
+    """Tell which pass of a fused attention an operation is, if any; one with dropout draws, and is left alone."""
+    name = packet.__name__
+    if not name.startswith("_scaled_dot_product") or given.get("dropout_p"):
+        return ""
+    if name.endswith("_backward"):
+        return "backward"
+    return "forward" if name.endswith(("attention", "for_cpu")) else ""
+
+
+def _formula(scores: Tensor, dim: int, safe: bool, seed: int = 0) -> Tensor:
+    total = torch.logsumexp(scores, dim, keepdim=True)
+    weights = torch.exp(_recomputed(scores, seed) - total)
+    return torch.where(total == -torch.inf, torch.zeros_like(weights), weights) if safe else weights
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _recomputed(scores: Tensor, seed: int) -> Tensor:
+    """Return scores with other roundings; those of the kernels' second computation are not those of the first."""
+    wide = scores.double()
+    moved = wide * (1.0 + TWICE * torch.finfo(scores.dtype).eps * _random(scores, seed))
+    return torch.where(wide.isinf(), wide, moved).to(scores.dtype)
+
+
+def _random(values: Tensor, seed: int) -> Tensor:
+    """Return a number in [-1, 1) for each of some numbers that follows from it and the seed."""
+    return torch.from_numpy(uniform(values.detach().cpu().double().numpy(), seed)).to(values.device)
+
+
+def _backward_of_softmax(gradient: Tensor, weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    wide, scale = _wide(weights.dtype), weights.to(_wide(weights.dtype))
+    return (scale * (gradient.to(wide) - _inner(gradient.to(wide), scale, dim))).to(dtype)
+
+
+def _inner(gradient: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Return what the gradients of a row have in common, by weights that need not add up to one."""
+    return (gradient * weights).sum(dim, keepdim=True) / _not_zero(weights.sum(dim, keepdim=True))
+
+
+def _not_zero(sums: Tensor) -> Tensor:
+    return torch.where(sums == 0.0, torch.ones_like(sums), sums)
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    places = func._schema.arguments
+    defaults = {one.name: one.default_value for one in places if one.has_default_value()}
+    return {**defaults, **{one.name: value for one, value in zip(places, args, strict=False)}, **kwargs}
+
+
+def _scores(given: dict[str, Any]) -> tuple[Tensor, float]:
+    """Return the scores of a fused attention, minus infinity where a key is hidden, and their factor."""
+    query, key = given["query"], given["key"]
+    scale = given.get("scale")
+    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    wide = _wide(query.dtype)
+    scores = (query.to(wide) @ _repeated(key.to(wide), query).transpose(-2, -1)) * factor
+    added = given.get("attn_mask", given.get("attn_bias"))
+    if added is not None:
+        scores = torch.where(added, scores, -torch.inf) if added.dtype == torch.bool else scores + added.to(wide)
+    if given.get("is_causal"):
+        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = torch.where(shown, scores, -torch.inf)
+    return scores, factor
+
+
+def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
+    repeats = query.shape[1] // tensor.shape[1]
+    return tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1)
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """Add up the gradients of heads that share a key, and give them their tensor's type."""
+    if gradient.shape[1] != like.shape[1]:
+        gradient = gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+    return gradient.to(like.dtype)
+
+
+def _gradient(given: dict[str, Any]) -> Tensor:
+    """Return the gradient that reaches a fused attention."""
+    found: Tensor = next(given[name] for name in ("grad_out", "grad_out_", "grad_output") if name in given)
+    return found
+
+
+def _backward_of_attention(
+    func: Any, given: dict[str, Any], weights: Tensor, factor: float, inner: Callable[[Tensor], Tensor]
+) -> Any:
+    """Return the gradients of a fused attention.
+
+    Args:
+        func: the operation that would return them.
+        given: its arguments by name.
+        weights: what its softmax gives.
+        factor: of the scores.
+        inner: gradients of the weights -> what those of a row have in common.
+    """
+    query, key, value = given["query"], given["key"], given["value"]
+    wide = weights.dtype
+    gradient = _gradient(given).to(wide)
+    of_weights = gradient @ _repeated(value.to(wide), query).transpose(-2, -1)
+    of_scores = weights * (of_weights - inner(of_weights))
+    found = [
+        (of_scores @ _repeated(key.to(wide), query) * factor).to(query.dtype),
+        _summed(of_scores.transpose(-2, -1) @ query.to(wide) * factor, key),
+        _summed(weights.transpose(-2, -1) @ gradient, value),
+    ]
+    bias = given.get("attn_bias")
+    for _ in func._schema.returns[3:]:
+        found.append(_reduced(of_scores, bias) if bias is not None else None)
+    return tuple(found)
+
+
+def _reduced(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.sum_to_size(like.shape).to(like.dtype)
+
+
+def _first_replaced(whole: Any, output: Tensor) -> Any:
+    kept = whole[0].copy_(output) if isinstance(whole, tuple) else whole.copy_(output)
+    return (kept, *whole[1:]) if isinstance(whole, tuple) else kept

@@ -1,0 +1,162 @@
+"""Large weights of a float64 run: each stays in its own precision, and is promoted anew by whatever reads it.
+
+What an operation saves of one for its backward pass is not kept either, but promoted again there. Its gradient goes to
+where large gradients go as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_attn.backend import to_numpy
+
+from ....sides.large import Array, release, spilled
+
+_TURNS = {"t", "transpose", "permute", "swapaxes"}
+"""Operations that only say how the elements lie; and below, properties that do."""
+
+_TURNED = {"T", "mT"}
+
+_ASKED = frozenset(
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous"}
+    | {"requires_grad_", "element_size", "get_device", "__len__", "__hash__", "__repr__", "storage_offset"}
+    | {"untyped_storage", "is_signed", "register_hook"}
+)
+"""Methods that read no number."""
+
+
+class Loan:
+    """A large weight, and the gradient that has come for it.
+
+    Args:
+        array: the weight in its own precision.
+    """
+
+    def __init__(self, array: Array):
+        self.array = array
+        self.anchor = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        self.gradient: Array | None = None
+
+    def promoted(self) -> Tensor:
+        """Return the weight in float64."""
+        return torch.from_numpy(self.array.astype("float64", order="C"))
+
+    def add(self, gradient: Array) -> None:
+        """Add what comes for the weight."""
+        if self.gradient is not None:
+            gradient = gradient + self.gradient
+            release(self.gradient)
+        self.gradient = spilled(gradient)
+
+
+class Lent(Tensor):
+    """Stands for a large weight in float64: it has its shape and no memory, and whatever reads it gets the numbers.
+
+    Attributes:
+        loan: the weight.
+        turn: what the weight goes through to be this: operations that only say how its elements lie.
+    """
+
+    loan: Loan
+    turn: Callable[[Tensor], Tensor] | None
+
+    @staticmethod
+    def of(loan: Loan, blank: Tensor | None = None, turn: Callable[[Tensor], Tensor] | None = None) -> Lent:
+        """Return what stands for a weight, perhaps turned."""
+        if blank is None:
+            blank = torch.zeros((), dtype=torch.float64).expand(loan.array.shape)
+        made: Lent = Tensor._make_subclass(Lent, blank.detach(), turn is None)
+        made.loan, made.turn = loan, turn
+        return made
+
+    def read(self) -> Tensor:
+        """Return the numbers, as part of the graph."""
+        base: Tensor = _Promotion.apply(self.loan.anchor, self.loan)
+        return base if self.turn is None else self.turn(base)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in _ASKED or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = args[0] if args else None
+        turned = name in _TURNS or (name == "__get__" and func.__self__.__name__ in _TURNED)
+        if turned and isinstance(first, Lent) and not kwargs:
+            before = first.turn
+            with torch._C.DisableTorchFunctionSubclass():
+                blank = func(*args)
+            return Lent.of(first.loan, blank, lambda base: func(base if before is None else before(base), *args[1:]))
+        held: dict[int, tuple[Loan, Tensor]] = {}
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = _read(args, held), _read(kwargs, held)
+            with _lending(held):
+                return func(*args, **kwargs)
+
+
+_PARTS = {*_TURNED, "data", "H", "mH", "real", "imag"}
+"""Properties that read numbers."""
+
+_HELD: dict[int, tuple[Loan, Tensor]] = {}
+"""Memory of the weights that the operation reads that runs now -> the weight. One run goes on at a time."""
+
+
+@contextlib.contextmanager
+def _lending(held: dict[int, tuple[Loan, Tensor]]) -> Iterator[None]:
+    _HELD.update(held)
+    try:
+        yield
+    finally:
+        for address in held:
+            _HELD.pop(address, None)
+
+
+@contextlib.contextmanager
+def returned() -> Iterator[None]:
+    """Hold the context in which nothing that is read from lent weights is kept for the backward pass."""
+
+    def pack(tensor: Tensor) -> Any:
+        found = _HELD.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+        if found is None:
+            return tensor
+        return found[0], tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        loan, *lies = kept
+        found: Tensor = loan.promoted().as_strided(*lies)
+        return found
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+class _Promotion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, loan: Loan) -> Tensor:
+        ctx.loan = loan
+        return loan.promoted()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        ctx.loan.add(to_numpy(gradients[0]))
+        return torch.zeros((), dtype=torch.float64), None
+
+
+def _read(value: Any, held: dict[int, tuple[Loan, Tensor]], depth: int = 0) -> Any:
+    """Return arguments with the numbers in place of what stands for them."""
+    if isinstance(value, Lent):
+        found = value.read()
+        held[found.untyped_storage().data_ptr()] = value.loan, found
+        return found
+    if type(value) in (list, tuple) and depth < 4:
+        return type(value)([_read(one, held, depth + 1) for one in value])
+    if type(value) is dict:
+        return {name: _read(one, held, depth + 1) for name, one in value.items()}
+    return value

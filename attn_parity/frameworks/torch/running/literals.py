@@ -1,0 +1,87 @@
+"""The probe ``literals``: literals of float32 accuracy are moved, and branches that float32 can't tell apart exchanged.
+
+`attn_parity/sides/literals.py` derives both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ....sides.literals import EXACT_THRESHOLD, SOFTPLUS_THRESHOLD, close, moved, slack
+from ....sides.tables import STILL, Collector, Tables
+
+
+class Literals(TorchFunctionMode):
+    """While it is entered, the calls of torch get other literals, and `where` takes the other of two close branches.
+
+    Args:
+        seed: of the moves; `STILL` moves nothing.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._seed = seed
+        self._literals = Collector()
+        self.moved = 0
+
+    @property
+    def met(self) -> Tables | None:
+        """The literals that were met."""
+        return self._literals.found()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self._other(tuple(args)), self._other(dict(kwargs or {}))
+        if func is functional.softplus:
+            return func(*_exact_softplus(args, kwargs, self), **kwargs)
+        if func in (torch.where, Tensor.where) and len(args) == 3:
+            return func(*self._exchanged(func, args), **kwargs)
+        return func(*args, **kwargs)
+
+    def _other(self, value: Any) -> Any:
+        """Return arguments with their literals moved."""
+        if type(value) is float and slack(value):
+            self._literals.add(np.asarray([value]))
+            self.moved += 1
+            return value if self._seed == STILL else moved(value, self._seed)
+        if type(value) in (list, tuple):
+            return type(value)(self._other(one) for one in value)
+        if type(value) is dict:
+            return {key: self._other(one) for key, one in value.items()}
+        return value
+
+    def _exchanged(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of `where` with its condition turned over where both branches are close."""
+        if func is Tensor.where:  # x.where(condition, other), while torch.where(condition, x, other)
+            mine, condition, other = args
+        else:
+            condition, mine, other = args
+        branches = [one for one in (mine, other) if isinstance(one, Tensor)]
+        if len(branches) < 2 or not all(one.is_floating_point() and not one.is_meta for one in branches):
+            return args
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            one, two = (branch.detach().cpu().double().numpy() for branch in torch.broadcast_tensors(*branches))
+            near = torch.from_numpy(np.asarray(close(one, two))).to(condition.device)
+            if not near.any():
+                return args
+            self.moved += int(near.sum())
+            turned = condition if self._seed == STILL else condition ^ near
+        return (mine, turned, other) if func is Tensor.where else (turned, mine, other)
+
+
+def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: Literals) -> tuple[Any, ...]:
+    """Return the arguments of softplus with a threshold of its own where float32 does not show the one that it has."""
+    threshold = args[2] if len(args) > 2 else kwargs.get("threshold", 20.0)
+    if SOFTPLUS_THRESHOLD <= threshold < EXACT_THRESHOLD:
+        probe.moved += 1
+        if probe._seed != STILL:
+            kwargs.pop("threshold", None)
+            beta = args[1] if len(args) > 1 else kwargs.pop("beta", 1.0)
+            first = args[0] if args else kwargs.pop("input")
+            return (first, beta, EXACT_THRESHOLD)
+    return args

@@ -1,0 +1,164 @@
+"""Float64 for any torch code, as it is: while it runs, every request for a lower precision asks for float64."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torch_attn.functional import dtype_name
+
+from ....sides.subject import CannotPromoteError
+
+_LOW = {
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+_NAMED = {
+    **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
+    **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
+}
+
+
+def _grouped_mm(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Stand for `torch._grouped_mm`, the products of mixtures of experts, which torch does not have in float64."""
+    if offs is None:
+        product = mat_a @ mat_b
+    else:
+        ends = [int(end) for end in offs]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        if mat_a.ndim == 2 and mat_b.ndim == 2:
+            product = torch.stack([mat_a[:, part] @ mat_b[part] for part in parts])
+        elif mat_a.ndim == 2:
+            parts.append(slice(ends[-1], None))  # rows of no group: whatever torch leaves there
+            experts = [*mat_b, torch.zeros_like(mat_b[0])]
+            product = torch.cat([mat_a[part] @ one for part, one in zip(parts, experts, strict=True)])
+        else:
+            product = torch.cat([one @ mat_b[:, part] for part, one in zip(parts, mat_a, strict=True)], -1)
+    return product if bias is None else product + bias
+
+
+_IN_FLOAT64 = {getattr(torch, "_grouped_mm", None): _grouped_mm}
+"""Function that torch does not have in float64 -> what computes the same from others."""
+
+_LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
+_INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
+_GRAD = Tensor.grad.__get__
+_WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
+_MAX_DEPTH = 4
+
+
+@contextlib.contextmanager
+def promoted() -> Iterator[None]:
+    """Hold the context in which operations that are asked for a lower precision run in float64.
+
+    It covers what a module's own dtype can't: a softmax that is fixed to float32, a tensor that is a plain attribute.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Promotion():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+BACKWARD = {torch.autograd.backward, torch.autograd.grad, Tensor.backward}
+"""Calls that run the user's code again where it is checkpointed."""
+
+
+def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run one of `BACKWARD` for a mode that was left to handle it, and have the mode entered meanwhile.
+
+    Given tensors, torch asks the modes again; given the edges of the graph, it does not.
+    """
+    edge = torch.autograd.graph.get_gradient_edge
+    args = tuple(args)
+    if func is Tensor.backward:
+        func, kwargs = torch.autograd.backward, dict(kwargs)
+        names: tuple[str, ...] = ("grad_tensors", "retain_graph", "create_graph", "inputs")
+        kwargs.update(zip(names, args[1:], strict=False))
+        if "gradient" in kwargs:
+            kwargs["grad_tensors"] = kwargs.pop("gradient")
+        args = args[:1]
+    names = ("outputs", "inputs") if func is torch.autograd.grad else ("tensors",)
+    given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
+    if kwargs.get("is_grads_batched") or kwargs.get("materialize_grads") or len(args) > len(names) + 1:
+        return func(*args, **kwargs)
+    if not all(_has_edge(one) for tree in given.values() for one in _several(tree)):
+        return func(*args, **kwargs)
+    edges = {name: [edge(one) if isinstance(one, Tensor) else one for one in _several(given[name])] for name in given}
+    rest = {name: value for name, value in kwargs.items() if name not in names and value is not None}
+    if len(args) > len(names):
+        rest["grad_outputs" if func is torch.autograd.grad else "grad_tensors"] = args[len(names)]
+    if func is torch.autograd.backward and "inputs" in rest:
+        rest["inputs"] = [edge(one) if isinstance(one, Tensor) else one for one in _several(rest["inputs"])]
+    with mode:
+        return func(*[edges[name] for name in names], **rest)
+
+
+def _has_edge(value: Any) -> bool:
+    """Tell whether a root or leaf of the graph is an edge, or a tensor that has one; inside torch.func it has not."""
+    if not isinstance(value, Tensor):
+        return True
+    return value.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) and not hasattr(value, "node") else (value,)
+
+
+class _Promotion(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.been_to_numpy = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in BACKWARD:
+            return backward_inside(self, func, args, kwargs or {})
+        if func is _GRAD or (func is Tensor.view and isinstance(args[1], torch.dtype)):
+            return func(*args, **(kwargs or {}))  # the bits of integers read as floats: no precision is asked for
+        if func in _INTO_NUMPY:
+            self.been_to_numpy = True
+        elif self.been_to_numpy and any(isinstance(arg, Tensor) and arg.dtype in _LOW for arg in args):
+            raise CannotPromoteError("a part of it is computed by NumPy, in lower precision")
+        if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
+            raise CannotPromoteError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
+        func = _IN_FLOAT64.get(func, _NAMED.get(func, func))
+        args = tuple([_promoted(value) for value in args])
+        if func is Tensor.type and len(args) > 1:
+            args = (args[0], _promoted_name(args[1]), *args[2:])
+        return func(*args, **{name: _promoted(value) for name, value in kwargs.items()} if kwargs else {})
+
+
+def _writes(func: Any) -> bool:
+    return func not in _WRITES_NO_DATA and _is_name_of_write(getattr(func, "__name__", ""))
+
+
+@functools.cache
+def _is_name_of_write(name: str) -> bool:
+    return bool(_WRITES.fullmatch(name))
+
+
+def _promoted_name(wanted: Any) -> Any:
+    name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
+    return torch.float64 if _LEGACY.fullmatch(name) else wanted
+
+
+def _promoted(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(_LOW[value.dtype]) if value.dtype in _LOW else value
+    if isinstance(value, torch.dtype):
+        return _LOW.get(value, value)
+    if type(value) in (list, tuple) and depth < _MAX_DEPTH:
+        return type(value)([_promoted(one, depth + 1) for one in value])
+    return value

@@ -1,0 +1,286 @@
+"""What a run of the user's code may change, and how all of it is put back: after success, failure and Ctrl-C.
+
+Covered: attributes of every submodule (modes, hooks, caches, lists and dicts, tensors that are no buffers), random
+state of torch, NumPy and Python, default dtype, gradient mode, threads, deterministic flags, and TorchDynamo's stance.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ....sides.subject import ModuleFailedError
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while a module runs: default dtype, modules and random state belong to the process, not to a thread."""
+
+_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_MAX_DEPTH = 4
+_MISSING = object()
+
+
+@contextlib.contextmanager
+def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) -> Iterator[None]:
+    """Put modules in eval or train mode and seed random numbers; afterwards everything is what it was.
+
+    Args:
+        modules: the module, then its submodules.
+        seed: of the random numbers that may be drawn.
+        train: the mode.
+    """
+    found = list(modules)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
+        for read, write in _SETTINGS:
+            stack.callback(_write_back, read, write, read())
+        for module in found:
+            stack.callback(_restorer(module))
+        _seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # what the user's code draws from
+        found[0].train(train)
+        yield
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's random numbers on devices that are in use; another would keep the seed for its first use."""
+    torch.random.default_generator.manual_seed(seed)
+    for devices in (torch.cuda, torch.xpu):
+        if devices.is_initialized():
+            devices.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
+def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: Any) -> None:
+    if not _same(read(), former):
+        write(former)
+
+
+def _same(one: Any, two: Any) -> bool:
+    return one is two or (type(one) in (bool, int, torch.dtype) and bool(one == two))
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+)
+
+
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """Return what gives a module the attributes back that it has now, and these their contents."""
+    own = module.__dict__
+    attributes = dict(own)
+    contents: list[tuple[Any, Any]] = []
+    tensors: dict[int, tuple[Tensor, int, Tensor]] = {}
+    for name, value in own.items():
+        _remember(value, contents, tensors, 0 if name in _REGISTERS else 1)
+
+    def restore() -> None:
+        if len(own) != len(attributes) or any(own.get(name, _MISSING) is not one for name, one in attributes.items()):
+            own.clear()
+            own.update(attributes)
+        for container, before in contents:
+            _refill(container, before)
+        for tensor, version, numbers in tensors.values():
+            if tensor._version != version:
+                with torch.no_grad():
+                    tensor.copy_(numbers)
+
+    return restore
+
+
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+
+
+class Changes:
+    """Tells which attributes and buffers of a user's modules a call changes, running statistics left out.
+
+    Args:
+        modules: path -> submodule, with the weights and buffers that the call gets.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        self._modules = {path: child for path, child in modules.items() if not _is_torchs(type(child))}
+        self._before = {path: _contents(child) for path, child in self._modules.items()}
+
+    def found(self) -> set[str]:
+        """Return the dotted names of what is not as it was."""
+        names = set()
+        for path, child in self._modules.items():
+            before, after = self._before[path], _contents(child)
+            changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+            names |= {f"{path}.{name}" if path else name for name in changed - _STATISTICS}
+        return names
+
+
+def asks_for_mode(module: nn.Module) -> bool:
+    """Tell whether the code of a module's class that is not torch's own asks whether it is in train mode."""
+    own = (kind for kind in type(module).__mro__ if not _is_torchs(kind))
+    functions = (getattr(value, "__code__", None) for kind in own for value in vars(kind).values())
+    return any("training" in _names(code) for code in functions if code is not None)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
+
+
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    own = [(name, value) for name, value in module.__dict__.items() if name not in _REGISTERS]
+    return {name: _content(value) for name, value in (*own, *module._buffers.items())}
+
+
+def _content(value: Any, depth: int = 0) -> Any:
+    """Return what tells a value from another: its identity, and what can change in place."""
+    if isinstance(value, Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, (bool, int, float, str)):
+        return type(value), value
+    if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
+        keys = [id(key) for key in value] if isinstance(value, dict) else []
+        held = value.values() if isinstance(value, dict) else value
+        return id(value), keys, [_content(one, depth + 1) for one in held]
+    return id(value)
+
+
+def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: int) -> None:
+    if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
+        contents.append((value, value.copy()))
+        if depth:  # what is registered is swapped, and never written to
+            for one in value.values() if isinstance(value, dict) else value:
+                _remember(one, contents, tensors, depth + 1)
+    elif type(value) is Tensor and not value.is_meta and not value.is_inference() and value.layout == torch.strided:
+        tensors[id(value)] = (value, value._version, value.detach().clone())
+
+
+def _refill(container: Any, before: Any) -> None:
+    if isinstance(container, dict):
+        same = list(container) == list(before) and all(container[key] is before[key] for key in before)
+    else:
+        same = len(container) == len(before) and all(one is two for one, two in zip(container, before, strict=True))
+    if not same:
+        container.clear()
+        (container.extend if hasattr(container, "extend") else container.update)(before)
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Hold the context in which what the user's code compiles is run as it is written."""
+    dynamo = "torch._dynamo" in sys.modules  # nothing is compiled as long as it was not imported
+    with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
+        yield
+
+
+# ---- weights that are not registered
+
+
+def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> dict[int, str]:
+    """Return the id of every trainable tensor that stands in a plain attribute -> how to say so.
+
+    Swapping can't reach these: a list of parameters, a module in a list, a tensor in a closure or a global.
+
+    Args:
+        modules: path -> submodule.
+        root: what the whole is called.
+        call: the function that is called instead, if it is none of a module.
+    """
+    registered = {id(child) for child in modules.values()}
+    found: dict[int, str] = {}
+    for path, child in modules.items():
+        owner = f"{root}.{path}" if path else root
+        for name, value in child.__dict__.items():
+            if name not in _REGISTERS:
+                _find(value, f"{owner}.{name}", found, registered, 0)
+        _find(type(child).forward, owner, found, registered, 0)
+    _find(call, root, found, registered, 0)
+    return found
+
+
+def _find(value: Any, where: str, found: dict[int, str], registered: set[int], depth: int) -> None:
+    if depth > _MAX_DEPTH or isinstance(value, (str, int, float, type, types.ModuleType)) or value is None:
+        return
+    if isinstance(value, Tensor):
+        if value.requires_grad and value.is_leaf:
+            found.setdefault(id(value), where)
+    elif isinstance(value, nn.Module):
+        if id(value) not in registered:
+            for name, one in value.named_parameters():
+                if one.requires_grad:
+                    found.setdefault(id(one), f"{where}.{name}")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            _find(one, f"{where}[{key!r}]", found, registered, depth + 1)
+    elif isinstance(value, (list, tuple, set, collections.deque)):
+        for position, one in enumerate(value):
+            _find(one, f"{where}[{position}]", found, registered, depth + 1)
+    elif isinstance(value, functools.partial):
+        _find([value.func, value.args, value.keywords], where, found, registered, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                _find(cell.cell_contents, f"{where} ({name})", found, registered, depth + 1)
+        for name in value.__code__.co_names:
+            one = value.__globals__.get(name)
+            if isinstance(one, (Tensor, nn.Module)):
+                _find(one, f"{where} ({name})", found, registered, depth + 1)
+
+
+class Watching(TorchFunctionMode):
+    """While it is entered, using a weight that is not registered is an error that names it.
+
+    Args:
+        found: what `unregistered` returned.
+        owner: what runs.
+    """
+
+    def __init__(self, found: dict[int, str], owner: str):
+        super().__init__()
+        self.found = found
+        self.owner = owner
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        used = [self.found[id(one)] for one in _flat((args, kwargs)) if id(one) in self.found]
+        result = func(*args, **kwargs)
+        if used and any(isinstance(one, Tensor) and one.is_floating_point() for one in _flat(result)):
+            raise ModuleFailedError(
+                f"{self.owner} uses {used[0]}, a trainable tensor that torch does not register there (a list, dict or "
+                "closure); hold it in an nn.ParameterList, an nn.ModuleList or as an nn.Parameter"
+            )
+        return result
+
+
+def _flat(value: Any, depth: int = 0) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if type(value) in (list, tuple) and depth < _MAX_DEPTH:
+        for one in value:
+            yield from _flat(one, depth + 1)
+    elif isinstance(value, Tensor):
+        yield value

@@ -1,0 +1,294 @@
+"""Runs any torch code for the parity judge, as it is, in float64, or part by part, and leaves it unchanged.
+
+`subject_of` takes a module or a pure function with its weights. What runs gets NumPy arrays and returns NumPy arrays.
+Weights are swapped in until the backward pass is done, so that the user's own tensors, gradients, modes and random
+state stay as they are, and what a checkpoint computes again is computed with the same weights, in the same precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+from torch_attn.backend import _can_build_extensions, few_threads, from_numpy
+from torch_attn.functional import dtype_name
+
+from ...hints.settings import read as read_settings
+from ...sides.dropout_masks import Masks, Plan
+from ...sides.large import is_large
+from ...sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, Substitute, plain_values
+from .drawing import drawing
+from .recording import Recorder
+from .running.execution import Execution, as_written
+from .running.gradients import NeedsBackwardError
+from .running.replicas import mesh_of, read
+from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
+from .substitution import Substitution
+from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
+
+LARGE = 1 << 24
+"""Weights of a module from which on a run is worth avoiding."""
+
+
+def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> TorchSubject:
+    """Make a torch side runnable.
+
+    Args:
+        value: an `nn.Module`, or a `Function`: a pure function with the tree of its weights.
+        device: where it runs; None is where its weights are.
+        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+
+    Raises:
+        ModuleFailedError: it is neither, or there is no such device.
+    """
+    return TorchSubject(value, device, train=train)
+
+
+class TorchSubject:
+    """Runs one torch module or function on NumPy arrays; the arguments are those of `subject_of`.
+
+    Raises:
+        ModuleFailedError: it is neither, or there is no such device.
+    """
+
+    framework = "torch"
+    changed: set[str]
+    """What calls were seen to change, beside weights and running statistics."""
+
+    def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
+        self.side: ModuleSide | FunctionSide = side_of(value)
+        self.train = train
+        self.device = device_of(self.side.tensors(), device)
+        self.changed = set()
+        self.mesh = mesh_of(self.side.tensors().values())
+        self.apart: list[str] = []
+        self.plain: dict[str, Any] = {}
+        self.parts: dict[str, list[Tensor | None]] = {}
+        self._compiled: dict[str, Any] = {}
+        self._accumulates = False
+
+    @property
+    def kind(self) -> str:
+        """What it is: ``torch module`` or ``torch function``."""
+        return self.side.kind
+
+    @property
+    def name(self) -> str:
+        """Class of the module, or name of the function."""
+        return self.side.name
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the positional arguments of a call."""
+        return [name for name, positional in self.side.signature().items() if positional]
+
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64; torch's always can."""
+        return True
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+        with ONE_AT_A_TIME:
+            return self.side.parameters()
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that it holds; large ones are its own, where they lie in memory as NumPy has it.
+
+        Raises:
+            ModuleFailedError: one of them is sparse, nested, quantised or on the meta device.
+        """
+        with ONE_AT_A_TIME:  # a run in another thread has the module hold its own
+            held = self.side.tensors()
+            held = {name: held[name] for name in self.parameters()}
+            check_readable(held, f"{self.kind} {self.name}")
+            arrays = {}
+            self.apart = []
+            for name, one in held.items():
+                arrays[name], difference = read(one, f"weight {name}", self.mesh)
+                self.apart += [difference] if difference else []
+            return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        return self.side.tied()
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for small work: one thread, because on a busy machine several wait for each other."""
+        return few_threads()
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the whole itself first."""
+        found = self.side.modules()
+        return [Submodule(path, type(child).__name__ if path else self.name) for path, child in found.items()]
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
+        with ONE_AT_A_TIME:
+            return {path: read_settings(child) for path, child in self.side.modules().items()}
+
+    def unreached(self, arguments: Arguments) -> list[str]:
+        """Describe what a call does not reach, or what of it is not looked at."""
+        found = []
+        for path, child in self.side.modules().items():
+            rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
+            name = path or type(child).__name__
+            if self.train:
+                continue
+            if rate and ("dropout" in type(child).__name__.lower() or isinstance(child, nn.MultiheadAttention)):
+                found.append(f"dropout of {name} ({rate:g}): off in eval mode")
+            elif getattr(child, "running_mean", None) is not None:
+                found.append(f"statistics of {name}: those of a batch are for train mode")
+            elif asks_for_mode(child):
+                found.append(f"train mode of {name}: its code asks which mode it is in")
+        names = self.side.signature()
+        given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
+        missing = [name for name in names if name not in given]
+        found += [f"argument {name} of the {self.kind}: not given" for name in missing]
+        for name, tensor in self.side.tensors().items():
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                found.append(f"hooks on the gradient of {name}: gradients are compared without them")
+        if self.changed:
+            found.append(
+                f"a second call: what a call changes is put back before each ({', '.join(sorted(self.changed))})"
+            )
+        return found
+
+    def run(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None = None,
+        *,
+        dtype: str | None = None,
+        mode: str = "eager",
+        seed: int = 0,
+        path: str = "",
+        masks: int = 0,
+        tables: Sequence[int] = (),
+    ) -> Run:
+        """Run forward, and backward if there are cotangents.
+
+        Args:
+            weights: all weights by name; a submodule takes its own from them.
+            arguments: the call; floating-point arrays get gradients.
+            cotangents: one array per output (None for none).
+            dtype: precision of the whole run; None leaves every dtype as given.
+            mode: ``eager``, ``jit`` (torch.compile), ``jitter`` (every operation rounds at random), ``tables`` (in
+                float64, with what depends on no weight and no input moved by a float32 unit), ``logsumexp``
+                (softmax by the formula of FlashAttention's backward pass), or ``flash`` (in float64, fused attention
+                alone by that formula, rounded at random; with the seed `STILL` by softmax itself).
+            seed: of the random numbers that the code may draw, and of the moves.
+            path: the submodule to run instead of the whole.
+            masks: which dropout masks, in train mode.
+            tables: positions of the leaves that are tables, in the mode of that name.
+
+        Raises:
+            ModuleFailedError: the code raised, or returned no array.
+            CannotPromoteError: it can't be run in float64.
+        """
+        dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
+        with ONE_AT_A_TIME:
+            one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
+            try:
+                return as_written(lambda: one.results(weights, arguments, cotangents, self._accumulates))
+            except NeedsBackwardError:
+                found = one.results(weights, arguments, cotangents, accumulate=True)
+            self._accumulates = True
+        return found
+
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        return dict(self.run(weights, arguments, mode="uses").uses)
+
+    def describe_outputs(
+        self, weights: Mapping[str, Array], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call; a small module simply runs for it."""
+        if sum(array.size for array in weights.values()) > LARGE:
+            # Whatever fails without numbers (a branch on a value, an operation without a shape rule) is run with them.
+            with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+                return self._described(weights, arguments)
+        run = self.run(weights, arguments)
+        return [(place, one.shape, one.dtype.name) for place, one in zip(run.structure, run.outputs, strict=True)]
+
+    def _described(self, weights: Mapping[str, Array], arguments: Arguments) -> list[tuple[str, tuple[int, ...], str]]:
+        """Do so without computing anything, inside a fake mode; any error says that it can't be done."""
+
+        def fake(array: Array) -> Tensor:
+            return torch.empty(array.shape, dtype=from_numpy(array[:0] if array.ndim else array).dtype)
+
+        part = self.side.part("")
+        modules = self.side.modules()
+        with ONE_AT_A_TIME, undisturbed(modules.values(), 0, self.train), self.drawing(Plan()), eager():
+            tensors = {name: fake(array) for name, array in weights.items()}
+            leaves = [fake(leaf) for leaf in arguments.leaves]
+            with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
+                result = call(arguments.with_leaves(leaves))
+                self.plain = plain_values(result)
+                structure, outputs = outputs_of(result, f"{self.kind} {self.name}")
+        return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
+
+    def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
+        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
+        return self.substituted(weights, arguments, cotangents, {})[1]
+
+    def substituted(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        one = Execution(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
+        with ONE_AT_A_TIME:
+            for accumulate in (self._accumulates, True):
+                recorder = Recorder(self.side.modules(), self.mesh)
+                # Its hooks come first, and so the recorder sees what was replaced.
+                substitution = Substitution(self.side.modules(), substitutes)
+                try:
+                    with substitution.holding(), recorder.recording():
+                        found = one.results(weights, arguments, cotangents, accumulate)
+                except NeedsBackwardError:
+                    continue
+                self.parts = recorder.parts
+                return found, recorder.calls()
+        raise AssertionError("gradients that are accumulated need no other way")
+
+    def drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which dropout takes its masks from `source`, in train mode."""
+        return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
+
+    def tensor(self, array: Array, dtype: str | None) -> Tensor:
+        """Return an array as a tensor with memory of its own, on the device."""
+        return _cast(from_numpy(array).to(self.device), dtype)
+
+    def constants(self, part: Part, dtype: str | None) -> dict[str, Tensor]:
+        """Return copies of the buffers of a part, for it to write to."""
+        return {name: _cast(one.detach().clone().to(self.device), dtype) for name, one in part.constants.items()}
+
+    def compiled(self, part: Part, path: str) -> Any:
+        """Return the part compiled by torch.compile; a second run takes the first one's."""
+        if path not in self._compiled:
+            backend = "inductor" if _can_build_extensions() else "aot_eager"
+            self._compiled[path] = torch.compile(part.target, backend=backend)
+        return self._compiled[path]
+
+
+def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
+    return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _is_rate(child: nn.Module, name: str) -> bool:
+    value = getattr(child, name, None)
+    return _is_number(value) and 0.0 < value <= 1.0
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

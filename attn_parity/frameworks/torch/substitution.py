@@ -1,0 +1,101 @@
+"""Puts other numbers in place of what some submodules return, and of the gradients that they hand back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_attn.backend import from_numpy
+from torch_attn.shards import cut_as
+
+from ...sides.subject import Array, ModuleFailedError, Substitute, flatten, replace
+from .weights import is_tensor
+
+
+class Substitution:
+    """Replaces the calls of submodules while `holding` is held.
+
+    Args:
+        modules: all submodules by path.
+        substitutes: path -> one for each of its calls.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], substitutes: Mapping[str, Sequence[Substitute]]):
+        self._modules, self._substitutes = modules, substitutes
+        self._next: dict[str, int] = {}
+        self._running: dict[str, Substitute] = {}
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold the hooks."""
+        handles: list[Any] = []
+        self._next.clear()
+        try:
+            for path in self._substitutes:
+                child = self._modules[path]
+                handles.append(child.register_forward_pre_hook(self._before(path), with_kwargs=True))
+                handles.append(child.register_forward_hook(self._after(path), with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, path: str) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any) -> Any:
+            number = self._next.get(path, 0)
+            self._next[path] = number + 1
+            if number >= len(self._substitutes[path]):
+                raise ModuleFailedError(f"{path} is called more often than it was before")
+            one = self._running[path] = self._substitutes[path][number]
+            found = [leaf for _, leaf in flatten((args, kwargs), is_tensor)]
+            if len(found) != len(one.added):
+                raise ModuleFailedError(f"{path} is called with other arrays than before")
+            pairs = zip(found, one.added, strict=True)
+            return replace((args, kwargs), is_tensor, [_with_gradient(leaf, added) for leaf, added in pairs])
+
+        return hook
+
+    def _after(self, path: str) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+            one = self._running.pop(path)
+            found = [leaf for _, leaf in flatten(result, is_tensor)]
+            if [None if array is None else array.shape for array in one.outputs] != [
+                None if array is None else tuple(leaf.shape) for leaf, array in zip(found, one.outputs, strict=False)
+            ]:
+                raise ModuleFailedError(f"{path} returns other arrays than before")
+            pairs = zip(found, one.outputs, strict=True)
+            return replace(result, is_tensor, [_with_value(leaf, array) for leaf, array in pairs])
+
+        return hook
+
+
+class _Added(torch.autograd.Function):
+    """Hands an array on, and adds something to the gradient that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor) -> Tensor:
+        ctx.save_for_backward(added)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (added,) = ctx.saved_tensors
+        return gradient + added, None
+
+
+def _with_gradient(leaf: Tensor, added: Array | None) -> Tensor:
+    if added is None or not leaf.requires_grad:
+        return leaf
+    found: Tensor = _Added.apply(leaf, cut_as(from_numpy(added).to(leaf.device, leaf.dtype), leaf))
+    return found
+
+
+def _with_value(leaf: Tensor, array: Array | None) -> Tensor:
+    if array is None:
+        return leaf
+    value = cut_as(from_numpy(array).to(leaf.device, leaf.dtype), leaf)
+    return value + (leaf - leaf.detach()) if leaf.requires_grad else value

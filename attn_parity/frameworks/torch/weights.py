@@ -1,0 +1,350 @@
+"""What a side of torch is made of: a module or a pure function, its weights by name, its parts, and how to call them.
+
+`ModuleSide` and `FunctionSide` answer the same questions; `subject.TorchSubject` runs either. Weights are swapped in
+for the time of a `Part.holding`, so that the user's own tensors and gradients are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from torch_attn.functional import dtype_name
+
+from ...sides.function import Function
+from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
+
+STATISTICS = ("running_mean", "running_var")
+"""Buffers that training changes and that Flax keeps as batch statistics; every other buffer is a constant."""
+
+Call = Callable[[Arguments], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a run calls: the whole, or a submodule.
+
+    Attributes:
+        name: its class.
+        names: name of a weight inside the part -> its name in the whole.
+        trainable: the names inside the part that get gradients.
+        held: the weights that it holds, by their name inside the part: a run's own are shared by devices as they are.
+        constants: all other tensors that it holds; a run gets copies to write to.
+        holding: a context that swaps tensors in, by their name inside the part, and yields how to call the part.
+        target: what `torch.compile` compiles.
+    """
+
+    name: str
+    names: dict[str, str]
+    trainable: frozenset[str]
+    held: dict[str, Tensor]
+    constants: dict[str, Tensor]
+    holding: Callable[[dict[str, Tensor], Any], contextlib.AbstractContextManager[Call]]
+    target: Any
+
+
+class Side(Protocol):
+    """The questions; `modules` has one entry for a function, an empty module."""
+
+    kind: str
+    name: str
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of `parameters`, and every other one whose device says where the side lives."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return path -> submodule; "" is the whole."""
+
+    def part(self, path: str) -> Part:
+        """Return the whole, or a submodule."""
+
+
+class ModuleSide:
+    """A torch module."""
+
+    kind = "torch module"
+    call = None
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.name = type(module).__name__
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+        return _signature(self.module.forward)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+        owners, frozen = self.modules(), self._frozen()
+        found = {}
+        for name, tensor, role in named_weights(self.module):
+            path, _, _ = name.rpartition(".")
+            owner = _stock_name(owners[path]) if path in owners else ""
+            is_frozen = id(tensor) in frozen
+            found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch", is_frozen)
+        return found
+
+    def _frozen(self) -> set[int]:
+        """Return the ids of the parameters without gradients; none where all are: the module was frozen as a whole."""
+        every = [one for one in self.module.parameters() if one.is_floating_point()]
+        return {id(one) for one in every if not one.requires_grad} if any(one.requires_grad for one in every) else set()
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a parameter -> the name that it has in `parameters`."""
+        first = {id(one): name for name, one in self.module.named_parameters()}
+        every = self.module.named_parameters(remove_duplicate=False)
+        return {name: first[id(one)] for name, one in every if first[id(one)] != name}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the parameters, running statistics and other buffers by name."""
+        found = {name: tensor for name, tensor, _ in named_weights(self.module)}
+        return {**found, **{name: one for name, one in self.module.named_buffers() if name not in found}}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return path -> submodule, the module itself first."""
+        return dict(self.module.named_modules())
+
+    def part(self, path: str) -> Part:
+        """Return the module or a submodule."""
+        module = self.module.get_submodule(path)
+        whole = {id(tensor): name for name, tensor, _ in named_weights(self.module)}
+        own = list(named_weights(module))
+        names = {name: whole[id(tensor)] for name, tensor, _ in own}  # one that is tied elsewhere has its name there
+        return Part(
+            type(module).__name__,
+            names,
+            frozenset(name for name, one, role in own if role == "parameter" and id(one) not in self._frozen()),
+            {name: tensor for name, tensor, _ in own},
+            {name: buffer for name, buffer in module.named_buffers() if name not in names},
+            functools.partial(_swapped, module),
+            module,
+        )
+
+
+class FunctionSide:
+    """A pure function of torch with the tree of its weights."""
+
+    kind = "torch function"
+
+    def __init__(self, function: Function):
+        self.function = function
+        call = function.call
+        while isinstance(call, functools.partial):
+            call = call.func
+        name = getattr(call, "__name__", type(call).__name__)
+        self.name = "function" if name == "<lambda>" else name
+        self._root = nn.Module()
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position; the weights are none."""
+        return dict(list(_signature(self.function.call).items())[1:])
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the tensors of the tree by dotted name; whole numbers and bools are passed on as they are."""
+        return {
+            name: Parameter(tuple(one.shape), dtype_name(one), "", name.rpartition(".")[0], framework="torch")
+            for name, one in self.tensors().items()
+        }
+
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of the tree by dotted name."""
+        return {dotted(path): one for path, one in flatten(self.function.weights, is_tensor)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the whole; a function has no submodules."""
+        return {"": self._root}
+
+    def part(self, path: str) -> Part:
+        """Return the whole."""
+        if path:
+            raise ModuleFailedError(f"torch function {self.name} has no submodule {path}")
+        held = self.tensors()
+        trained = frozenset(name for name, one in held.items() if one.is_floating_point())
+        return Part(self.name, {name: name for name in held}, trained, held, {}, self._holding, self._call)
+
+    @property
+    def call(self) -> Any:
+        """The function."""
+        return self.function.call
+
+    def _call(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.function.call(weights, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _holding(self, tensors: dict[str, Tensor], target: Any) -> Iterator[Call]:
+        leaves = [tensors.get(name, one) for name, one in self.tensors().items()]
+        weights = replace(self.function.weights, is_tensor, leaves)
+        yield lambda arguments: target(weights, *arguments.args, **arguments.kwargs)
+
+
+@contextlib.contextmanager
+def _swapped(module: nn.Module, tensors: dict[str, Tensor], target: Any) -> Iterator[Call]:
+    # What torch.func.functional_call does, but until the backward pass is done: checkpoints recompute there.
+    with _reparametrize_module(module, tensors, tie_weights=True):
+        yield lambda arguments: target(*arguments.args, **arguments.kwargs)
+
+
+def side_of(value: Any) -> ModuleSide | FunctionSide:
+    """Return what answers for a module or a function.
+
+    Raises:
+        ModuleFailedError: it is neither.
+    """
+    if isinstance(value, torch.jit.ScriptModule):
+        raise ModuleFailedError(
+            f"{type(value).__name__} is a TorchScript module, whose weights can't be exchanged; give the module that "
+            "it was made from"
+        )
+    if isinstance(value, nn.Module):
+        for path, child in value.named_modules():
+            kept = _keeps_its_weights(child)
+            if kept:
+                what = f"{path} of {type(value).__name__}" if path else type(value).__name__
+                raise ModuleFailedError(f"{what} {kept}")
+        return ModuleSide(value)
+    if isinstance(value, Function):
+        return FunctionSide(value)
+    raise ModuleFailedError(
+        f"a torch side must be an nn.Module or parity.function(f, weights), got {type(value).__name__}"
+    )
+
+
+_WRAPPERS = {
+    "FSDPModule": (
+        "is sharded by fully_shard, which keeps the weights itself, so that they can't be exchanged; "
+        "give the module before fully_shard"
+    ),
+    "FullyShardedDataParallel": (
+        "keeps its weights in one flat tensor, so that they can't be exchanged; give the module that it was made from"
+    ),
+    "DistributedDataParallel": "sums gradients of weights that can't be exchanged; give its .module",
+}
+"""Class of torch that shares a module out over processes -> why it is no side, and what to give instead."""
+
+
+def _keeps_its_weights(module: nn.Module) -> str:
+    """Say why a module that torch has shared out can't be given other weights; "" if it can."""
+    names = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+    return next((reason for name, reason in _WRAPPERS.items() if name in names), "")
+
+
+def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
+    """Yield name, tensor and role of every parameter and running statistic."""
+    for name, parameter in module.named_parameters():
+        yield name, parameter, "parameter"
+    for name, buffer in module.named_buffers():
+        if name.rpartition(".")[2] in STATISTICS:
+            yield name, buffer, "statistic"
+
+
+def dotted(path: str) -> str:
+    """Return a path of `flatten` with dots: ``['layers'][0].kernel`` is ``layers.0.kernel``; a bare tensor, weights."""
+    words, rest = [], path
+    while rest:
+        if rest.startswith("["):
+            word, _, rest = rest[1:].partition("]")
+            words.append(word.strip("'\""))
+        else:
+            word = rest[1:].split(".")[0].split("[")[0]
+            words.append(word)
+            rest = rest[1 + len(word) :]
+    return ".".join(words) or "weights"
+
+
+def check_readable(tensors: Mapping[str, Tensor], owner: str) -> None:
+    """See that weights are plain arrays of numbers.
+
+    Raises:
+        ModuleFailedError: one is not; the message names it.
+    """
+    for name, one in tensors.items():
+        what = unreadable(one)
+        if what:
+            raise ModuleFailedError(f"weight {name} of {owner} is {what}")
+
+
+def unreadable(tensor: Tensor) -> str:
+    """Say why a tensor can't be compared as an array, and what to do; empty if it can."""
+    if tensor.is_meta:
+        return "on the meta device and holds no numbers; load them first"
+    if tensor.is_nested:
+        return "a nested tensor; pad it (torch.nested.to_padded_tensor)"
+    if tensor.is_quantized:
+        return f"quantised ({dtype_name(tensor)}); compare the module before quantisation, or give tensor.dequantize()"
+    if tensor.layout != torch.strided:
+        return f"sparse ({str(tensor.layout).removeprefix('torch.')}); give tensor.to_dense()"
+    return ""
+
+
+def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> torch.device:
+    """Return the device that is wanted; None is that of the first tensor.
+
+    Raises:
+        ModuleFailedError: there is none.
+    """
+    if wanted is None:
+        held = [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
+        return torch.device("cpu") if not held or held[0].is_meta else held[0].device
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if wanted == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    if wanted == "tpu":
+        raise ModuleFailedError("device tpu: torch does not run on a TPU here; give --device cpu,tpu for a mixed pair")
+    raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
+
+
+def outputs_of(result: Any, what: str) -> tuple[list[str], list[Tensor]]:
+    """Return the place and the tensor of every output.
+
+    Raises:
+        ModuleFailedError: there is none, or one is no plain array.
+    """
+    found = flatten(result, is_tensor)
+    if not found:
+        raise ModuleFailedError(f"the {what} returned {type(result).__name__}, which holds no tensor")
+    for path, tensor in found:
+        why = unreadable(tensor)
+        if why:
+            raise ModuleFailedError(f"output{path} of the {what} is {why}")
+    return [path for path, _ in found], [tensor for _, tensor in found]
+
+
+def is_tensor(value: Any) -> bool:
+    """Tell whether a leaf is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def _stock_name(module: Any) -> str:
+    """Return the class of a module, or the framework's own class that it is derived from."""
+    own = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn.")]
+    return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)
+
+
+def _signature(call: Any) -> dict[str, bool]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {
+        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }

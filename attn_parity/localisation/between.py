@@ -1,0 +1,235 @@
+"""The code between submodules: which part of a module is at fault when all the submodules in it agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from ..pairing.pair import SIDES
+from ..results.findings import Side
+from ..sides.subject import Array, Call
+from .leaves import apart, match_leaves, relative
+
+Direction = Literal["forward", "backward"]
+
+PARALLEL = 1e-9
+"""By how much the cosine of two gradients may be below one if one is to be a multiple of the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One call of a submodule inside the module in question.
+
+    Attributes:
+        path: its path on the first side.
+        calls: the call on each side.
+        exchanged: whether it agrees, fed the same, only if the sides exchange integers, or the order of its inputs.
+    """
+
+    path: str
+    calls: dict[Side, Call]
+    exchanged: bool = False
+
+    @property
+    def order(self) -> int:
+        """Return when it began on the first side."""
+        return self.calls["first"].order
+
+    def differs(self, what: str, limit: float) -> bool | None:
+        """Tell whether ``inputs``, ``outputs`` or ``cotangents`` differ between the sides; None if that can't be told.
+
+        One that takes whole numbers alone, a table of embeddings, was given the same if it returned the same.
+        """
+        outputs = match_leaves(*(self.calls[side].outputs for side in SIDES))
+        if what != "inputs":
+            found = apart(self.calls, outputs, what)
+            return None if found is None else found > limit
+        if self.exchanged:
+            return True
+        found = apart(self.calls, match_leaves(*(self.calls[side].arguments.leaves for side in SIDES)), what)
+        if found is None:
+            found = apart(self.calls, outputs, "outputs")
+            return None if found is None or found > limit else False
+        return found > limit
+
+    def hands_on_to(self, following: Step, limit: float) -> bool:
+        """Tell whether all that differs in what it returned is what another step was given, on either side as it is."""
+        for group in match_leaves(*(self.calls[side].outputs for side in SIDES)):
+            one, two = (group.value(side, self.calls[side].outputs) for side in SIDES)
+            if relative([(one, two)]) > limit and not any(
+                _is_among(self.calls[side].outputs[place], following.calls[side].arguments.leaves)
+                for side in SIDES
+                for place in group.places(side)
+            ):
+                return False
+        return True
+
+
+Gradients = Callable[[Step | None], Mapping[Side, Sequence[Array | None]]]
+"""Returns the gradients with respect to the inputs of a step, or of the module itself, by side."""
+
+
+def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
+    """Return the calls that were made during one call of a module, from all calls of one side.
+
+    A submodule that several modules share has its path in one of them only; it is told by when it was called.
+    """
+    if not path:
+        return [one for one in calls if one.path]
+    own = [one for one in calls if one.path.startswith(f"{path}.") and one.order > call.order]
+    after = min((one.order for one in calls if one.path == path and one.order > call.order), default=None)
+    own = [one for one in own if after is None or one.order < after]
+    last = max((one.order for one in own), default=call.order)
+    return sorted((one for one in calls if call.order < one.order <= last), key=lambda one: one.order)
+
+
+def steps_of(
+    pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str], *, loose: bool = False
+) -> list[Step]:
+    """Return the steps of paired submodules in order of execution; one called more often on one side has none.
+
+    Args:
+        pairs: first path -> second path of the nearest submodules.
+        calls: the calls inside the module, by side.
+        exchanged: first paths of those that agree only if the sides exchange what they are fed.
+        loose: take the first calls of one that is called more often on one side.
+    """
+    found = []
+    for path, second_path in pairs.items():
+        mine = [one for one in calls["first"] if one.path == path]
+        its = [one for one in calls["second"] if one.path == second_path]
+        if loose or len(mine) == len(its):
+            both = zip(mine, its, strict=False)
+            found += [Step(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
+    return sorted(found, key=lambda step: step.order)
+
+
+def code_between(
+    path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
+) -> tuple[str, str] | None:
+    """Return two paths between which the code at fault lies, given that the module itself is at fault.
+
+    Args:
+        path: the module; it stands for its own inputs (first) and outputs (second).
+        steps: the calls of its submodules, in order; the module was fed the same on both sides.
+        whole: the call of the module.
+        direction: of the fault.
+        limit: largest difference that is none.
+        backward: returns the gradients with respect to the inputs of a call, None for the module's own.
+    """
+    if not steps:
+        return None
+    if direction == "forward":
+        return _code_forward(path, steps, limit)
+    return _code_backward(path, steps, whole, limit, backward)
+
+
+def _code_forward(path: str, steps: Sequence[Step], limit: float) -> tuple[str, str] | None:
+    """Look for the first submodule that is given something else."""
+    known = [(step, differs) for step in steps if (differs := step.differs("inputs", limit)) is not None]
+    if not known:
+        return None
+    for position, (step, differs) in enumerate(known):
+        if differs:
+            return (known[position - 1][0].path if position else path), step.path
+    return known[-1][0].path, path
+
+
+def _code_backward(
+    path: str, steps: Sequence[Step], whole: dict[Side, Call], limit: float, backward: Gradients
+) -> tuple[str, str] | None:
+    """Look for the last submodule whose gradient comes back different, then for the branch that it came through."""
+    known = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
+    if not known:
+        return None
+    bad = next((step for step, differs in reversed(known) if differs), None)
+    if bad is None:
+        own = backward(None)
+        gap = _gap(own["first"], own["second"])
+        before, later = path, list(steps)
+    else:
+        groups = match_leaves(bad.calls["first"].outputs, bad.calls["second"].outputs)
+        totals = {side: [one.total(side, bad.calls[side].cotangents) for one in groups] for side in SIDES}
+        gap = _gap(totals["first"], totals["second"])
+        before, later = bad.path, [step for step in steps if step.order > bad.order]
+    if gap is None:
+        return None
+    branch = _branch(gap, path, steps, later, whole, backward)
+    if branch is not None:
+        return branch
+    return before, (steps[0].path if bad is None else _next_of(bad, steps, whole, path))
+
+
+def _branch(
+    gap: Array,
+    path: str,
+    steps: Sequence[Step],
+    later: Sequence[Step],
+    whole: dict[Side, Call],
+    backward: Gradients,
+) -> tuple[str, str] | None:
+    """Return the one branch of several that a difference of gradients came through, if it is a multiple of its own.
+
+    What a submodule sends back is such a branch (the code before it is at fault), and so is what reaches a submodule
+    where its result is added to something that passes it by (the code behind it is).
+    """
+    found: list[tuple[str, str]] = []
+    for step in later:
+        if any(one is not None and _parallel(gap, one) for one in backward(step)["first"]):
+            position = list(steps).index(step)
+            found.append((steps[position - 1].path if position else path, step.path))
+    if not found:
+        for step in later:
+            if any(one is not None and _parallel(gap, one) for one in step.calls["first"].cotangents):
+                found.append((step.path, _next_of(step, steps, whole, path)))
+    return found[0] if found else None
+
+
+def _next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call], path: str) -> str:
+    """Return the first submodule after a step that may get what the step returned, else the module's own end."""
+    following = next_of(step, steps, whole)
+    return path if following is None else following.path
+
+
+def next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call]) -> Step | None:
+    """Return the first step after one that may be given what it returned.
+
+    One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not, nor
+    is one that takes what such a one returned: a branch beside the step.
+    """
+    earlier = [one for one in steps if one.order <= step.order]
+    there = list(whole["first"].arguments.leaves)
+    for one in earlier:
+        there += one.calls["first"].arguments.leaves
+        there += one.calls["first"].outputs if one is not step else []
+    for one in steps:
+        if one.order > step.order:
+            if not all(_is_among(leaf, there) for leaf in one.calls["first"].arguments.leaves):
+                return one
+            there += one.calls["first"].outputs
+    return None
+
+
+def _is_among(array: Array, known: Sequence[Array]) -> bool:
+    return any(
+        one.size == array.size and one.dtype == array.dtype and np.array_equal(one.reshape(-1), array.reshape(-1))
+        for one in known
+    )
+
+
+def _gap(first: Sequence[Array | None], second: Sequence[Array | None]) -> Array | None:
+    """Return the largest of the differences of some pairs."""
+    gaps = [one - two for one, two in zip(first, second, strict=True) if one is not None and two is not None]
+    return max(gaps, key=lambda gap: float(np.abs(gap).max(initial=0.0)), default=None)
+
+
+def _parallel(one: Array, two: Array) -> bool:
+    """Tell whether one array is a multiple of the other."""
+    if one.size != two.size or one.size < 2:
+        return False
+    a, b = one.reshape(-1).astype(np.float64), two.reshape(-1).astype(np.float64)
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return lengths > 0.0 and abs(float(a @ b)) > (1.0 - PARALLEL) * lengths

@@ -1,0 +1,182 @@
+"""One pair of submodules by itself: fed the same numbers, forward and backward, by each side in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ..pairing.pair import SIDES
+from ..results.findings import Side
+from ..sides.subject import Arrays, Call, Run
+from ..verdict.measures import scale_of
+from .leaves import (
+    Group,
+    apart,
+    distance,
+    fed,
+    fed_cotangents,
+    match_by_place,
+    match_leaves,
+    other_layouts,
+    relative,
+    whole_numbers,
+)
+from .sides import Pairing, Runner
+
+Paths = Mapping[Side, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """How one call is fed to both sides.
+
+    Attributes:
+        groups: which arrays are the same.
+        discrete: positions of integers that are taken over, too.
+        exchanged: whether the sides exchange integers, or the order of the inputs.
+    """
+
+    groups: Sequence[Group]
+    discrete: Sequence[tuple[int, int]] = ()
+    exchanged: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What one pair of calls showed; differences are relative to the largest value and None where nothing was run.
+
+    Attributes:
+        error_in: difference of the inputs as both sides ran freely.
+        error_out: difference of the outputs as both sides ran freely.
+        forward: difference of the outputs, fed the same.
+        backward: difference of the gradients, fed the same.
+        worst: the gradient that differs the most.
+        exchanged: whether the sides agree only when one takes over the other's integers, or the order of its inputs.
+        problem: why it could not be run by itself.
+    """
+
+    error_in: float | None = None
+    error_out: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    worst: str = ""
+    exchanged: bool = False
+    problem: str = ""
+
+
+def force(
+    runner: Runner, pairing: Pairing, paths: Paths, calls: dict[Side, Call], limit: float, *, strict: bool = False
+) -> Trial:
+    """Run a pair of submodules by itself, fed by each side in turn.
+
+    Args:
+        runner: runs submodules.
+        pairing: which parameter is which.
+        paths: their paths.
+        calls: one call of each, as recorded.
+        limit: difference from which on other ways to feed the call are tried.
+        strict: whether inputs are to be taken as they are (the whole module's).
+    """
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    feeds = _feeds(calls, strict=strict)
+    free = Trial(apart(calls, feeds[0].groups, "inputs"), apart(calls, outputs, "outputs"))
+    if not outputs:
+        return dataclasses.replace(free, problem="the outputs have no shape in common")
+    best: Trial | None = None
+    for feed in feeds:
+        found = dataclasses.replace(free, exchanged=feed.exchanged)
+        matched = outputs
+        for source in SIDES:
+            runs = run_both(runner, paths, calls, feed, matched, source)
+            forward = apart_in(runs, matched)
+            if forward > limit and not strict:  # as both ran freely, outputs need not tell the order of their axes
+                again = match_leaves(runs["first"].outputs, runs["second"].outputs)
+                if apart_in(runs, again) <= limit and len(again) == len(matched):
+                    matched = again
+                    runs = run_both(runner, paths, calls, feed, matched, source)
+                    forward = apart_in(runs, matched)
+            backward, worst = _backward(pairing, runs, feed.groups)
+            if backward > (found.backward or 0.0):
+                found = dataclasses.replace(found, worst=worst)
+            found = dataclasses.replace(
+                found, forward=max(forward, found.forward or 0.0), backward=max(backward, found.backward or 0.0)
+            )
+        if best is None or (found.forward or 0.0) <= limit:
+            best = found
+        if (best.forward or 0.0) <= limit:
+            break
+    assert best is not None
+    return best
+
+
+def apart_in(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:
+    """Return how far apart the outputs of two runs are, relative to the largest value of each."""
+    return relative(
+        [(one.value("first", runs["first"].outputs), one.value("second", runs["second"].outputs)) for one in outputs]
+    )
+
+
+def compare_freely(calls: dict[Side, Call], limit: float) -> Trial:
+    """Compare one recorded call of each side: only where the inputs agree do the outputs say something."""
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
+    agree = (error_in or 0.0) <= limit and not whole_numbers(calls["first"].arguments, calls["second"].arguments)
+    return Trial(error_in, error_out, error_out if agree else None)
+
+
+def run_both(
+    runner: Runner, paths: Paths, calls: dict[Side, Call], feed: Feed, outputs: Sequence[Group], source: Side
+) -> dict[Side, Run]:
+    """Run both sides on one side's numbers."""
+    arguments = fed(calls, feed.groups, source, discrete=feed.discrete)
+    cotangents = fed_cotangents(calls, outputs, source)
+    return {side: runner.run(side, paths[side], arguments[side], cotangents[side]) for side in SIDES}
+
+
+def _feeds(calls: dict[Side, Call], *, strict: bool) -> list[Feed]:
+    """Return the ways to feed both calls the same, the likeliest first."""
+    arguments = [calls[side].arguments for side in SIDES]
+    matched = match_leaves(arguments[0].leaves, arguments[1].leaves)
+    found = [Feed(matched)]
+    if strict:
+        return found
+    groupings = [matched]
+    by_place = match_by_place(arguments[0], arguments[1])
+    if by_place is not None and by_place != matched:
+        groupings.append(by_place)
+    differing = whole_numbers(arguments[0], arguments[1])
+    found += [Feed(one, exchanged=True) for one in groupings[1:]]
+    found += [Feed(one, differing, exchanged=True) for one in groupings if differing]
+    found += [Feed(one) for one in other_layouts(arguments[0].leaves, arguments[1].leaves, matched)]
+    return found
+
+
+def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Group]) -> dict[Side, Arrays]:
+    """Return the gradients of both sides by name, with the first side's axes, where both have them."""
+    found: dict[Side, Arrays] = {side: {} for side in SIDES}
+    for position, group in enumerate(groups):
+        totals = {side: group.total(side, runs[side].input_gradients) for side in SIDES}
+        for side, total in totals.items():
+            if total is not None and all(one is not None for one in totals.values()):
+                found[side][f"input {position}"] = total
+    aligned = {side: pairing.aligned(runs[side].parameter_gradients, side) for side in SIDES}
+    for side in SIDES:
+        found[side] |= {
+            name: array
+            for name, array in aligned[side].items()
+            if name in aligned["second"] and name in aligned["first"]
+        }
+    return found
+
+
+def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Group]) -> tuple[float, str]:
+    """Return the largest difference of gradients, relative to the largest of them, and which one it is."""
+    gradients = gradients_of(pairing, runs, groups)
+    scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
+    largest, guilty = 0.0, ""
+    for name, one in gradients["first"].items():
+        found = distance(one, gradients["second"][name]) / scale
+        if found > largest:
+            largest, guilty = found, f"the gradient of {name}"
+    return largest, guilty

@@ -1,0 +1,156 @@
+"""What is left of a difference when accepted submodules of the second side give the first side's numbers.
+
+They return what the first side's do, and hand back the gradients that the first side's would. If all else then agrees,
+the difference follows from them; if not, something else differs as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from ..pairing.pair import SIDES, Pair
+from ..pairing.submodule_pairs import pair_modules
+from ..results.findings import Divergence, Side
+from ..samples.sampling import Sample
+from ..sides.subject import Array, Call, Run, Substitute
+from ..verdict.measures import scale_of
+from .between import Step
+from .forcing import Feed, apart_in, gradients_of, run_both
+from .leaves import apart, distance, match_leaves
+from .search import LIMIT, SURE
+from .sides import FAILURES, Live, Sides, calls_of, sides_of
+from .weighing import rounding
+
+Remainder = Divergence | Literal["nothing", "unknown"]
+"""Where something else differs; that nothing does; or that it can't be told."""
+
+
+def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: float = 0.0) -> Remainder:
+    """Tell what differs when the submodules at some paths are the first side's.
+
+    Args:
+        pair: the two sides, paired.
+        sample: numbers on which they differ.
+        accepted: paths of submodules, as either side calls them.
+        allowed: relative difference that tables in float32 explain.
+    """
+    sides = sides_of(pair, sample)
+    if sides.lacks or any(not hasattr(one, "substituted") for one in sides.subjects.values()):
+        return "unknown"
+    runner = Live(sides)
+    try:
+        calls, problems = calls_of(sides, runner)
+        if problems:
+            return "unknown"
+        pairs = _pairs(sides, calls)
+        targets = _outermost({one: two for one, two in pairs.items() if one and (one in accepted or two in accepted)})
+        substitutes = {two: _substitutes(runner, sides, one, two, calls) for one, two in targets.items()}
+        if not substitutes or not all(substitutes.values()):
+            return "unknown"
+        whole = {side: next(one for one in calls[side] if not one.path) for side in SIDES}
+        run = runner.run("first", "", whole["first"].arguments, whole["first"].cotangents)
+        second = sides.subjects["second"]
+        weights, call = runner.weights("second"), whole["second"]
+        other, inner = second.substituted(weights, call.arguments, call.cotangents, substitutes)
+    except FAILURES:
+        return "unknown"
+    forward, backward = _apart(sides, whole, {"first": run, "second": other}, targets)
+    forward = max(forward, *(_given_apart(calls["first"], inner, *both) for both in targets.items()))
+    limit = max(LIMIT, allowed)
+    if LIMIT < max(forward, backward) <= SURE:
+        limit = max(limit, rounding(runner, sides, {"first": "", "second": ""}, whole))
+    if max(forward, backward) <= limit:
+        return "nothing"
+    names = " and ".join(targets)
+    said = f"with the numbers of {sides.labels['first']} in place of those of {names}"
+    if forward <= limit:
+        return Divergence("", "", "backward", f"{said}, gradients still differ by {backward:.2g} of the largest")
+    path, between = _place({"first": calls["first"][1:], "second": inner}, pairs, limit)
+    message = f"{said}, what is computed still differs by {forward:.2g} of the largest value"
+    return Divergence(path, pairs.get(path, ""), "forward", message, between)
+
+
+def _pairs(sides: Sides, calls: Mapping[Side, Sequence[Call]]) -> dict[str, str]:
+    first, second = (sides.subjects[side].modules() for side in SIDES)
+    called = {side: {call.path: [leaf.size for leaf in call.outputs] for call in calls[side]} for side in SIDES}
+    return pair_modules(sides.pairing.matches, first, second, called)
+
+
+def _outermost(targets: Mapping[str, str]) -> dict[str, str]:
+    return {one: two for one, two in targets.items() if not any(one.startswith(f"{outer}.") for outer in targets)}
+
+
+def _substitutes(
+    runner: Live, sides: Sides, path: str, second_path: str, calls: Mapping[Side, Sequence[Call]]
+) -> list[Substitute]:
+    """Return what makes the calls of one submodule of the second side the first side's; none if they don't fit."""
+    paths: dict[Side, str] = {"first": path, "second": second_path}
+    mine, its = ([call for call in calls[side] if call.path == paths[side]] for side in SIDES)
+    if len(mine) != len(its):
+        return []
+    found = []
+    for one, two in zip(mine, its, strict=True):
+        both: dict[Side, Call] = {"first": one, "second": two}
+        groups = match_leaves(one.arguments.leaves, two.arguments.leaves)
+        outputs = match_leaves(one.outputs, two.outputs)
+        runs = run_both(runner, paths, both, Feed(groups), outputs, "first")
+        values: list[Array | None] = [None] * len(two.outputs)
+        for group in outputs:
+            value = group.given("second", group.value("first", one.outputs))
+            for place in group.second:
+                values[place] = value
+        added: list[Array | None] = [None] * len(two.arguments.leaves)
+        for group in groups:
+            totals = [group.total(side, runs[side].input_gradients) for side in SIDES]
+            if totals[0] is not None and totals[1] is not None:
+                added[group.second[0]] = group.given("second", totals[0] - totals[1])
+        found.append(Substitute(values, added))
+    return found
+
+
+def _apart(
+    sides: Sides, whole: dict[Side, Call], runs: dict[Side, Run], targets: Mapping[str, str]
+) -> tuple[float, float]:
+    """Return the relative differences of outputs and gradients, but for those of the accepted submodules."""
+    outputs = match_leaves(whole["first"].outputs, whole["second"].outputs)
+    forward = apart_in(runs, outputs)
+    groups = match_leaves(*(whole[side].arguments.leaves for side in SIDES))
+    gradients = gradients_of(sides.pairing, runs, groups)
+    scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
+    left = [name for name in gradients["first"] if not any(name.startswith(f"{path}.") for path in targets)]
+    largest = max((distance(gradients["first"][name], gradients["second"][name]) for name in left), default=0.0)
+    return forward, largest / scale
+
+
+def _given_apart(first: Sequence[Call], second: Sequence[Call], path: str, second_path: str) -> float:
+    """Return how far apart is what the accepted submodule was given, which nothing behind it shows."""
+    mine, its = ([call for call in calls if call.path == one] for calls, one in ((first, path), (second, second_path)))
+    found = [0.0]
+    for one, two in zip(mine, its, strict=True):
+        both: dict[Side, Call] = {"first": one, "second": two}
+        found.append(apart(both, match_leaves(one.arguments.leaves, two.arguments.leaves), "inputs") or 0.0)
+    return max(found)
+
+
+def _place(
+    calls: Mapping[Side, Sequence[Call]], pairs: Mapping[str, str], limit: float
+) -> tuple[str, tuple[str, str] | None]:
+    """Return the submodule whose code differs, and between which of its own, by the first call that is given others."""
+    second: dict[str, list[Call]] = {}
+    for call in calls["second"]:
+        second.setdefault(call.path, []).append(call)
+    before = ""
+    for call in sorted(calls["first"], key=lambda call: call.order):
+        its = second.get(pairs.get(call.path, ""), [])
+        if call.number >= len(its):
+            continue
+        step = Step(call.path, {"first": call, "second": its[call.number]})
+        if step.differs("inputs", limit):
+            parent = call.path.rpartition(".")[0]
+            inside = before if before.startswith(f"{parent}.") or not parent else parent
+            return parent, (inside, call.path)
+        if step.differs("outputs", limit) and not any(one.path.startswith(f"{call.path}.") for one in calls["first"]):
+            return call.path, None
+        before = call.path
+    return "", (before, "") if before else None

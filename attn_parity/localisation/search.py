@@ -1,0 +1,450 @@
+"""Where two modules first diverge, by teacher forcing: each submodule is fed the other side's activations.
+
+Both sides run once, freely, and every call of every submodule is recorded with its inputs, outputs and the gradient
+that reaches it. Then each submodule runs by itself on what the other side's counterpart was given, forward and
+backward, in both directions. One that differs although it was fed the same numbers is at fault, or one inside it is,
+or the code between those. Recorded results without modules to run are searched by their inputs and outputs alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from ..hints import Evidence
+from ..pairing.pair import SIDES, Pair
+from ..pairing.submodule_pairs import alternatives, differing, pair_modules
+from ..results.findings import Divergence, ModuleNode, Side
+from ..samples.sampling import Sample
+from ..sides.subject import Arguments, Array, Call
+from ..verdict.limits import TABLE_LIMIT
+from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
+from .evidence import evidence_between, evidence_of
+from .forcing import Feed, Trial, compare_freely, force, run_both
+from .leaves import apart, fed, fed_cotangents, match_leaves
+from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
+from .tree import Node, build, nearest, walk
+from .weighing import explained, rounding, weigh
+
+LIMIT = 1e-11
+"""Largest relative difference of a submodule in float64, by itself, fed the same numbers."""
+
+CAUSE = 1e-4
+"""Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
+
+SMALL_PART = 0.1
+"""Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
+
+MAX_NODES = 64
+"""Up to so many submodules are all tried; of more, only those inside one that is at fault."""
+
+SURE = 1e-6
+"""A larger difference in float64 is never rounding."""
+
+Aim = Literal["meaning", "precision"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The module tree, the first divergence in it, and the numbers there; None if no submodule shows any."""
+
+    tree: ModuleNode
+    divergence: Divergence | None
+    evidence: Evidence | None = None
+
+
+def find(pair: Pair, sample: Sample, aim: Aim = "meaning", allowed: float | None = 0.0) -> Found:
+    """Return the module tree of a pair, the first divergence, and what the sides hold there.
+
+    Args:
+        pair: the two sides, paired.
+        sample: numbers on which they differ.
+        aim: ``meaning`` looks in float64, ``precision`` for the submodule that loses more than its share.
+        allowed: relative difference that tables in float32 explain; None excuses neither tables nor literals.
+    """
+    sides = sides_of(pair, sample)
+    result = find_on(sides, aim, allowed)
+    if result.divergence is None and allowed is not None:  # each part alone is excused, and the whole is not
+        result = find_on(sides, aim, None)
+    return result
+
+
+def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0) -> Found:
+    """Do so for two subjects that can run."""
+    runner = Live(sides)
+    calls, problems = calls_of(sides, runner)
+    found = find_in_calls(sides, calls, runner, "precision" if sides.lacks else aim, allowed)
+    if problems:
+        message = "; ".join([*problems, found.tree.message]).strip("; ")
+        found = dataclasses.replace(found, tree=dataclasses.replace(found.tree, message=message))
+    return found
+
+
+def find_in_calls(
+    sides: Sides,
+    calls: Mapping[Side, Sequence[Call]],
+    runner: Runner | None = None,
+    aim: Aim = "meaning",
+    allowed: float | None = 0.0,
+) -> Found:
+    """Do so for recorded calls; without a runner the recorded numbers alone are looked at.
+
+    Args:
+        sides: the pair.
+        calls: side -> all calls, the whole module's (path "") among them.
+        runner: runs submodules by themselves.
+        aim: see `find`.
+        allowed: see `find`.
+    """
+    search = _Search(sides, calls, runner, aim, allowed)
+    return search.found()
+
+
+class _Search:
+    def __init__(
+        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, aim: Aim, allowed: float | None
+    ):
+        self.sides, self.calls, self.runner, self.aim, self.allowed = sides, calls, runner, aim, allowed
+        self.least = LIMIT
+        self.limits = {"forward": self._limit(None), "backward": self._limit(None)}
+        first, second = (sides.subjects[side].modules() for side in SIDES)
+        called = {side: {call.path: [leaf.size for leaf in call.outputs] for call in calls[side]} for side in SIDES}
+        self.pairs = pair_modules(sides.pairing.matches, first, second, called)
+        self.others = alternatives(sides.pairing.matches, first, second)
+        self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
+
+    def found(self) -> Found:
+        """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
+        self._try_all()
+        directions: tuple[Direction, Direction] = ("forward", "backward")
+        direction = next((one for one in directions if self._guilty(self.root, one)), None)
+        if direction is None:
+            return self._found_in_whole_numbers()
+        node = self.root
+        while (child := self._worst_child(node, direction)) is not None:
+            node = child
+        node.first = True
+        between, steps = self._between(node, direction)
+        for one in walk(self.root):
+            one.message = "; ".join(filter(None, [*(self._settings(one) if one is node else ()), self._told(one)]))
+        divergence = Divergence(node.path or "", node.second_path or "", direction, node.message, between)
+        return Found(self.root.frozen(self._is_different), divergence, self._evidence(node, direction, between, steps))
+
+    def _found_in_whole_numbers(self) -> Found:
+        """Follow the first pair that was given the same and returned other integers or truth values, if any did."""
+        node = self.root
+        if self.aim == "precision" or not node.returns_other_numbers:
+            return Found(node.frozen(self._is_different), None)
+        while inner := [child for child in nearest(node) if child.returns_other_numbers]:
+            node = min(inner, key=lambda child: child.order)
+        node.first = True
+        node.message = "fed the same inputs, the whole numbers or truth values returned are not the same"
+        divergence = Divergence(node.path or "", node.second_path or "", "forward", node.message, None)
+        tree = self.root.frozen(lambda one: one.returns_other_numbers or self._is_different(one))
+        return Found(tree, divergence)
+
+    # ---- trying
+
+    def _try_all(self) -> None:
+        self._try(self.root)
+        if self.aim == "precision":
+            return
+        whole = {"forward": self.root.forward, "backward": self.root.backward}
+        self.limits = {key: self._limit(value) for key, value in whole.items()}
+        if not any(self._guilty(self.root, key) for key in ("forward", "backward")):
+            self.least = 0.01 * LIMIT
+            self.limits = {key: self._limit(value) for key, value in whole.items()}
+        total = sum(1 for _ in walk(self.root))
+        self._try_below(self.root, total, iter(range(total)))
+
+    def _try_below(self, node: Node, total: int, done: Iterator[int]) -> None:
+        """Try the submodules; in a large tree, inside those that are at fault alone."""
+        for child in node.children:
+            self.sides.progress("looking for the first divergence", next(done, total), total)
+            self._try(child)
+            self._try_other_pairs(child)
+            if total <= MAX_NODES or not child.calls or self._is_different(child):
+                self._try_below(child, total, done)
+
+    def _try(self, node: Node) -> None:
+        """Run a pair by itself, fed by each side in turn; what can't be run is compared as both sides ran freely."""
+        for first, second in node.calls:
+            calls: dict[Side, Call] = {"first": first, "second": second}
+            try:
+                trial = self._trial(node, calls)
+            except FAILURES as error:
+                problem = f"could not be run by itself: {error}"
+                free = Trial() if node.refed else compare_freely(calls, self._limit_of(node, "forward"))
+                trial = dataclasses.replace(free, problem=problem)
+            node.add(trial)
+
+    def _trial(self, node: Node, calls: dict[Side, Call]) -> Trial:
+        if self.runner is None:
+            return Trial() if node.refed else compare_freely(calls, self.limits["forward"])
+        if self.aim == "meaning":
+            strict = node is self.root
+            trial = force(self.runner, self.sides.pairing, node.paths, calls, self.limits["forward"], strict=strict)
+            return dataclasses.replace(trial, error_in=None, error_out=None) if node.refed else trial
+        used, worse, problem = weigh(self.runner, self.sides, node.paths, calls)
+        loses = [
+            f"{self.sides.labels[worse[key]]} side loses {used[key]:.3g} times its share of precision ({key})"
+            for key in used
+            if used[key] > 1.0
+        ]
+        node.message = node.message or (f"fed the same inputs, the {loses[0]}" if loses else "")
+        return Trial(forward=used.get("forward"), backward=used.get("backward"), problem=problem)
+
+    def _try_other_pairs(self, node: Node) -> None:
+        """Where several nested modules hold the same weights, take the pair of them that agrees, if there is one."""
+        if not self._guilty(node, "forward") or self.runner is None or not node.path:
+            return
+        for path, second_path in self.others.get(node.path, ()):
+            other = next((one for one in walk(self.root) if one.path == path), None)
+            mine = [one for one in self.calls["first"] if one.path == path][:1]
+            its = [one for one in self.calls["second"] if one.path == second_path][:1]
+            if other is None or not mine or not its or (path, second_path) == (node.path, node.second_path):
+                continue
+            calls: dict[Side, Call] = {"first": mine[0], "second": its[0]}
+            paths: dict[Side, str] = {"first": path, "second": second_path}
+            try:
+                trial = force(self.runner, self.sides.pairing, paths, calls, self.limits["forward"])
+            except FAILURES:
+                continue
+            if not trial.problem and (trial.forward or 0.0) <= self._limit_of(other, "forward"):
+                node.part_from(other, second_path, (mine[0], its[0]))
+                other.add(trial)
+                return
+
+    # ---- judging
+
+    def _limit(self, whole: float | None) -> float:
+        cause = CAUSE * whole if whole is not None and whole < float("inf") else 0.0
+        return max(self.least, cause, (self.allowed or 0.0) if self.runner is None else 0.0)
+
+    def _guilty(self, node: Node, direction: Direction) -> bool:
+        """Tell whether a pair differs by more than rounding."""
+        error = node.error(direction)
+        if error is None:
+            return False
+        if self.aim == "precision":
+            return error > 1.0
+        if error <= self.limits[direction]:
+            return False
+        if error <= TABLE_LIMIT and error <= self._limit_of(node, direction):  # more than that is never excused
+            return False
+        is_sure = node is self.root or self.runner is None or error > SURE
+        return is_sure or error > self._rounding(node)
+
+    def _rounding(self, node: Node) -> float:
+        """Return the difference in float64 that the rounding errors of a pair in its own precision predict."""
+        if node.rounding is None:
+            assert self.runner is not None
+            try:
+                first, second = node.calls[0]
+                calls: dict[Side, Call] = {"first": first, "second": second}
+                node.rounding = rounding(self.runner, self.sides, node.paths, calls)
+            except FAILURES:
+                node.rounding = 0.0
+        return node.rounding
+
+    def _limit_of(self, node: Node, direction: Direction) -> float:
+        """Return the largest difference of a pair, fed the same, that is none: rounding, or tables inside it."""
+        return max(self.limits[direction], self._explained(node)[direction])
+
+    def _explained(self, node: Node) -> dict[str, float]:
+        """Return the differences that tables in float32 inside a pair may cause by themselves."""
+        if node.tables is None:
+            node.tables = {"forward": 0.0, "backward": 0.0}
+            if self.allowed is not None and self.runner is not None and node.calls:
+                try:
+                    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+                    node.tables = explained(self.runner, self.sides, node.paths, calls)
+                except FAILURES:
+                    node.tables = dict.fromkeys(node.tables, self.allowed)
+        return node.tables
+
+    def _is_different(self, node: Node) -> bool:
+        return self._guilty(node, "forward") or self._guilty(node, "backward")
+
+    def _worst_child(self, node: Node, direction: Direction) -> Node | None:
+        """Return the first of the submodules at fault in the direction of the fault; None if all of them agree."""
+        inner = list(self._judged(node))
+        bad = [child for child in inner if self._guilty(child, direction)]
+        if direction == "backward":
+            bad = [child for child in bad if not self._guilty(child, "forward")] or bad
+        if self.aim == "precision":  # a neighbour may be a little beyond by chance, or by what it is fed
+            shares = [child.error(direction) or 0.0 for child in bad]
+            least = SMALL_PART * max(shares, default=0.0)
+            bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
+        if bad and direction == "forward" and self.aim == "meaning":
+            bad = self._unhealed(node, bad)
+        return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
+
+    def _judged(self, node: Node) -> Iterator[Node]:
+        """Yield the nearest submodules that could be judged; those inside one that could not stand for it."""
+        for child in nearest(node):
+            if self.aim == "precision" and child.forward is None and child.backward is None:
+                self._try(child)
+            if child.forward is None and child.backward is None:
+                yield from self._judged(child)
+            else:
+                yield child
+
+    def _unhealed(self, node: Node, bad: Sequence[Node]) -> list[Node]:
+        """Leave out submodules that the code around makes up for: what gets their outputs next agrees again."""
+        if not node.calls:
+            return list(bad)
+        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+        steps = self._steps(node, calls, "forward", loose=True)
+        limit = self._limit_of(node, "forward")
+        healed: dict[str, bool] = {}
+        for step in steps:
+            if not step.differs("outputs", limit):  # the other calls of one that is called more than once say more
+                continue
+            following = next_of(step, steps, calls)
+            made_up_for = (
+                following is not None
+                and following.differs("inputs", limit) is False
+                and (len(bad) > 1 or step.hands_on_to(following, limit))
+            )
+            healed[step.path] = healed.get(step.path, True) and made_up_for
+        return [child for child in bad if not healed.get(child.path or "", False)]
+
+    # ---- the code between submodules
+
+    def _between(self, node: Node, direction: Direction) -> tuple[tuple[str, str] | None, list[Step]]:
+        """Narrow a fault that none of the module's own submodules shows to the code between two of them."""
+        if self.aim == "precision":
+            return None, []
+        for number, both in enumerate(node.calls):
+            trial = node.trials[number] if number < len(node.trials) else None
+            error = None if trial is None else trial.forward if direction == "forward" else trial.backward
+            limit = self._limit_of(node, direction)
+            if error is None or error <= limit:
+                continue
+            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
+            steps = self._steps(node, calls, direction)
+            if steps:
+
+                def backward(step: Step | None, calls: dict[Side, Call] = calls) -> dict[Side, list[Array | None]]:
+                    return self._input_gradients(node, calls, step)
+
+                path = node.path or ""
+                return code_between(path, steps, calls, direction, limit, backward), steps
+        return None, []
+
+    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
+        """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
+        children = [child for child in nearest(node) if child.path and child.second_path]
+        inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
+        if inside is None:
+            return []
+        pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
+        exchanged = {child.path for child in children if child.path and child.exchanged}
+        return steps_of(pairs, inside, exchanged, loose=loose)
+
+    def _input_gradients(
+        self, node: Node, calls: dict[Side, Call], step: Step | None
+    ) -> dict[Side, list[Array | None]]:
+        """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
+        child = node if step is None else next(one for one in nearest(node) if one.path == step.path)
+        both = calls if step is None else step.calls
+        groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
+        outputs = match_leaves(*(both[side].outputs for side in SIDES))
+        if self.runner is None:
+            return {side: [] for side in SIDES}
+        try:
+            runs = run_both(self.runner, child.paths, both, Feed(groups), outputs, "first")
+        except FAILURES:
+            return {side: [] for side in SIDES}
+        return {side: [group.total(side, runs[side].input_gradients) for group in groups] for side in SIDES}
+
+    def _inside(
+        self, node: Node, calls: dict[Side, Call], direction: Direction, limit: float
+    ) -> dict[Side, list[Call]] | None:
+        """Return what was called inside one call of the module, fed the same; None if it was never."""
+        free = compare_freely(calls, limit)
+        as_recorded = not node.refed and (free.error_in or 0.0) <= limit
+        if as_recorded and (direction == "forward" or self._same_cotangents(calls, limit)):
+            return {side: calls_inside(self.calls[side], node.paths[side], calls[side]) for side in SIDES}
+        if self.runner is None:
+            return None
+        found: dict[Side, list[Call]] = {}
+        try:
+            for side, (arguments, cotangents) in _same_call(calls).items():
+                recorded = self.runner.record(side, node.paths[side], arguments, cotangents)
+                if recorded is None:
+                    return None
+                found[side] = recorded
+        except FAILURES:
+            return None
+        return found
+
+    # ---- telling
+
+    def _told(self, node: Node) -> str:
+        """Say what differs in a pair."""
+        if node.message or self.aim == "precision":
+            return node.message
+        if self._guilty(node, "forward") and node.forward is not None:
+            how = "fed the same inputs, the" if self.runner is not None else "its inputs agree, and its"
+            return f"{how} outputs differ by {node.forward:.2g} of the largest value"
+        if self._guilty(node, "backward") and node.backward is not None:
+            return (
+                f"fed the same inputs and gradients, the outputs agree and {node.worst} differs by "
+                f"{node.backward:.2g} of the largest gradient"
+            )
+        return ""
+
+    def _settings(self, node: Node) -> list[str]:
+        """Say which settings of a pair differ."""
+        if node.path is None or node.second_path is None:
+            return []
+        first, second = (self.sides.subjects[side].settings() for side in SIDES)
+        where = node.path or getattr(self.sides.subjects["first"], "name", "")
+        return differing({node.path: node.second_path}, first, second, self.sides.labels, {node.path: where})
+
+    def _evidence(
+        self, node: Node, direction: Direction, between: tuple[str, str] | None, steps: Sequence[Step]
+    ) -> Evidence | None:
+        """Return the numbers at the place of the fault; None if it can't be run once more."""
+        if not node.calls:
+            return None
+        settings = [self.sides.subjects[side].settings() for side in SIDES]
+        paths = node.paths
+        known = Evidence(
+            paths["first"],
+            paths["second"],
+            direction,
+            between,
+            node.first_type,
+            node.second_type,
+            settings[0].get(paths["first"], {}),
+            settings[1].get(paths["second"], {}),
+            labels=(self.sides.labels["first"], self.sides.labels["second"]),
+        )
+        calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
+        try:
+            found = evidence_of(self.sides, self.runner, paths, calls, known)
+        except FAILURES:
+            return known
+        if between is None:
+            return found
+        return dataclasses.replace(evidence_between(found, calls, steps), whole=found)
+
+    def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
+        errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
+        return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
+
+    def _same_cotangents(self, calls: dict[Side, Call], limit: float) -> bool:
+        groups = match_leaves(*(calls[side].outputs for side in SIDES))
+        return (apart(calls, groups, "cotangents") or 0.0) <= limit
+
+
+def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
+    """Return one call as both sides take it, fed with the first side's numbers."""
+    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    arguments = fed(calls, groups, "first")
+    cotangents = fed_cotangents(calls, match_leaves(*(calls[side].outputs for side in SIDES)), "first")
+    return {side: (arguments[side], cotangents[side]) for side in SIDES}

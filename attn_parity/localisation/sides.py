@@ -1,0 +1,206 @@
+"""What localisation asks of a pair: two subjects, their weights and inputs on one sample, and how to run them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..pairing.pair import SIDES, Pair
+from ..results.findings import Side
+from ..samples.sampling import Sample
+from ..sides.dtypes import is_float
+from ..sides.large import is_large
+from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run
+
+FAILURES = (CannotPromoteError, ModuleFailedError)
+"""What a subject raises when a submodule can't be run by itself."""
+
+
+class Pairing(Protocol):
+    """Which parameter is which."""
+
+    @property
+    def matches(self) -> Sequence[Any]:
+        """The pairs, each with a ``first`` and a ``second`` tensor."""
+
+    def aligned(self, arrays: Mapping[str, Array], side: Side) -> Arrays:
+        """Return arrays of one side per pair, under first names and with the first side's axes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """Two subjects, paired, and one sample of numbers.
+
+    Attributes:
+        subjects: side -> what has ``modules()`` and ``settings()``, and for a live pair ``run()`` and ``record()``.
+        pairing: which parameter is which.
+        arguments: side -> the call of the whole module.
+        weights: side -> weights by name, in the working precision.
+        dtype: the working precision.
+        lacks: side -> why it has no float64.
+        labels: side -> what people call it.
+        progress: called with what is done, how much of it, and how much there is.
+        tables: side -> positions of the arrays of the whole call that only this side is given.
+        judged: sides whose loss of precision is looked for.
+    """
+
+    subjects: Mapping[Side, Any]
+    pairing: Pairing
+    arguments: Mapping[Side, Arguments]
+    weights: Mapping[Side, Arrays]
+    dtype: str = "float32"
+    lacks: Mapping[Side, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[Side, str] = dataclasses.field(default_factory=lambda: {side: side for side in SIDES})
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    tables: Mapping[Side, Sequence[int]] = dataclasses.field(default_factory=dict)
+    judged: Sequence[Side] = SIDES
+
+
+class Runner(Protocol):
+    """Runs submodules by themselves; recorded results have none."""
+
+    def run(
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None = None,
+        *,
+        low: bool = False,
+    ) -> Run:
+        """Run one submodule in float64, or in the working precision."""
+
+    def run_moved(
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None],
+        seed: int,
+        kind: str = "tables",
+    ) -> Run:
+        """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
+
+    def record(
+        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
+    ) -> list[Call] | None:
+        """Return the calls inside one call of a submodule, under their whole paths; None if that can't be recorded."""
+
+
+class Live:
+    """Runs the submodules of two subjects.
+
+    Args:
+        sides: the pair.
+    """
+
+    def __init__(self, sides: Sides):
+        self._sides = sides
+        self.dtype = None if sides.lacks else "float64"
+        self._weights = {side: widened(sides.weights[side], self.dtype) for side in SIDES}
+
+    def run(
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None = None,
+        *,
+        low: bool = False,
+    ) -> Run:
+        """Run one submodule in float64 (where both sides have it), or in the working precision."""
+        weights = self._sides.weights[side] if low else self._weights[side]
+        dtype = None if low else "float64" if side not in self._sides.lacks else None
+        found: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
+        return found
+
+    def weights(self, side: Side) -> Arrays:
+        """Return one side's weights as they are run in float64."""
+        return self._weights[side]
+
+    def run_moved(
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        cotangents: Sequence[Array | None],
+        seed: int,
+        kind: str = "tables",
+    ) -> Run:
+        """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
+        tables = () if path else self._sides.tables.get(side, ())
+        found: Run = self._sides.subjects[side].run(
+            self._weights[side], arguments, cotangents, mode=kind, seed=seed, path=path, tables=tables
+        )
+        return found
+
+    def record(
+        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
+    ) -> list[Call] | None:
+        """Return the calls inside one call of a submodule; None where the subject records only whole calls."""
+        subject = self._sides.subjects[side]
+        known = inspect.signature(subject.record).parameters
+        more: dict[str, Any] = {}
+        if path:
+            more["path"] = path
+        if self.dtype is None:
+            more["dtype"] = None
+        if not more.keys() <= known.keys():
+            return None
+        found: list[Call] = subject.record(self._weights[side], arguments, cotangents, **more)
+        return found
+
+
+def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[str]]:
+    """Run both sides freely and return every call, the whole's first, and what could not be recorded."""
+    outputs: dict[Side, list[Array]] = {}
+    problems = []
+    for side in SIDES:
+        outputs[side] = runner.run(side, "", sides.arguments[side]).outputs
+    random = np.random.default_rng(11)
+    cotangents = [np.asarray(random.normal(size=one.shape)) for one in outputs["first"]]
+    calls: dict[Side, list[Call]] = {}
+    for side in SIDES:
+        arguments = sides.arguments[side]
+        calls[side] = [Call("", 0, -1, arguments, outputs[side], list(cotangents))]
+        try:
+            inner = runner.record(side, "", arguments, cotangents)
+        except FAILURES as error:
+            problems.append(f"the {sides.labels[side]} side's submodules could not be recorded: {error}")
+        else:
+            calls[side] += inner or []
+    return calls, problems
+
+
+def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:
+    """Return weights with the floating-point ones in another precision; None leaves them, and runs lift large ones."""
+    if dtype is None:
+        return dict(arrays)
+    return {
+        name: array.astype(dtype) if is_float(array) and not is_large(array) else array
+        for name, array in arrays.items()
+    }
+
+
+def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:
+    """Return a pair and one sample of it, or what it holds, as localisation takes them."""
+    arguments = pair.arguments if sample is None else sample.arguments
+    weights = pair.held if sample is None else {side: pair.weights(sample, side) for side in SIDES}
+    subjects = {side: pair.subject(side) for side in SIDES}
+    tables = {side: pair.tables(side) for side in SIDES}
+    return Sides(
+        subjects,
+        pair.pairing,
+        arguments,
+        weights,
+        pair.dtype,
+        pair.lacks,
+        pair.labels,
+        pair.progress,
+        tables,
+        pair.judged,
+    )

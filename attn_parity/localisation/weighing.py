@@ -1,0 +1,138 @@
+"""What rounding and tables do to a pair of submodules by itself: its share of precision, how far float64 may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..pairing.pair import SIDES
+from ..results.findings import Side
+from ..sides.dtypes import is_float, unit_of
+from ..sides.subject import Array, Call
+from ..sides.tables import STILL
+from ..verdict.criterion import precision_used
+from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
+from ..verdict.measures import Measure, measure, scale_of
+from .forcing import Paths
+from .leaves import distance, fed, fed_cotangents, match_leaves
+from .sides import Runner, Sides
+
+TABLE_SEEDS = 2
+"""How many times the tables in a submodule are moved."""
+
+COPIES = 6
+"""How many slightly moved inputs a submodule's precision is judged on."""
+
+
+def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> float:
+    """Return the relative difference in float64 that the errors of a pair in its own precision predict.
+
+    Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    arguments = fed(calls, groups, "first", dtype=sides.dtype)
+    cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
+    largest = 0.0
+    for side in SIDES:
+        low, high = (
+            runner.run(side, paths[side], arguments[side], cotangents[side], low=is_low) for is_low in (True, False)
+        )
+        names = sorted(low.parameter_gradients.keys() & high.parameter_gradients.keys())
+        gradients = ([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high))
+        largest = max(largest, _error(low.outputs, high.outputs), _error(*gradients))
+    return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
+
+
+def explained(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
+    """Return the relative differences, forward and backward, that tables and literals of a pair may cause.
+
+    Tables are what depends on neither weights nor floating-point inputs; literals are those of float32 accuracy. Where
+    both sides have the same of them, or none, the pair has to agree exactly.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    arguments, cotangents = fed(calls, groups, "first"), fed_cotangents(calls, outputs, "first")
+    allowed = {"forward": 0.0, "backward": 0.0}
+    for kind, factor in (("tables", TABLE_FACTOR), ("literals", 1.0)):
+        still = {
+            side: runner.run_moved(side, paths[side], arguments[side], cotangents[side], STILL, kind) for side in SIDES
+        }
+        first, second = (still[side].tables for side in SIDES)
+        has_same = first is not None and second is not None and first.count > 0 and first.equals(second)
+        for side in SIDES:
+            if has_same or (kind == "literals" and not still[side].moved):
+                continue
+            largest = dict.fromkeys(allowed, 0.0)
+            for seed in range(TABLE_SEEDS):
+                run = runner.run_moved(side, paths[side], arguments[side], cotangents[side], seed, kind)
+                if not run.moved:
+                    break
+                largest["forward"] = max(largest["forward"], _error(run.outputs, still[side].outputs))
+                names = sorted(run.parameter_gradients.keys() & still[side].parameter_gradients.keys())
+                both = (
+                    [*one.input_gradients, *(one.parameter_gradients[name] for name in names)]
+                    for one in (run, still[side])
+                )
+                largest["backward"] = max(largest["backward"], _error(*both))
+            allowed = {key: allowed[key] + factor * largest[key] for key in allowed}
+    return allowed
+
+
+def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
+    """Return the largest error of some arrays, relative to the largest value of all."""
+    pairs = [(one, two) for one, two in zip(low, high, strict=True) if one is not None and two is not None]
+    scale = scale_of([two for _, two in pairs]) or 1.0
+    return max((distance(one, two) / scale for one, two in pairs if is_float(one)), default=0.0)
+
+
+def weigh(
+    runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
+) -> tuple[dict[str, float], dict[str, Side], str]:
+    """Judge the precision of a pair by itself, on the first side's inputs.
+
+    Returns the share of the allowance that the worse side took, forward and backward, which side that is, and a
+    problem.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    if not outputs:
+        return {}, {}, "the outputs have no shape in common"
+    measures: dict[str, list[Measure]] = {"forward": [], "backward": []}
+    for copy in range(COPIES):
+        arguments = fed(calls, groups, "first", copy=copy, dtype=sides.dtype)
+        cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
+        low, high = (
+            {
+                side: runner.run(side, paths[side], arguments[side], cotangents[side], low=is_low)
+                if is_low or side not in sides.lacks
+                else None
+                for side in SIDES
+            }
+            for is_low in (True, False)
+        )
+        sided = [(found[side], side) for found in (low, high) for side in SIDES]
+        for position, group in enumerate(outputs):
+            tensors = [None if run is None else group.value(side, run.outputs) for run, side in sided]
+            measures["forward"] += _measured(tensors, sides.dtype, position, copy)
+        for position, group in enumerate(groups):
+            totals = [None if run is None else group.total(side, run.input_gradients) for run, side in sided]
+            measures["backward"] += _measured(totals, sides.dtype, position, copy)
+    used: dict[str, float] = {}
+    worse: dict[str, Side] = {}
+    for direction, found in measures.items():
+        shares = dict(zip(SIDES, precision_used(found) if found else (0.0, 0.0), strict=True))
+        worse[direction] = max(reversed(sides.judged), key=lambda side: shares[side])
+        used[direction] = shares[worse[direction]]
+    return used, worse, ""
+
+
+def _measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
+    """Measure one tensor by both results and what there is of float64; one that there is none of says nothing."""
+    one, two = tensors[:2]
+    if one is None or two is None or not is_float(one) or not is_float(two):
+        return []
+    scale = scale_of([array for array in tensors if array is not None][2:] or [one])
+    keywords = {"kind_scale": scale, "dtype": dtype, "group": group, "weights": "own", "sample": sample}
+    return [measure(*tensors, **keywords)]  # type: ignore[arg-type]

@@ -1,0 +1,372 @@
+"""How the axes of a tensor on one side may lie on the other: by the layers that own them, else by shapes alone.
+
+A layer of a framework says what its axes are (``o i`` of torch's Linear, ``i o`` of Flax's), so that two such layers
+leave nothing open, whatever the sizes. Elsewhere every rearrangement that fits is a candidate, the usual one first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from attn_bridge.weights import Rule
+
+from .tensors import Match, Tensor
+
+MAX = 6
+"""Most ways round that are held for possible for one pair."""
+
+_TORCH_LINEAR = {"Linear", "NonDynamicallyQuantizableLinear", "LazyLinear"}
+_TORCH_STACKED = {"LSTM", "GRU", "RNN", "RNNBase", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention"}
+_FLAX_LINEAR = {"Linear", "LinearGeneral", "Dense", "DenseGeneral", "LoRALinear"}
+_CONVOLUTION = re.compile(r"(Lazy)?Conv([123]d)?")
+_TRANSPOSED = re.compile(r"(Lazy)?ConvTranspose([123]d)?")
+_SPACE = "xyzuvw"
+
+Shape = tuple[int, ...]
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way from the first side's axes to the second side's.
+
+    Attributes:
+        pattern: in einops' words.
+        sizes: of the axes that it needs.
+        flips: axes of the second side that are read backwards.
+    """
+
+    pattern: str
+    sizes: Sizes = ()
+    flips: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The pattern as people read it."""
+        axes = self.pattern.partition("->")[2].split()
+        return f"{self.pattern}, {' '.join(axes[i] for i in self.flips)} backwards" if self.flips else self.pattern
+
+    def match(self, first: Tensor, second: Tensor, how: str) -> Match:
+        """Return the match of two tensors that lie this way."""
+        text = self.text if self.flips else ""
+        return Match(first, second.flipped(self.flips) if self.flips else second, _rule(self), how, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lay:
+    """How a part of a tensor lies in another: the parts of one tensor lie alike.
+
+    Attributes:
+        order: what the other's axes are made of, in their order: axes of the part, -1 for those that the cut made.
+        sizes: how the other axes of the part are divided there.
+    """
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def lay(way: Way, part: Shape, *, is_left: bool, cut: frozenset[int]) -> Lay:
+    """Return how a part lies by a way, of which it is the left or the right side; `cut` are the axes of the cut."""
+    if way.pattern.startswith("..."):
+        sides = [[[f"a{i}"] for i in range(len(part))]] * 2
+    else:
+        sides = [_groups(side) for side in way.pattern.split("->")]
+    mine, its = sides if is_left else sides[::-1]
+    known = dict(way.sizes)
+    known |= {group[0]: part[i] for i, group in enumerate(mine) if len(group) == 1}
+    kept = [i for i in range(len(part)) if i not in cut]
+    owner = {word: -1 if i in cut else kept.index(i) for i, group in enumerate(mine) for word in group}
+    words = [word for group in its for word in group if word in owner]
+    order = [owner[word] for word in words]
+    return Lay(
+        tuple(axis for i, axis in enumerate(order) if order[i - 1 : i] != [axis]),
+        tuple(known.get(word, 0) for word in words if owner[word] >= 0),
+    )
+
+
+def _groups(side: str) -> list[list[str]]:
+    """Return the words of each axis of one side of a pattern; none for an axis of one element."""
+    found = re.findall(r"\([^)]*\)|\S+", side)
+    return [[word for word in group.strip("()").split() if word != "1"] for group in found]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What decides how a tensor's axes lie: its shape, and the layer and the framework that it belongs to."""
+
+    shape: Shape
+    framework: str
+    owner: str
+    last: str
+
+    @property
+    def layer(self) -> tuple[str, str, str, int]:
+        """What two tensors of one kind of layer have in common."""
+        return self.framework, self.owner, self.last, len(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The ways from one tensor to another.
+
+    Attributes:
+        ways: all that fit, the usual one first.
+        is_open: whether another than the first may well be meant.
+    """
+
+    ways: tuple[Way, ...] = ()
+    is_open: bool = False
+
+
+def kind_of(tensor: Tensor, last: str) -> Kind:
+    """Return a tensor's kind; `last` is the last word of its name."""
+    return Kind(tensor.shape, tensor.framework, tensor.parameter.owner, last)
+
+
+@functools.lru_cache(maxsize=65536)
+def options(one: Kind, two: Kind, equal_names: bool) -> Options:
+    """Return the ways that may lead from one kind of tensor to another.
+
+    Args:
+        one: the first side's.
+        two: the second side's.
+        equal_names: whether both have one name, so that two bare arrays of one shape lie alike.
+    """
+    if math.prod(one.shape) != math.prod(two.shape):
+        return Options()
+    known = _letters(one), _letters(two)
+    if known[0] and known[1]:
+        said = _said(one, two, *known)
+        if said is not None:
+            return Options(said, len(said) > 1)
+    convolution = _unknown_convolution(one, two, *known)
+    if convolution:
+        return Options(convolution, len(convolution) > 1)
+    found = list(dict.fromkeys(_free(one.shape, two.shape)))
+    identity = Way("... -> ...")
+    same_class = one.framework == two.framework and one.layer == two.layer and bool(one.owner)
+    plain = any("Norm" in kind.owner or "Embed" in kind.owner for kind in (one, two))
+    if identity in found and (plain or same_class or len(one.shape) < 2):
+        return Options((identity,))
+    transposed = _is_transposed(one, two)
+    found.sort(key=lambda way: _rank(way, one.shape, transposed))
+    bare = equal_names and one.last == two.last and not (known[0] or known[1])
+    return Options(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
+
+
+def _is_transposed(one: Kind, two: Kind) -> bool:
+    """Tell whether a square matrix usually lies the other way round on the other side."""
+    guesses = _guess(one), _guess(two)
+    if guesses[0] and guesses[1]:
+        return guesses[0] != guesses[1]
+    return any(guesses) and one.framework != two.framework
+
+
+def _guess(kind: Kind) -> str:
+    """Return the usual axes of a matrix of that kind, or ""."""
+    letters = _letters(kind)
+    if letters and len(letters) == 2:
+        return "".join(letters) if set(letters) == {"i", "o"} else ""
+    if kind.last == "kernel":
+        return "io"
+    return "oi" if kind.last == "weight" else ""
+
+
+def _letters(kind: Kind) -> tuple[str, ...]:
+    """Return what the axes of a framework's own layer are; none where that is not known."""
+    rank, owner, last = len(kind.shape), kind.owner, kind.last
+    is_matrix = last in ("weight", "kernel")
+    if kind.framework == "torch":
+        if rank == 2 and is_matrix and owner in _TORCH_LINEAR | _TORCH_STACKED:
+            return ("o", "i")
+        if rank == 2 and owner == "Conv1D" and last == "weight":
+            return ("i", "o")
+        if rank > 2 and last == "weight" and _CONVOLUTION.fullmatch(owner):
+            return ("o", "i", *_SPACE[: rank - 2])
+        if rank > 2 and last == "weight" and _TRANSPOSED.fullmatch(owner):
+            return ("i", "o", *_SPACE[: rank - 2])
+        return ("n", "d") if rank == 2 and last == "weight" and owner.startswith("Embedding") else ()
+    if last == "kernel" and owner in _FLAX_LINEAR | {"DenseParams"}:
+        return ("i", "o") if rank == 2 else ("*",)
+    if rank > 2 and last == "kernel" and (_CONVOLUTION.fullmatch(owner) or _TRANSPOSED.fullmatch(owner)):
+        return (*_SPACE[: rank - 2], "i", "o")
+    return ("n", "d") if rank == 2 and last == "embedding" and owner == "Embed" else ()
+
+
+def _said(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
+    """Return the ways that two known layers leave; None where they say nothing about each other."""
+    if ours == ("*",) or theirs == ("*",):
+        return _general(one, two, ours, theirs)
+    turned = [bool(_TRANSPOSED.fullmatch(kind.owner)) for kind in (one, two)]
+    if set(ours) == set(theirs):
+        if turned[0] != turned[1]:
+            return None
+        if turned[0] and one.framework != two.framework:
+            return tuple(_transposed_convolution(one, two, ours, theirs))
+        if ours == theirs:
+            return (Way("... -> ..."),) if one.shape == two.shape else ()
+        sizes = dict(zip(ours, one.shape, strict=True))
+        if tuple(sizes[axis] for axis in theirs) != two.shape:
+            return ()
+        return (_turn(ours, theirs) if len(ours) == 2 else Way(f"{' '.join(ours)} -> {' '.join(theirs)}"),)
+    if {"i", "o"} <= set(ours) & set(theirs):
+        return _pointwise(one.shape, two.shape, ours, theirs)
+    return None
+
+
+def _turn(ours: Sequence[str], theirs: Sequence[str]) -> Way:
+    return Way("a1 a0 -> a0 a1") if tuple(ours) != tuple(theirs) else Way("... -> ...")
+
+
+def _pointwise(mine: Shape, its: Shape, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...]:
+    """Return the way between a linear layer and a convolution of one point."""
+    sizes, others = dict(zip(ours, mine, strict=True)), dict(zip(theirs, its, strict=True))
+    if any(found[axis] != 1 for found in (sizes, others) for axis in found if axis not in "io"):
+        return ()
+    if any(sizes[axis] != others[axis] for axis in "io"):
+        return ()
+    texts = [" ".join(axis if axis in "io" else "1" for axis in axes) for axes in (ours, theirs)]
+    return (Way(" -> ".join(texts)),)
+
+
+def _transposed_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> Iterator[Way]:
+    """Yield the ways between torch's transposed convolution and Flax's.
+
+    Flax does not turn the kernel round, as the transpose of a convolution does, unless it is told to transpose the
+    kernel; then inputs and outputs have changed places, too.
+    """
+    space = len(ours) - 2
+    for last, flipped in (("i o", True), ("o i", False)):
+        flax = (*_SPACE[:space], *last.split())
+        first, second = (ours, flax) if one.framework == "torch" else (flax, theirs)
+        sizes = dict(zip(first, one.shape, strict=True))
+        if tuple(sizes[axis] for axis in second) == two.shape:
+            flips = tuple(i for i, axis in enumerate(second) if axis in _SPACE and sizes[axis] > 1)
+            yield Way(f"{' '.join(first)} -> {' '.join(second)}", (), flips if flipped else ())
+
+
+def _unknown_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...]:
+    """Return the layouts that libraries have for a kernel of which one side's layer is known, the usual one first.
+
+    None of them exchanges axes of space: where a port does, that is a fault and not a layout. Shapes alone would allow
+    it wherever a kernel is square.
+    """
+    known, other, is_first = (ours, two, True) if ours else (theirs, one, False)
+    space = tuple(axis for axis in known if axis in _SPACE)
+    if bool(ours) == bool(theirs) or not space or len(other.shape) != len(known):
+        return ()
+    sizes = dict(zip(known, (one if is_first else two).shape, strict=True))
+    layouts = [(*space, "i", "o"), ("o", "i", *space), ("o", *space, "i"), (*space, "o", "i"), ("i", "o", *space)]
+    if other.last == "weight":  # a port that keeps torch's names, as Equinox does
+        layouts.insert(0, layouts.pop(1))
+    fitting = [" ".join(axes) for axes in layouts if tuple(sizes[axis] for axis in axes) == other.shape]
+    left = " ".join(known)
+    groups, factor = other.shape[-2:]
+    is_depthwise = sizes["i"] == 1 and min(groups, factor) > 1 and sizes["o"] == groups * factor
+    if is_depthwise and other.shape[:-2] == tuple(sizes[axis] for axis in space):  # as Keras keeps it
+        sides = (left.replace("o", "(g m)").replace("i", "1"), " ".join((*space, "g", "m")))
+        return (Way(" -> ".join(sides if is_first else sides[::-1]), (("g", groups), ("m", factor))),)
+    ways = []
+    for right in fitting:
+        pattern = f"{left} -> {right}" if is_first else f"{right} -> {left}"
+        ways.append(Way("... -> ..." if left == right else pattern))
+    return tuple(ways)
+
+
+def _general(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
+    """Return the way between linear layers of which one has several axes, for inputs and then for outputs."""
+    if ours == theirs:
+        return (Way("... -> ..."),) if one.shape == two.shape else None
+    known = theirs if ours == ("*",) else ours
+    if set(known) != {"i", "o"}:
+        return None
+    turned = known == ("o", "i")
+    return tuple(_grouped(one.shape, two.shape, turned=turned, contiguous=True))[:1]
+
+
+# ---- by shapes alone
+
+
+def _free(mine: Shape, its: Shape) -> Iterator[Way]:
+    """Yield every way that the shapes allow: axes in another order, or some of them taken together."""
+    if mine == its:
+        yield Way("... -> ...")
+    bare = [[i for i, size in enumerate(shape) if size != 1] for shape in (mine, its)]
+    if not bare[0] or not bare[1] or len(bare[0]) == len(bare[1]):
+        yield from _permuted(mine, its, *bare)
+    elif 0 < min(len(bare[0]), len(bare[1])) <= 4 and max(len(bare[0]), len(bare[1])) <= 6:
+        yield from _grouped(mine, its)
+
+
+def _permuted(mine: Shape, its: Shape, ours: list[int], theirs: list[int]) -> Iterator[Way]:
+    """Yield the orders of axes that fit; axes of size 1 come and go."""
+    if len(ours) > 5:
+        orders: Iterator[tuple[int, ...]] = iter([tuple(ours), tuple(reversed(ours))])
+    else:
+        orders = itertools.permutations(ours)
+    for order in orders:
+        if [mine[i] for i in order] != [its[j] for j in theirs]:
+            continue
+        named = {i: f"a{theirs[k]}" for k, i in enumerate(order)}
+        left = " ".join(named.get(i, "1") for i in range(len(mine))) or "()"
+        right = " ".join(f"a{j}" if j in theirs else "1" for j in range(len(its))) or "()"
+        if mine != its or list(order) != theirs:
+            yield Way(f"{left} -> {right}")
+
+
+def _grouped(mine: Shape, its: Shape, *, turned: bool | None = None, contiguous: bool = False) -> Iterator[Way]:
+    """Yield the ways in which each axis of the coarser side is a group of the finer side's, in their order.
+
+    Args:
+        mine: the first side's shape.
+        its: the second side's.
+        turned: whether a matrix must lie the other way round; None allows both.
+        contiguous: whether a group must stand together.
+    """
+    counts = [sum(size != 1 for size in shape) for shape in (mine, its)]
+    coarse, fine = (mine, its) if (counts[0], len(mine)) <= (counts[1], len(its)) else (its, mine)
+    names = [f"a{i}" for i in range(len(fine))]
+    for owners in itertools.product(range(len(coarse)), repeat=len(fine)):
+        groups = [[i for i, owner in enumerate(owners) if owner == k] for k in range(len(coarse))]
+        if any(math.prod(fine[i] for i in group) != coarse[k] for k, group in enumerate(groups)):
+            continue
+        together = all(group == list(range(group[0], group[-1] + 1)) for group in groups if group)
+        if contiguous and (not together or not all(groups)):
+            continue
+        if any(size == 1 and owners[i] != owners[min(i + 1, len(fine) - 1)] for i, size in enumerate(fine)):
+            continue  # it goes with the next one: where it stands makes no difference
+        if turned is not None and (owners[0] == len(coarse) - 1) != turned:
+            continue
+        text = " ".join(_group([names[i] for i in group]) for group in groups)
+        sizes = tuple((names[i], fine[i]) for group in groups if len(group) > 1 for i in group)
+        sides = (text, " ".join(names)) if coarse is mine else (" ".join(names), text)
+        yield Way(" -> ".join(sides), sizes)
+
+
+def _group(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "1"
+
+
+def _rank(way: Way, mine: Shape, transposed: bool) -> tuple[int, ...]:
+    """Return a key that puts the usual way first."""
+    left, right = ([*re.findall(r"a\d+|\.\.\.", side)] for side in way.pattern.split("->"))
+    if left == right:
+        return (0 if not transposed else 1, 0)
+    ends = [left[-1:] == right[:1], left[:1] == right[-1:]]
+    swapped = left[:-2] == right[:-2] and left[-2:] == right[-2:][::-1]
+    cycled = any(left == right[k:] + right[:k] for k in range(1, len(right)))  # groups in their order
+    if len(mine) <= 2 and (cycled or swapped):
+        return (1 if not transposed else 0, not cycled)
+    convolution = len(left) > 2 and [*left[2:], left[1], left[0]] == right
+    return (2, not swapped, not cycled, not convolution, not all(ends))
+
+
+@functools.cache
+def _rule(way: Way) -> Rule:
+    """Return a rule for its pattern alone; the names of parts stand in the match."""
+    return Rule("torch", "flax", way.pattern, **dict(way.sizes))

@@ -1,0 +1,278 @@
+"""A pairing proposed from names, classes and shapes, and settled by running where they leave it open.
+
+In this order: rules that were given; stacks taken apart; names that are equal; fused layers taken apart; the best
+bijection of the rest; what is open is tried out. Names that settled a pair are never overruled, but a number is an
+order within a class and a container: pairs that only numbers support are open, too. Of open pairings the first is the
+order in which both sides use their weights, which also stays where no pairing makes the outputs agree.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from attn_bridge.weights import WeightsMismatchError
+
+from ..sides.subject import Array, Parameter
+from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
+from .names import is_counted_alike, last_word, layer_of, read
+from .parts import Split, splits, unstacked
+from .patterns import Lay, Options, Way, kind_of, lay, options
+from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Link, Partial, Probe, joined, names_of, settle, together
+from .tensors import Pairing, Tensor, uncovered, whole
+
+MAX_PERMUTED = 6
+"""Most layers of which every order is thought of."""
+
+LAYER = 2.0
+"""By how much a settled matrix speaks for the other tensors of its layer."""
+
+Labels = tuple[str, str]
+Order = Mapping[str, int]
+"""Name of a parameter -> when it first meets data."""
+
+
+def propose(
+    first: Mapping[str, Parameter],
+    second: Mapping[str, Parameter],
+    probe: Probe | None = None,
+    given: Partial | None = None,
+    labels: Labels = ("torch", "Flax"),
+    orders: Callable[[], tuple[Order, Order]] | None = None,
+    limit: int = MAX_CANDIDATES,
+) -> Pairing:
+    """Return the pairing that names, classes and shapes suggest.
+
+    Args:
+        first: parameters of the first side.
+        second: parameters of the second side.
+        probe: returns how far apart the outputs are when both sides hold the same, all different weights by a pairing;
+            it decides between pairings that names leave open.
+        given: what is settled already; the rest is paired as usual.
+        labels: what to call the sides in messages.
+        orders: returns when each parameter of the two sides is used first; empty where that is not known.
+        limit: most pairings that are tried out.
+
+    Raises:
+        WeightsMismatchError: there is no bijection; lists what is left over.
+        ValueError: several pairings are left open, and nothing speaks for one; lists them.
+    """
+    given = given or Partial()
+
+    left, right = _rest(first, given, "first"), _rest(second, given, "second")
+    left, right = unstacked(left, right), unstacked(right, left)
+    fixed, choices = _links(left, right, labels)
+    choices = joined(choices)
+    weak = numbered_only(fixed, left, right)
+    permuted = [choice for choice in choices if len({names_of(links) for links in choice}) > 1]
+    uses = orders() if orders is not None and (weak or permuted) else ({}, {})
+    run = as_run([*weak, *(link for choice in permuted for link in choice[0])], uses) if all(uses) else None
+    if run is not None:
+        # The order of execution first, then the pairings that names leave open.
+        reopened = {link.first.name for link in weak}
+        fixed = [link for link in fixed if link.first.name not in reopened]
+        others = ((*weak, *(link for links in some for link in links)) for some in itertools.product(*permuted))
+        alternatives = itertools.chain([run], (some for some in others if names_of(some) != names_of(run)))
+        is_permuted = {id(choice) for choice in permuted}
+        choices = [choice for choice in choices if id(choice) not in is_permuted]
+        choices.append(list(itertools.islice(alternatives, 4 * MAX_CANDIDATES)))
+    found = settle(given, choices, fixed, probe, limit, is_ordered=run is not None)
+    for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
+        assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
+    return in_order(found, first)
+
+
+def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
+    """Return a pairing in the order of the first side's parameters."""
+    place = {name: i for i, name in enumerate(first)}
+    offsets = {id(one): one.first.cut.offset if one.first.cut else 0 for one in pairing.matches}
+    matches = sorted(pairing.matches, key=lambda one: (place[one.first.source], offsets[id(one)]))
+    return dataclasses.replace(pairing, matches=tuple(matches))
+
+
+def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> list[Tensor]:
+    """Return the tensors of one side that are not settled."""
+    done = {name for where, name, _ in given.dropped if where == side}
+    done |= {(match.first if side == "first" else match.second).source for match in given.matches}
+    framework = "torch" if side == "first" else "flax"
+    return [whole(name, one, framework) for name, one in parameters.items() if name not in done]
+
+
+def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[list[Link], list[Choice]]:
+    """Return the pairs that are settled, and the choices that are open."""
+    sides = Sides(first, second)
+    pairs = equals(sides)
+    fixed = [_link(sides, i, j, "name") for i, j in pairs]
+    taken = {i for i, _ in pairs}, {j for _, j in pairs}
+    ours = [one for i, one in enumerate(first) if i not in taken[0]]
+    theirs = [one for j, one in enumerate(second) if j not in taken[1]]
+    choices: list[Choice] = []
+    for turned in (False, True):
+        here, there = (theirs, ours) if turned else (ours, theirs)
+        found = splits(here, there, _lays_turned if turned else _lays)
+        of_layers: dict[Hashable, list[Choice]] = collections.defaultdict(list)
+        for orders in found:
+            choice = [links for order in orders for links in _shared_choice(order, there, turned=turned)]
+            if len(choice) == 1:
+                fixed += choice[0]
+            else:
+                layers = tuple(layer_of(here[split.whole]) or split.whole for split in orders[0])
+                of_layers[layers, len(choice)].append(choice)
+        choices += [together(some) for some in of_layers.values()]
+        cut = [split for orders in found for split in orders[0]]
+        gone, used = {split.whole for split in cut}, {i for split in cut for i in split.parts}
+        here = [one for i, one in enumerate(here) if i not in gone]
+        there = [one for i, one in enumerate(there) if i not in used]
+        ours, theirs = (there, here) if turned else (here, there)
+    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
+    return fixed + more, choices + open_ones
+
+
+def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Link]:
+    """Return the links that nothing but numbers in names supports: without them, others would do as well."""
+    ours, theirs = ({one.name: name for one, name in zip(side, read(side), strict=True)} for side in (first, second))
+    some = [
+        link
+        for link in links
+        if link.first.name in ours
+        and link.second.name in theirs
+        and not is_counted_alike(ours[link.first.name], theirs[link.second.name])
+    ]
+    sides = Sides([link.first for link in some], [link.second for link in some])
+    groups = open_groups(sides.likeness(numbers=False), range(len(some)))
+    return [dataclasses.replace(some[i], how="order") for i in sorted(i for group in groups for i in group)]
+
+
+def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...] | None:
+    """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
+    ours, theirs = (
+        sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
+        for side, order in zip(([one.first for one in links], [one.second for one in links]), uses, strict=True)
+    )
+    sides = Sides(ours, theirs)
+    scores = sides.likeness(numbers=False)
+    assignment = best(scores)
+    if assignment is None:
+        return None
+    assignment = arranged(scores, assignment, open_groups(scores, assignment), in_order=True)
+    return tuple(_link(sides, i, j, "order") for i, j in enumerate(assignment))
+
+
+def _link(sides: Sides, i: int, j: int, how: str) -> Link:
+    layers = sides.layers[0][i], sides.layers[1][j]
+    return Link(sides.first[i], sides.second[j], sides.options(i, j), layers, how)
+
+
+def _layers(first: Tensor, second: Tensor) -> Hashable:
+    """Return what pairs of one kind of layer have in common, which lie one way round."""
+    lasts = last_word(first), last_word(second)
+    return tuple(
+        (kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2]))
+        for one, last in zip((first, second), lasts, strict=True)
+    )
+
+
+def _lays(first: Tensor, second: Tensor, cut: frozenset[int]) -> dict[Way, Lay]:
+    """Return the ways in which a part of the first side may be a tensor of the second, and how it lies there."""
+    return {way: lay(way, first.shape, is_left=True, cut=cut) for way in _options(first, second).ways}
+
+
+def _lays_turned(second: Tensor, first: Tensor, cut: frozenset[int]) -> dict[Way, Lay]:
+    """Return the ways in which a part of the second side may be a tensor of the first, and how it lies there."""
+    return {way: lay(way, second.shape, is_left=False, cut=cut) for way in _options(first, second).ways}
+
+
+def _options(first: Tensor, second: Tensor) -> Options:
+    return options(kind_of(first, last_word(first)), kind_of(second, last_word(second)), equal_names=False)
+
+
+def _shared_choice(splits_together: Sequence[Split], there: Sequence[Tensor], *, turned: bool) -> Choice:
+    """Return the ways in which some fused tensors and their parts may go together."""
+    each = [_split_choice(split, there, turned=turned) for split in splits_together]
+    return [tuple(link for links in some for link in links) for some in itertools.product(*each)]
+
+
+def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
+    """Return the ways in which a fused tensor and its parts may go together; all parts lie alike."""
+    choice = []
+    for arrangement in split.arrangements:
+        links = []
+        pairs = [(part, there[j]) for j, part in arrangement.parts]
+        found = [(_lays_turned if turned else _lays)(*pair, arrangement.axes) for pair in pairs]
+        common = frozenset.intersection(*(frozenset(one.values()) for one in found))
+        for pair, lays in zip(pairs, found, strict=True):
+            first, second = pair[::-1] if turned else pair
+            ways = tuple(way for way, how in lays.items() if how in common)
+            options = Options(ways, _options(first, second).is_open and len(ways) > 1)
+            links.append(Link(first, second, options, _layers(first, second), "name"))
+        choice.append(tuple(links))
+    return choice
+
+
+def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
+    """Return the best bijection of what is left, as settled pairs and open choices."""
+    scores = sides.likeness()
+    assignment = best(scores)
+    if assignment is None:
+        raise _no_bijection(sides, scores, labels)
+    groups = open_groups(scores, assignment)
+    if groups:  # a bias goes where the matrix of its layer went
+        open_ones = {i for group in groups for i in group}
+        layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
+        for i, j in enumerate(assignment):
+            if i not in open_ones and len(sides.first[i].shape) > 1:
+                layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
+        layers.pop("", None)
+        scores = scores + LAYER * sides.within(layers)
+        assignment = best(scores)
+        assert assignment is not None, "there was one before"
+        groups = open_groups(scores, assignment)
+        open_ones = {i for group in groups for i in group}
+        known = [(link.first, link.second) for link in settled]
+        known += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
+        suits = scores + sides.housed(known)
+        assignment = arranged(suits, assignment, groups)  # the usual order of what is open
+    grouped = {i for group in groups for i in group}
+    fixed = [_link(sides, i, j, "name") for i, j in enumerate(assignment) if i not in grouped]
+    choices = [_orders(sides, scores, group) for group in by_layers(sides, groups, assignment)]
+    return fixed, choices
+
+
+def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
+    """Return the ways in which the layers of a group may go together, the usual order first."""
+    limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
+    known: dict[tuple[int, int], Link] = {}
+    choice = []
+    for order in itertools.islice(itertools.permutations(group.second), limit):
+        pairs = [(mine[role], its[role]) for mine, its in zip(group.first, order, strict=True) for role in mine]
+        if all(math.isfinite(scores[i, j]) for i, j in pairs):
+            choice.append(
+                tuple(known.get((i, j)) or known.setdefault((i, j), _link(sides, i, j, "order")) for i, j in pairs)
+            )
+    return choice
+
+
+def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> WeightsMismatchError:
+    """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
+    left, right = left_over(scores)
+    misshapen = []
+    by_name = {sides.names[1][j].same: j for j in right}
+    for i in list(left):
+        j = by_name.pop(sides.names[0][i].same, None)
+        if j is not None:
+            one, two = sides.first[i], sides.second[j]
+            misshapen.append(f"{one.name} is {one.shape} in {labels[0]} and {two.name} is {two.shape} in {labels[1]}")
+            left.remove(i)
+            right.remove(j)
+    return WeightsMismatchError(
+        missing=[_no_counterpart(sides.second[j], labels[1], labels[0]) for j in right],
+        unexpected=[_no_counterpart(sides.first[i], *labels) for i in left],
+        misshapen=misshapen,
+    )
+
+
+def _no_counterpart(tensor: Tensor, mine: str, other: str) -> str:
+    return f"{tensor.name} {tensor.shape} ({mine}, no {other} parameter left for it)"

@@ -1,0 +1,244 @@
+"""A pairing that rules say, for all parameters or for some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_bridge.weights import Rule, Rules, WeightsMismatchError, joint, rule_from
+
+from ..sides.subject import Parameter
+from .proposal import Labels, Order, in_order, propose
+from .settling import MAX_CANDIDATES, Partial, Probe
+from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
+
+AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
+"""What a user gives as rules: a TOML file, a set, or rules and tables one by one."""
+
+Parameters = Mapping[str, Parameter]
+
+
+def read_rules(rules: AnyRules) -> Rules:
+    """Return rules as a set.
+
+    Raises:
+        TypeError: an element is neither a `Rule` nor a table.
+        ValueError: a table that is no rule; the message names its line, or its number.
+        OSError: the file cannot be read.
+    """
+    if isinstance(rules, Rules):
+        return rules
+    if isinstance(rules, (str, Path)):
+        return Rules.from_toml(rules)
+    if isinstance(rules, Rule):
+        return Rules([rules])
+    if isinstance(rules, Mapping):
+        raise TypeError("rules must be a TOML file's path, Rules, or a list of rules; got one table")
+    return Rules(
+        rule_from(rule, f"rule {number}") if isinstance(rule, Mapping) else rule for number, rule in enumerate(rules, 1)
+    )
+
+
+def from_rules(
+    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
+) -> Pairing:
+    """Return the pairing that rules say, which must name every parameter.
+
+    Raises:
+        WeightsMismatchError: lists every parameter that they miss, lack or misshape.
+        ValueError: two rules claim one parameter.
+    """
+    found, problems = _read(rules, first, second, how, labels)
+    taken = {match.second.source for match in found.matches} | {name for _, name in problems.misnamed}
+    known = {match.first.source for match in found.matches} | problems.named
+    dropped = {(side, name) for side, name, _ in found.dropped}
+    problems.missing += [name for name in second if name not in taken and ("second", name) not in dropped]
+    problems.unexpected += [name for name in first if name not in known and ("first", name) not in dropped]
+    problems.refuse()
+    return in_order(Pairing(found.matches, found.dropped), first)
+
+
+def partial(
+    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
+) -> Partial:
+    """Return what rules say about the parameters that they name.
+
+    Raises:
+        WeightsMismatchError: lists names that they give and that are not there, and shapes that do not fit.
+        ValueError: two rules claim one parameter.
+    """
+    found, problems = _read(rules, first, second, how, labels)
+    problems.refuse()
+    return found
+
+
+def pair_parameters(
+    first: Parameters,
+    second: Parameters,
+    probe: Probe | None = None,
+    rules: AnyRules | None = None,
+    labels: Labels = ("torch", "Flax"),
+    orders: Callable[[], tuple[Order, Order]] | None = None,
+    limit: int = MAX_CANDIDATES,
+) -> Pairing:
+    """Return the pairing that rules say, and for what they do not name the one that is proposed."""
+    given = None if rules is None else partial(rules, first, second, labels=labels)
+    return propose(first, second, probe, given, labels, orders, limit)
+
+
+@dataclasses.dataclass
+class _Problems:
+    """What is wrong with rules, collected to be said all at once."""
+
+    missing: list[str] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[str] = dataclasses.field(default_factory=list)
+    misnamed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    named: set[str] = dataclasses.field(default_factory=set)
+
+    def refuse(self) -> None:
+        """Raise what is wrong, if anything is."""
+        if self.missing or self.unexpected or self.misshapen:
+            raise WeightsMismatchError(self.missing, self.unexpected, self.misshapen)
+
+
+def _read(
+    rules: AnyRules, first: Parameters, second: Parameters, how: str, labels: Labels
+) -> tuple[Partial, _Problems]:
+    found = read_rules(rules)
+    if [_framework(first, "torch"), _framework(second, "flax")] == ["flax", "torch"]:
+        found = Rules(rule if rule.by_side else rule.turned() for rule in found)
+    problems = _Problems()
+    matches = [
+        *_plain_matches(Rules(rule for rule in found if not rule.is_joint), first, second, how, labels, problems)
+    ]
+    dropped: list[tuple[str, str, str]] = []
+    of_first, of_second = joint.covered(found, first, "torch"), joint.covered(found, second, "flax")
+    for (rule, covered), (_, others) in zip(of_first, of_second, strict=True):
+        firsts, seconds = {name: first[name] for name in covered}, {name: second[name] for name in others}
+        if not rule.drop:
+            matches += _joint_matches(rule, firsts, seconds, how, labels, problems)
+            continue
+        for side, names, parameters in (("first", rule.torch_names, firsts), ("second", rule.flax_names, seconds)):
+            hits = [name for name in parameters if any(joint.matches(one, name) for one in names)]
+            dropped += [(side, name, rule.drop) for name in hits]
+            problems.missing += [f"{rule.where}{name}" for name in names if not hits]
+    _refuse_doubles(matches)
+    return Partial(tuple(matches), tuple(dropped)), problems
+
+
+def _framework(parameters: Parameters, default: str) -> str:
+    own = {getattr(one, "framework", "") for one in parameters.values()} - {""}
+    return own.pop() if len(own) == 1 else default
+
+
+def _plain_matches(
+    rules: Rules, first: Parameters, second: Parameters, how: str, labels: Labels, problems: _Problems
+) -> list[Match]:
+    """Return the matches of rules from one tensor to one."""
+    places = {rule: rule.where for rule in rules}
+    pairs, missing, _ = rules.pair(first, "torch")
+    problems.missing += missing
+    problems.named |= pairs.keys()
+    matches = []
+    for name, (rule, other) in pairs.items():
+        if other not in second:
+            problems.unexpected.append(other)
+            problems.misnamed.append((name, other))
+            continue
+        try:
+            shape = rule.convert_shape(first[name].shape, "torch")
+        except ValueError as error:
+            problems.misshapen.append(f"{places[rule]}{name}: {error}")
+            problems.misnamed.append((name, other))
+            continue
+        if shape != second[other].shape:
+            problems.misshapen.append(f"{places[rule]}{other}: expected {second[other].shape}, the rules give {shape}")
+        concrete = Rule(name, other, rule.pattern, **rule.sizes)
+        matches.append(Match(whole(name, first[name], "torch"), whole(other, second[other], "flax"), concrete, how))
+    return matches
+
+
+def _joint_matches(
+    rule: Rule, first: Parameters, second: Parameters, how: str, labels: Labels, problems: _Problems
+) -> list[Match]:
+    """Return the matches of a rule between one tensor and several: a part of the one for each of them."""
+    single_is_first = joint.parts_side(rule) == "flax"
+    singles, others = (first, second) if single_is_first else (second, first)
+    label = labels[1] if single_is_first else labels[0]
+    row = joint.row_of(rule)
+    wholes, wrong = joint.placed(rule, row, {name: one.shape for name, one in singles.items()})
+    problems.misshapen += wrong
+    groups, _ = joint.grouped(row, others)
+    problems.missing += [f"{rule.where}{name}" for name in groups if name not in wholes]
+    if not wholes and not groups:
+        problems.missing.append(f"{rule.where}{row.theirs}")
+    matches = []
+    for name, parts in wholes.items():
+        for other, place in parts.items():
+            if other not in others:
+                problems.missing.append(f"{rule.where}{other}")
+                continue
+            if others[other].shape != place.shape:
+                problems.misshapen.append(
+                    f"{rule.where}{other}: {others[other].shape} in {label}, the rules give {place.shape}"
+                )
+                continue
+            atoms = [atom for axis in place.axes for atom in axis]
+            piece = dataclasses.replace(
+                whole(name, singles[name], "torch" if single_is_first else "flax"),
+                name=f"{name}[{_label(other, parts)}]",
+                shape=tuple(size for size, _ in atoms),
+                cut=Cut(place.offset, tuple(stride for _, stride in atoms)),
+            )
+            it = whole(other, others[other], "flax" if single_is_first else "torch")
+            axes = [[f"a{i}" for i in range(*span)] for span in _spans([len(axis) for axis in place.axes])]
+            matches.append(_match(it, piece, axes, rule.pattern, how, single_is_first=single_is_first))
+    lost = uncovered([match.first if single_is_first else match.second for match in matches])
+    if not wrong and not problems.missing and not problems.misshapen:
+        problems.misshapen += [f"{rule.where}{name}: the parts are not all of it" for name in lost]
+    return matches
+
+
+def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
+    spans, end = [], 0
+    for length in lengths:
+        spans.append((end, end + length))
+        end += length
+    return spans
+
+
+def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool) -> Match:
+    """Return the match of a part and its piece of the single tensor, whose axes are those of the part taken apart."""
+    sizes = dict(zip([axis for group in axes for axis in group], piece.shape, strict=True))
+    known = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}
+    apart = " ".join(axis for group in axes for axis in group) or "..."
+    together = " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in axes) or "..."
+    if single_is_first:
+        return Match(piece, part, Rule("torch", "flax", f"{apart} -> {together}", **known), how, text)
+    return Match(part, piece, Rule("torch", "flax", f"{together} -> {apart}", **known), how, text)
+
+
+def _label(name: str, names: Iterable[str]) -> str:
+    """Return what tells a part's name from the others': the words that they do not share."""
+    split = [one.split(".") for one in names]
+    words = name.split(".")
+    if any(len(one) != len(words) for one in split):
+        return name
+    own = [word for i, word in enumerate(words) if len({one[i] for one in split}) > 1]
+    return ".".join(own) or name
+
+
+def _refuse_doubles(matches: Iterable[Match]) -> None:
+    """Refuse a parameter that two rules claim."""
+    for which in (0, 1):
+        tensors = [(match.first, match.second)[which] for match in matches]
+        counts: dict[str, int] = {}
+        for tensor in tensors:
+            counts[tensor.source] = counts.get(tensor.source, 0) + math.prod(tensor.shape)
+        for tensor in tensors:
+            if counts[tensor.source] > math.prod(tensor.parameter.shape):
+                raise ValueError(f"{tensor.source} must be covered by exactly one rule")

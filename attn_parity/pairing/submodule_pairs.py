@@ -1,0 +1,215 @@
+"""Which submodule is which: paired by the parameters that they hold, and what settings differ within a pair."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from ..sides.subject import Submodule
+from .pair import Pair
+
+NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
+"""Settings that are worth a note even where both sides agree on what was run."""
+
+Called = Mapping[Literal["first", "second"], Mapping[str, Collection[int]]]
+"""Side -> path of each submodule that was called -> how many elements the arrays have that it returned."""
+
+_KINDS = {
+    "activation": r".*(gelu|silu|swish|elu|relu6?|tanh|sigmoid|softplus|mish|act|activation|act(ivation)?fn)",
+    "softmax": r"(log)?softmax",
+    "dropout": r"(alpha|feature)?dropout\d?d?|drop(path)?|stochasticdepth",
+    "pool": r"(adaptive)?(avg|max|mean)pool(ing)?\d?d?",
+    "rotary": r".*(rope|rotary).*",
+    "identity": r"identity",
+    "norm": r".*norm\d?d?",
+}
+"""What a class without parameters does, told by its name."""
+
+
+def pair_modules(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule], called: Called | None = None
+) -> dict[str, str]:
+    """Return first path -> second path of the submodules that hold the same parameters.
+
+    Of several nested ones that hold the same, those that are called are paired with each other before containers are.
+    Submodules without parameters are paired by name, else by what they do, inside paired ones.
+
+    Args:
+        matches: the pairs of parameters, with a ``first`` and a ``second`` tensor.
+        first: the submodules of the first side, a parent before its children.
+        second: those of the second side.
+        called: which submodules were called, and how large their outputs are.
+    """
+    pairs = {"": ""}
+    for mine, its in _groups(matches, first, second):
+        if len(mine) == len(its):
+            pairs |= dict(zip(mine, its, strict=True))
+        else:
+            pairs |= _paired_by_likeness(mine, its, first, second, called)
+    _pair_without_parameters(pairs, matches, first, second)
+    return pairs
+
+
+def alternatives(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return first path -> the pairs of which its own is one, where one side nests more modules that hold the same."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for mine, its in _groups(matches, first, second):
+        if len(mine) != len(its):
+            found |= {path: [(one, two) for one in mine for two in its] for path in mine}
+    return found
+
+
+def _groups(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> list[tuple[list[str], list[str]]]:
+    """Return the paths on each side that hold the same parameters."""
+    ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
+    back = collections.defaultdict(list)
+    for path, held in theirs.items():
+        if path:
+            back[held].append(path)
+    found = []
+    for held in dict.fromkeys(ours.values()):
+        if held and back[held]:
+            found.append(([path for path, other in ours.items() if other == held and path], back[held]))
+    return [(mine, its) for mine, its in found if mine]
+
+
+def _paired_by_likeness(
+    mine: Sequence[str],
+    its: Sequence[str],
+    first: Sequence[Submodule],
+    second: Sequence[Submodule],
+    called: Called | None,
+) -> dict[str, str]:
+    """Pair nested modules that hold the same, as many as the side with fewer has."""
+    classes = [{module.path: module.type.lower() for module in side} for side in (first, second)]
+
+    def is_called(side: Literal["first", "second"], path: str) -> bool:
+        return called is None or path in called[side]
+
+    def returns_the_same(one: str, two: str) -> bool:
+        return called is None or bool({*called["first"].get(one, ())} & {*called["second"].get(two, ())})
+
+    def unlikeness(one: str, two: str) -> tuple[bool, bool, bool, bool, int]:
+        return (
+            not (is_called("first", one) and is_called("second", two)),
+            not returns_the_same(one, two),
+            classes[0][one] != classes[1][two],
+            _last(one) != _last(two),
+            -one.count(".") - two.count("."),
+        )
+
+    pairs: dict[str, str] = {}
+    options = sorted(((one, two) for one in mine for two in its), key=lambda pair: unlikeness(*pair))
+    for one, two in options:
+        if one not in pairs and two not in pairs.values():
+            pairs[one] = two
+    return pairs
+
+
+def _pair_without_parameters(
+    pairs: dict[str, str], matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> None:
+    """Pair the submodules that hold no parameters, inside paired ones: by name, then by what they do.
+
+    What stays goes through modules around and inside the paired ones that hold nothing else: a wrapper's children and
+    those of what it wraps stand in one place.
+    """
+    ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
+    for wide, by_kind in itertools.product((False, True), repeat=2):
+        taken = set(pairs.values())
+        for parent, second_parent in list(pairs.items()):
+            parents = _nested(parent, ours) if wide else {parent}
+            second_parents = _nested(second_parent, theirs) if wide else {second_parent}
+            mine = [one for one in _children(parents, first) if not ours[one.path] and one.path not in pairs]
+            its = [one for one in _children(second_parents, second) if not theirs[one.path] and one.path not in taken]
+            key = _kind if by_kind else (lambda one: _last(one.path))
+            for label in dict.fromkeys(map(key, mine)):
+                some = [one.path for one in mine if key(one) == label]
+                others = [one.path for one in its if key(one) == label]
+                if label and len(some) == len(others):
+                    pairs |= dict(zip(some, others, strict=True))
+                    taken |= set(others)
+
+
+def _nested(path: str, held: Mapping[str, frozenset[int]]) -> set[str]:
+    """Return the modules that hold the same as one, itself among them; of none that holds nothing, itself alone."""
+    return {other for other, numbers in held.items() if numbers == held[path]} if held[path] else {path}
+
+
+def _children(paths: Collection[str], modules: Sequence[Submodule]) -> list[Submodule]:
+    return [one for one in modules if one.path and one.path.rpartition(".")[0] in paths]
+
+
+def _kind(module: Submodule) -> str:
+    """Return what a module without parameters does, "" if its class does not say."""
+    name = module.type.lower()
+    return next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name)), "")
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _holdings(matches: Sequence[Any], side: str, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
+    """Return path -> the numbers of the matches that the module holds."""
+    held: dict[str, set[int]] = {module.path: set() for module in modules}
+    for number, match in enumerate(matches):
+        path = getattr(match, side).parameter.path
+        while True:
+            if path in held:
+                held[path].add(number)
+            if not path:
+                break
+            path = path.rpartition(".")[0]
+    return {path: frozenset(numbers) for path, numbers in held.items()}
+
+
+def differing(
+    pairs: Mapping[str, str],
+    first: Mapping[str, Mapping[str, Any]],
+    second: Mapping[str, Mapping[str, Any]],
+    labels: Mapping[Any, str],
+    names: Mapping[str, str],
+) -> list[str]:
+    """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides.
+
+    Args:
+        pairs: first path -> second path.
+        first: settings of the first side by path.
+        second: those of the second side.
+        labels: what the sides are called.
+        names: first path -> what it is called, where that is not the path.
+    """
+    shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}
+    found = []
+    for path, second_path in pairs.items():
+        mine, its = first.get(path, {}), second.get(second_path, {})
+        for name in NOTED:
+            if name in mine and name in its and mine[name] != its[name]:
+                one, two = (
+                    _written(name, known[name], label)
+                    for known, label in ((mine, shown["first"]), (its, shown["second"]))
+                )
+                values = f"{one} in {shown['first']} and {two} in {shown['second']}"
+                found.append(f"{name} of {names.get(path, path)} is {values}")
+    return found
+
+
+def _written(name: str, value: Any, label: str) -> str:
+    if not isinstance(value, (int, float)):
+        return str(value)
+    flax = f" (written {1.0 - value:g})" if name == "momentum" and label == "Flax" else ""
+    return f"{value:g}{flax}"
+
+
+def differing_settings(pair: Pair) -> list[str]:
+    """Say which settings of the paired submodules of a whole pair differ."""
+    pairs = pair_modules(pair.pairing.matches, pair.first.modules(), pair.second.modules())
+    return differing(pairs, pair.first.settings(), pair.second.settings(), pair.labels, {"": pair.first.name})

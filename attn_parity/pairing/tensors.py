@@ -1,0 +1,240 @@
+"""The data of a pairing: tensors (whole parameters, or cut out of one), matches of two, and a bijection made of them.
+
+A tensor that is part of a parameter says where its elements lie: an offset and strides. So parts of a fused weight,
+layers of a stack and kernels that are read backwards are one thing, read and written through one view.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from attn_bridge.weights import Rule
+
+from ..results.findings import Pair
+from ..sides.large import is_large
+from ..sides.subject import Array, Arrays, Parameter
+
+Which = Literal["first", "second", "torch", "flax"]
+"""A side; torch and flax are other names of the first and the second."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where a tensor's elements lie in the parameter it is cut out of, counted in elements of its C order."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A parameter, or a part of one, under a name of its own.
+
+    Attributes:
+        name: its name in reports; a part is named ``c_attn.weight[query]``.
+        source: name of the parameter.
+        shape: its shape.
+        parameter: what the side says about the parameter.
+        cut: where it lies in the parameter; None is all of it.
+        alias: the name that its words are read from, where that is another one.
+        framework: ``torch`` or ``flax``.
+    """
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    parameter: Parameter
+    cut: Cut | None = None
+    alias: str = ""
+    framework: str = ""
+
+    @property
+    def spelled(self) -> str:
+        """The name that its words are read from."""
+        return self.alias or self.source
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Step of each axis in elements of the parameter."""
+        return self.cut.strides if self.cut else c_strides(self.shape)
+
+    def take(self, arrays: Mapping[str, Array], side: Any = None) -> Array:
+        """Return its elements from arrays by parameter name, as a view wherever the array is contiguous."""
+        del side
+        return self.view(arrays[self.source])
+
+    def view(self, array: Array) -> Array:
+        """Return its elements in the array of its parameter."""
+        if self.cut is None:
+            return array
+        if not math.prod(self.shape):
+            return np.empty(self.shape, array.dtype)
+        flat = np.ascontiguousarray(array).reshape(-1)
+        strides = [step * flat.itemsize for step in self.cut.strides]
+        return np.lib.stride_tricks.as_strided(flat[self.cut.offset :], self.shape, strides)
+
+    def slice(self, axis: int, start: int, stop: int, name: str, alias: str = "") -> Tensor:
+        """Return the part between two positions of an axis."""
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        offset = (self.cut.offset if self.cut else 0) + start * self.strides[axis]
+        return dataclasses.replace(self, name=name, alias=alias, shape=shape, cut=Cut(offset, self.strides))
+
+    def at(self, axis: int, position: int, name: str, alias: str = "") -> Tensor:
+        """Return what stands at one position of an axis; the axis is gone."""
+        part = self.slice(axis, position, position + 1, name, alias)
+        assert part.cut is not None
+        rest = (*part.cut.strides[:axis], *part.cut.strides[axis + 1 :])
+        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
+        return dataclasses.replace(part, shape=shape, cut=Cut(part.cut.offset, rest))
+
+    def unfolded(self, axis: int, sizes: Sequence[int]) -> Tensor:
+        """Return it with one axis taken apart into several, outermost first."""
+        inner = [self.strides[axis] * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        strides = (*self.strides[:axis], *inner, *self.strides[axis + 1 :])
+        shape = (*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
+        return dataclasses.replace(self, shape=shape, cut=Cut(self.cut.offset if self.cut else 0, strides))
+
+    def flipped(self, axes: Sequence[int]) -> Tensor:
+        """Return it with some axes read backwards."""
+        offset, strides = self.cut.offset if self.cut else 0, list(self.strides)
+        for axis in axes:
+            offset += (self.shape[axis] - 1) * strides[axis]
+            strides[axis] = -strides[axis]
+        return dataclasses.replace(self, cut=Cut(offset, tuple(strides)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """One tensor on both sides.
+
+    Attributes:
+        first: the first side's.
+        second: the second side's.
+        rule: from the first side's axes to the second side's; ``convert(array, "torch")`` is that way, ``"flax"`` back.
+        how: what it rests on: ``rule``, ``name``, ``order`` (of use on both sides) or ``probe``.
+        text: the pattern as people read it, where the rule's does not say all.
+    """
+
+    first: Tensor
+    second: Tensor
+    rule: Rule
+    how: str
+    text: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """The pattern as people read it."""
+        return self.text or self.rule.pattern
+
+    def tensor(self, side: Which) -> Tensor:
+        """Return the tensor of one side."""
+        return self.first if is_first(side) else self.second
+
+    def carry(self, array: Array, source: Which) -> Array:
+        """Rearrange an array of this tensor from one side's axes to the other's; a view where there can be one."""
+        return self.rule.convert(array, "torch" if is_first(source) else "flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairing:
+    """A bijection between the parameters of both sides.
+
+    Attributes:
+        matches: what is paired with what.
+        dropped: (side, parameter, reason) of those that rules leave out of it.
+        doubt: why another pairing may be meant, and the candidates, where neither names nor runs settled it; or "".
+    """
+
+    matches: tuple[Match, ...]
+    dropped: tuple[tuple[str, str, str], ...] = ()
+    doubt: str = ""
+
+    def to_second(self, arrays: Mapping[str, Array]) -> Arrays:
+        """Convert the first side's weights by parameter name to the second side's."""
+        return self._convert(arrays, "first")
+
+    def to_first(self, arrays: Mapping[str, Array]) -> Arrays:
+        """Convert the second side's weights by parameter name to the first side's."""
+        return self._convert(arrays, "second")
+
+    def aligned(self, arrays: Mapping[str, Array], side: Which) -> dict[str, Array]:
+        """Return arrays of one side (weights or gradients) per pair, under the first side's names and with its axes."""
+        found = {}
+        for match in self.matches:
+            tensor = match.tensor(side)
+            if tensor.source in arrays:
+                array = tensor.take(arrays)
+                found[match.first.name] = array if is_first(side) else match.carry(array, "second")
+        return found
+
+    def rows(self) -> list[Pair]:
+        """Return the pairs for a report."""
+        return [Pair(match.first.name, match.second.name, match.pattern, match.how) for match in self.matches]
+
+    def _convert(self, arrays: Mapping[str, Array], source: Which) -> Arrays:
+        target: Which = "second" if is_first(source) else "first"
+        found: Arrays = {}
+        for match in self.matches:
+            here, there = match.tensor(source), match.tensor(target)
+            moved = match.carry(here.take(arrays), source)
+            if there.cut is None:
+                found[there.source] = moved if is_large(moved) else np.asarray(moved, order="C")
+                continue
+            if there.source not in found:
+                found[there.source] = np.empty(there.parameter.shape, moved.dtype)
+            there.view(found[there.source])[...] = moved
+        return found
+
+
+def is_first(side: str) -> bool:
+    """Tell which side is meant, by any of its names."""
+    return side in ("first", "torch")
+
+
+def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the step of each axis, in elements, of an array in C order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
+    """Return the tensor that is a whole parameter; `framework` holds where the parameter does not say its own."""
+    own = getattr(parameter, "framework", "") or framework
+    # Haiku and Keras write the path of a module with slashes, inside a key of the tree.
+    alias = name.replace("/~/", ".").replace("/", ".") if "/" in name else ""
+    return Tensor(name, name, parameter.shape, parameter, alias=alias, framework=own)
+
+
+def lies_within(tensor: Tensor, size: int) -> bool:
+    """Tell whether every element of a tensor lies within a parameter of that many elements."""
+    if not math.prod(tensor.shape):
+        return True
+    offset = tensor.cut.offset if tensor.cut else 0
+    spans = [(length - 1) * step for length, step in zip(tensor.shape, tensor.strides, strict=True)]
+    least = offset + sum(span for span in spans if span < 0)
+    return least >= 0 and offset + sum(span for span in spans if span > 0) < size
+
+
+def uncovered(tensors: Sequence[Tensor]) -> list[str]:
+    """Return the parameters of which some element is in no tensor, or in two."""
+    by_source: dict[str, list[Tensor]] = collections.defaultdict(list)
+    for tensor in tensors:
+        by_source[tensor.source].append(tensor)
+    wrong = []
+    for name, parts in by_source.items():
+        if [part.cut for part in parts] == [None]:
+            continue
+        seen = np.zeros(parts[0].parameter.shape, np.uint8)
+        if sum(math.prod(part.shape) for part in parts) != seen.size:
+            wrong.append(name)
+            continue
+        for part in parts:
+            part.view(seen)[...] += 1
+        if not (seen == 1).all():
+            wrong.append(name)
+    return wrong

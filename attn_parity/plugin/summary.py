@@ -1,0 +1,129 @@
+"""What is printed after the tests: a line on all comparisons, what was allowed to differ, annotations for GitHub."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .comparing import FOUND, shown
+
+if TYPE_CHECKING:
+    from ..results.report import ParityError
+
+WORST_FIRST = ("different", "precision", "inconclusive", "equal")
+
+REPORT_ATTRIBUTE = "attn_bridge_parity"
+"""Where a test's report carries verdicts and the annotation, also from an xdist worker to the process that prints."""
+
+
+def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Hand what the comparisons of a test found over to its report."""
+    if FOUND not in item.stash:
+        return
+    found = item.stash[FOUND]
+    handed: dict[str, Any] = {"found": list(found)}
+    found.clear()
+    error = _mismatch(call)
+    if error is not None and call.excinfo is not None:
+        own = Path(__file__).parents[1]
+        visible = [entry for entry in call.excinfo.traceback if not Path(entry.path).is_relative_to(own)]
+        base = Path(os.environ.get("GITHUB_WORKSPACE") or item.config.rootpath)
+        if visible:
+            handed["file"], handed["line"] = shown(Path(visible[-1].path), base), visible[-1].lineno + 1
+        handed["title"] = f"parity: {error.report.verdict} in {item.name}"
+        handed["message"] = str(error)
+    setattr(report, REPORT_ATTRIBUTE, handed)
+
+
+def _mismatch(call: pytest.CallInfo[None]) -> ParityError | None:
+    from .. import ParityError
+
+    error = None if call.excinfo is None else call.excinfo.value
+    return error if isinstance(error, ParityError) else None
+
+
+class Summary:
+    """Collects what the reports of all tests carry and prints it at the end."""
+
+    def __init__(self, config: pytest.Config):
+        self.verdicts: Counter[str] = Counter()
+        self.allowing = 0
+        self.allowances: dict[tuple[str, str], _Allowed] = {}
+        self.annotations: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take over what a report carries; in an xdist run, it comes from a worker."""
+        handed = getattr(report, REPORT_ATTRIBUTE, None)
+        if handed is None:
+            return
+        for one in handed["found"]:
+            self.verdicts[one["verdict"]] += 1
+            self.allowing += one["verdict"] == "equal" and any(covers for _, _, covers, _ in one["allowed"])
+            for path, reason, covers, known in one["allowed"]:
+                self.allowances.setdefault((path, reason), _Allowed()).add(report.nodeid, covers, known, one["notes"])
+        if report.failed and "message" in handed:
+            self.annotations.append(_annotation(handed))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print what all comparisons found and, on GitHub, an annotation per failed test."""
+        if self.verdicts:
+            total = self.verdicts.total()
+            counts = [f"{self.verdicts[verdict]} {verdict}" for verdict in WORST_FIRST if self.verdicts[verdict]]
+            if self.allowing:  # "equal" is the last one
+                counts[-1] += f" ({self.allowing} with differences that are allowed)"
+            terminalreporter.write_line(", ".join([f"parity: {total} comparison{'s' if total > 1 else ''}", *counts]))
+        for (path, reason), allowed in self.allowances.items():
+            terminalreporter.write_line(f"  allowed: {path}: {reason} ({allowed.where})")
+        for note in dict.fromkeys(note for one in self.allowances.values() for note in one.notes):
+            terminalreporter.write_line(f"  note: {note}")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for annotation in self.annotations:
+                terminalreporter.write_line(annotation)
+
+
+@dataclasses.dataclass
+class _Allowed:
+    """What one allowance did in all comparisons that had it.
+
+    Attributes:
+        tests: the tests in which something that it covers differs.
+        known: whether any comparison has something of its name.
+        notes: what the reports say about it.
+    """
+
+    tests: dict[str, None] = dataclasses.field(default_factory=dict)
+    known: bool = False
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    def add(self, test: str, covers: bool, known: bool, notes: Iterable[str]) -> None:
+        """Take over what one comparison says."""
+        self.known |= known
+        if covers:
+            self.tests[test] = None
+            self.notes |= dict.fromkeys(notes)
+
+    @property
+    def where(self) -> str:
+        """The test that needs it, or how many; why it allows nothing."""
+        if self.tests:
+            return next(iter(self.tests)) if len(self.tests) == 1 else f"{len(self.tests)} tests"
+        return "nothing there differs" if self.known else "nothing has that name"
+
+
+def _annotation(handed: Mapping[str, Any]) -> str:
+    """Return GitHub's workflow command that shows an error beside the line of the comparison."""
+    places = {name: str(handed[name]) for name in ("file", "line", "title") if name in handed}
+    escapes = {":": "%3A", ",": "%2C"}
+    properties = ",".join(f"{name}={_escape(value, escapes)}" for name, value in places.items())
+    return f"::error {properties}::{_escape(handed['message'], {})}"
+
+
+def _escape(text: str, more: Mapping[str, str]) -> str:
+    escapes = {"%": "%25", "\r": "%0D", "\n": "%0A", **more}
+    return "".join(escapes.get(character, character) for character in text)

@@ -1,0 +1,229 @@
+"""A checkpoint as one HTML page: the tree of its names, and what the values of each tensor are like."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_bridge import whole_files as files
+
+from ..text import count, memory, number, shape
+from . import charts
+from .markup import Markup, element
+from .page import shell
+
+BINS = 32
+DRAWN = 1 << 22
+"""Elements of a tensor that its histogram counts; of a larger one, that many of them, evenly spread."""
+
+TOGETHER = 12
+"""A folder of no more tensors is one table."""
+
+OPEN_DEPTH, OPEN_TENSORS = 2, 60
+"""Levels of the tree that are unfolded, in a checkpoint of no more tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What the values of a tensor are like.
+
+    Attributes:
+        dtype: of its elements.
+        shape: its shape.
+        nbytes: its size.
+        file: that holds it.
+        low: smallest finite value; None where there is none, or no numbers.
+        high: largest finite value.
+        mean: of the finite values.
+        deviation: their standard deviation.
+        zeros: how many elements are zero.
+        not_finite: how many are infinite or NaN.
+        counts: elements per bin from `low` to `high`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    zeros: int = 0
+    not_finite: int = 0
+    counts: tuple[int, ...] = ()
+
+
+def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
+    """Return what the values of a tensor are like.
+
+    Args:
+        info: dtype, shape, bytes and file.
+        array: its elements; None where they are not read.
+    """
+    known = Values(info.dtype, tuple(info.shape), info.nbytes, str(info.file))
+    if array is None or not array.size or not _is_number(array):
+        return known
+    flat = array.reshape(-1)
+    zeros = int(flat.size - np.count_nonzero(flat))
+    flat = flat[:: max(1, math.ceil(flat.size / DRAWN))].astype(np.float64)
+    finite = flat[np.isfinite(flat)]
+    lost = int(flat.size - finite.size)
+    if not finite.size:
+        return dataclasses.replace(known, zeros=zeros, not_finite=lost)
+    low, high = float(finite.min()), float(finite.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(finite.mean()), float(finite.std())
+    span = (low, high) if np.isfinite(high - low) and high > low else (low - 0.5, low + 0.5)
+    if not np.isfinite(high - low):
+        finite, span = finite / 4, (low / 4, high / 4)
+    counts, _ = np.histogram(finite, BINS, span)
+    return dataclasses.replace(
+        known, low=low, high=high, mean=mean, deviation=deviation, zeros=zeros, not_finite=lost,
+        counts=tuple(map(int, counts)),
+    )  # fmt: skip
+
+
+def _is_number(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat16", "float"))
+
+
+def as_html(title: str, facts: Mapping[str, str], tensors: Mapping[str, Values], path: str | Path | None = None) -> str:
+    """Return a checkpoint as one self-contained page.
+
+    Args:
+        title: its name.
+        facts: what is known of the whole: container, layout.
+        tensors: name -> what it holds.
+        path: file to write it to as well.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    target = files.checked(path)
+    total = _size(one.nbytes for one in tensors.values())
+    broken = [name for name, one in tensors.items() if one.not_finite]
+    page = shell(
+        title,
+        element(
+            "header",
+            element("h1", element("span", title)),
+            element("p", element("span", f"{count(len(tensors), 'tensor')}, {total}", class_="hint"), class_="meaning"),
+            element("p", f"Not finite: {', '.join(broken[:10])}{' ...' if len(broken) > 10 else ''}", class_="note")
+            if broken
+            else None,
+            _facts(facts),
+        ),
+        element("main", _tree(tensors), id="results", tabindex=-1),
+    )
+    text = f"<!doctype html>\n{page}\n"
+    files.write(target, text)
+    return text
+
+
+def _facts(facts: Mapping[str, str]) -> Markup:
+    rows = (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in facts.items())
+    return element("div", element("table", element("tbody", rows)), class_="facts")
+
+
+def _tree(tensors: Mapping[str, Values]) -> Markup:
+    is_small = len(tensors) <= OPEN_TENSORS
+    about = "Folders are the parts of names between dots. Select one to unfold it, also with the keyboard."
+    return element(
+        "section",
+        element("h2", "Tensors", id="tensors"),
+        element("p", about, class_="hint"),
+        element(
+            "div",
+            _level({tuple(name.split(".")): (name, one) for name, one in tensors.items()}, 0, is_small),
+            class_="files",
+        ),
+        aria_labelledby="tensors",
+    )
+
+
+Named = dict[tuple[str, ...], tuple[str, Values]]
+
+
+def _level(inside: Named, depth: int, is_small: bool) -> list[Markup]:
+    """Return a level of the tree: tables of tensors, and a folder for each first part of the other names."""
+    few = len(inside) <= TOGETHER
+    leaves = {parts: one for parts, one in inside.items() if few or len(parts) == 1}
+    folders: dict[str, Named] = {}
+    for parts, one in inside.items():
+        if parts not in leaves:
+            folders.setdefault(parts[0], {})[parts[1:]] = one
+    found = [_table([(".".join(parts), *one) for parts, one in leaves.items()])] if leaves else []
+    for name, content in folders.items():
+        label = name
+        while len({parts[0] for parts in content}) == 1 and all(len(parts) > 1 for parts in content):
+            part = next(iter(content))[0]  # a folder that holds one folder alone is shown with it
+            label, content = f"{label}.{part}", {parts[1:]: one for parts, one in content.items()}
+        size = _size(one.nbytes for _, one in content.values())
+        found.append(
+            element(
+                "details",
+                element(
+                    "summary",
+                    element("span", label, class_="name"),
+                    element("span", f" {count(len(content), 'tensor')}, {size}", class_="hint"),
+                ),
+                _level(content, depth + 1, is_small),
+                open=is_small and depth < OPEN_DEPTH,
+            )
+        )
+    return found
+
+
+def _size(sizes: Iterable[int]) -> str:
+    total = sum(sizes)
+    return memory(total) if total >= 1e6 else count(total, "byte")
+
+
+HEADS = ("Name", "Dtype", "Shape", "Smallest", "Largest", "Mean", "Deviation", "Zeros", "Values")
+
+
+def _table(rows: Sequence[tuple[str, str, Values]]) -> Markup:
+    """Return a table of tensors: what each is called below its folder, its name, and its values."""
+    return element(
+        "div",
+        element(
+            "table",
+            element("thead", element("tr", (element("th", head, scope="col") for head in HEADS))),
+            element("tbody", (_row(*row) for row in rows)),
+        ),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=f"Tensors from {rows[0][1]} on",
+    )
+
+
+def _row(label: str, name: str, one: Values) -> Markup:
+    size = math.prod(one.shape)
+    picture: Markup | None = None
+    if one.low is not None and one.high is not None:
+        most = max(range(len(one.counts)), key=one.counts.__getitem__)
+        width = (one.high / len(one.counts)) - (one.low / len(one.counts))
+        start = one.low + most * width
+        words = (
+            f"histogram of {name} from {number(one.low, 3)} to {number(one.high, 3)}; "
+            f"most values lie between {number(start, 3)} and {number(start + width, 3)}"
+        )
+        picture = charts.bars(one.counts, words)
+    zeros = f"{one.zeros / size:.1%}" if one.zeros else "0"
+    numbers = (one.low, one.high, one.mean, one.deviation)
+    return element(
+        "tr",
+        element("th", element("span", label, class_="name"), scope="row"),
+        element("td", one.dtype),
+        element("td", shape(one.shape), class_="number"),
+        (element("td", "" if value is None else number(value, 3), class_="number") for value in numbers),
+        element("td", zeros if one.low is not None else "", class_="number"),
+        element("td", picture, f"{one.not_finite:,} not finite" if one.not_finite else None),
+    )

@@ -1,0 +1,258 @@
+"""The report as one HTML page that needs nothing else: no network, no fonts, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_bridge import whole_files as files
+
+from ...results.findings import Verdict, between_words, shown
+from .. import outline
+from ..text import count, memory, relative
+from . import figures, modules, tensors
+from .markup import Child, Markup, element
+
+if TYPE_CHECKING:
+    from ...results.report import Report
+
+MEANINGS: dict[Verdict, str] = {
+    "equal": "Both sides mean the same, and each is as precise as the other.",
+    "precision": "Both sides mean the same, but one loses more precision than its share.",
+    "different": "The two sides do not compute the same.",
+    "inconclusive": "It could not be told whether the two sides compute the same.",
+}
+COVERAGE = (
+    ("unexercised", "Unexercised parameters", "No comparison reached them."),
+    ("invariances", "Invariances", "The outputs do not depend on these parameters although they are used."),
+    ("unreached", "Not run", "Branches that this comparison did not enter."),
+)
+
+
+def as_html(report: Report, path: str | Path | None = None) -> str:
+    """Return the report as one self-contained page.
+
+    Args:
+        report: what `compare` found.
+        path: file to write it to as well.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    target = files.checked(path)
+    text = f"<!doctype html>\n{_page(report)}\n"
+    files.write(target, text)
+    return text
+
+
+def _page(report: Report) -> Markup:
+    sections = [section for section in _sections(report) if section is not None]
+    return shell(
+        f"{report.verdict}: {report.sides}",
+        _header(report, sections),
+        element("main", (body for _, _, body in sections), id="results", tabindex=-1),
+    )
+
+
+def shell(title: str, *body: Child) -> Markup:
+    """Return a page that needs nothing else, around what it shows."""
+    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Even markup that slipped through the escaping could neither run a script nor reach a network.
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return element(
+        "html",
+        element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", http_equiv="Content-Security-Policy", content=policy),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("meta", name="color-scheme", content="light dark"),
+            element("title", title),
+            element("link", rel="icon", href="data:,"),
+            element("style", Markup(style)),
+        ),
+        element(
+            "body",
+            element("a", "Skip to the results", href="#results", class_="skip"),
+            *body,
+            element("footer", element("p", "Written by attn-bridge. This page needs no network.")),
+            element("script", Markup(script)),
+        ),
+        lang="en",
+    )
+
+
+def _asset(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+Section = tuple[str, str, Markup]
+"""Id, title for the navigation, and body."""
+
+
+def _sections(report: Report) -> Iterable[Section | None]:
+    yield _section("tree", "Modules", modules.section(report)) if report.tree is not None else None
+    yield _section("tensors", "Tensors", tensors.section(report))
+    yield _section("notes", "Notes", _notes(report)) if report.notes else None
+    yield _section("pictures", "Pictures", figures.section(report)) if report.pictures else None
+    yield _section("pairing", "Pairing", _pairing(report)) if report.pairing else None
+    coverage, environment = _coverage(report), _environment(report)
+    yield _section("coverage", "Coverage", coverage) if coverage else None
+    yield _section("environment", "Environment", environment) if environment else None
+
+
+def _section(name: str, title: str, body: Child) -> Section:
+    heading = element("h2", title, id=f"{name}-title")
+    return name, title, element("section", heading, body, id=name, aria_labelledby=f"{name}-title")
+
+
+# ---- top of the page
+
+
+def _header(report: Report, sections: Sequence[Section]) -> Markup:
+    effort = [
+        count(len(report.tensors), "tensor"),
+        count(report.seeds, "seed"),
+        count(report.samples, "sample"),
+        f"{report.seconds:.1f} s",
+    ]
+    if report.peak_memory:
+        effort.append(f"{memory(report.peak_memory)} at the peak")
+    command = report.command and element(
+        "div",
+        element("span", "Run it again", class_="label"),
+        element("code", report.command, id="command"),
+        element("button", "Copy", type="button", id="copy"),
+        element("span", class_="hint", role="status", id="copied"),
+        class_="command",
+    )
+    return element(
+        "header",
+        element(
+            "h1",
+            element("span", report.verdict, class_=f"verdict {report.verdict}"),
+            element("span", report.first_name, element("small", shown(report.first_label))),
+            element("span", "and", class_="and"),
+            element("span", report.second_name, element("small", shown(report.second_label))),
+        ),
+        element(
+            "p", MEANINGS[report.verdict], " ", element("span", ", ".join(effort), class_="hint"), class_="meaning"
+        ),
+        element("p", report.message, class_="message") if report.message else None,
+        _divergence(report),
+        tensors.worst(report),
+        (element("p", str(one), class_="note") for one in report.allowed),
+        (element("p", line, class_="hint") for line in report.changes.lines()) if report.changes is not None else None,
+        command or None,
+        element("nav", (element("a", title, href=f"#{name}") for name, title, _ in sections), aria_label="Sections"),
+        class_=report.verdict,
+    )
+
+
+def _notes(report: Report) -> Markup:
+    return element("ul", (element("li", note) for note in report.notes), class_="note-list")
+
+
+def _divergence(report: Report) -> Markup | None:
+    first = report.first_divergence
+    if first is None:
+        return None
+    where = first.path or "the module itself, outside its submodules"
+    second = first.second_path or "the module itself"
+    if first.between is not None:
+        where = between_words(first.path, first.between)
+    return element(
+        "div",
+        element("h2", f"First divergence, {first.direction}", id="divergence-title"),
+        element("p", element("code", where), class_="where"),
+        element("p", "inside ", element("code", first.path)) if first.between is not None and first.path else None,
+        element("p", f"{shown(report.second_label)}: ", element("code", second), class_="hint")
+        if first.second_path != first.path
+        else None,
+        element("p", first.message) if first.message else None,
+        element("p", element("strong", "Hint: "), first.hint, class_="clue") if first.hint else None,
+        class_="divergence",
+        role="region",
+        aria_labelledby="divergence-title",
+    )
+
+
+# ---- end of the page
+
+
+def _pairing(report: Report) -> list[Markup]:
+    extent = f"{count(len(report.pairing), 'parameter')}: {outline.ways(report.pairing)}."
+    first, second = shown(report.first_label), shown(report.second_label)
+    heads = (first, second, f"Pattern, {first} axes to {second} axes", "Settled by")
+    return [
+        element("p", extent, class_="hint"),
+        element(
+            "div",
+            element(
+                "table",
+                element("thead", element("tr", (element("th", head, scope="col") for head in heads))),
+                element(
+                    "tbody",
+                    (
+                        element(
+                            "tr",
+                            element("th", element("span", pair.first, class_="name"), scope="row"),
+                            element("td", element("span", pair.second, class_="name")),
+                            element("td", element("code", pair.pattern)),
+                            element("td", pair.how),
+                        )
+                        for pair in report.pairing
+                    ),
+                ),
+            ),
+            class_="scroll tall",
+            tabindex=0,
+            role="region",
+            aria_label="Pairing of parameters",
+        ),
+    ]
+
+
+def _coverage(report: Report) -> list[Markup]:
+    found = []
+    for field, title, meaning in COVERAGE:
+        names = getattr(report, field)
+        if names:
+            found += [
+                element("h3", f"{title} ({len(names):,})"),
+                element("p", meaning, class_="hint"),
+                element("ul", (element("li", one) for one in names), class_=f"names {field}"),
+            ]
+    if not found and report.tensors:
+        found.append(
+            element("p", "Every parameter was exercised, and no branch is known to be left out.", class_="hint")
+        )
+    return found
+
+
+def _environment(report: Report) -> list[Markup]:
+    tables = []
+    if report.environment:
+        tables.append(_facts("Versions and switches", report.environment.items()))
+    if report.noise:
+        noise = ((name, relative(value)) for name, value in report.noise.items())
+        tables.append(_facts("Each side against itself (relative difference)", noise))
+    return [element("div", tables, class_="facts")] if tables else []
+
+
+def _facts(title: str, facts: Iterable[tuple[str, str]]) -> Markup:
+    return element(
+        "table",
+        element("caption", title),
+        element(
+            "tbody", (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in facts)
+        ),
+    )

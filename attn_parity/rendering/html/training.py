@@ -1,0 +1,187 @@
+"""A training of both sides as one HTML page: losses, how far the free runs drift, and the difference of each tensor.
+
+While it trains, the page is written anew and reloads itself, unless its reader pauses that; the last one stands still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_bridge import whole_files as files
+
+from ..text import count, number, relative
+from . import charts
+from .markup import Markup, element
+from .page import MEANINGS, shell
+
+if TYPE_CHECKING:
+    from ...training.report import TrainingReport
+
+CLASSES = {
+    "torch moved": "side-none",
+    "torch float64 moved": "side-none dashed",
+    "torch float64": "side-first dashed",
+    "flax float64": "side-second dashed",
+    "torch": "side-first wide",
+    "flax": "side-second",
+}
+"""Run -> class of its line, in the order in which they are drawn: colour says the side, dashes say float64, and where
+both sides run over each other, the wide line of torch shows on both sides of the other."""
+
+SECONDS = 2
+"""Between two reloads."""
+
+
+def as_html(report: TrainingReport, path: str | Path | None = None, *, running: bool = False) -> str:
+    """Return the report as one self-contained page.
+
+    Args:
+        report: what `train` found, or has found so far.
+        path: file to write it to as well.
+        running: whether it still trains, so that the page reloads itself.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    target = files.checked(path)
+    title = f"{'training' if running else report.verdict}: {report.torch_name} and {report.flax_name}"
+    page = shell(
+        title,
+        _header(report, running),
+        element("main", _losses(report), _growth(report), _tensors(report), _more(report), id="results", tabindex=-1),
+    )
+    text = f"<!doctype html>\n{page}\n"
+    files.write(target, text)
+    return text
+
+
+def _header(report: TrainingReport, running: bool) -> Markup:
+    done = len(next(iter(report.losses.values()), []))
+    verdict = "running" if running else report.verdict
+    meaning = (
+        "Both sides train. " if running else next(text for name, text in MEANINGS.items() if name == verdict) + " "
+    )
+    first = report.first_difference
+    live = element(
+        "p",
+        element("label", element("input", type="checkbox", id="live", checked=True, data_seconds=SECONDS),
+                f" Reload every {SECONDS} seconds"),
+        element("span", " Without scripts, reload the page yourself.", class_="hint"),
+        class_="controls",
+    )  # fmt: skip
+    return element(
+        "header",
+        element(
+            "h1",
+            element("span", verdict, class_=f"verdict {verdict}"),
+            element("span", report.torch_name, element("small", "torch")),
+            element("span", "and", class_="and"),
+            element("span", report.flax_name, element("small", "Flax")),
+        ),
+        element(
+            "p",
+            meaning,
+            element("span", f"{done} of {count(report.steps, 'step')}, {report.dtype}", class_="hint"),
+            class_="meaning",
+        ),
+        element("progress", f"{done} of {report.steps}", value=done, max=report.steps, aria_label="Steps taken")
+        if running
+        else None,
+        live if running else None,
+        element("p", report.message, class_="message") if report.message else None,
+        element("div", element("p", str(first), class_="why"), class_="divergence") if first is not None else None,
+        class_=verdict,
+    )
+
+
+def _losses(report: TrainingReport) -> Markup:
+    known = {name: report.losses[name] for name in CLASSES if report.losses.get(name)}
+    series = {name: (CLASSES.get(name, "side-none"), values) for name, values in known.items()}
+    said = [f"{name} from {number(values[0], 4)} to {number(values[-1], 4)}" for name, values in known.items()]
+    words = f"Loss of each run over the steps: {'; '.join(said)}." if said else "No step was taken yet."
+    return _section(
+        "losses", "Losses", element("p", words, class_="hint"), charts.lines(series, words) if said else None
+    )
+
+
+def _growth(report: TrainingReport) -> Markup | None:
+    if not report.growth:
+        return None
+    kinds = ("side-first", "side-second", "side-none", "side-first dashed", "side-second dashed", "side-none dashed")
+    series = {name: (kinds[i % len(kinds)], values) for i, (name, values) in enumerate(report.growth.items())}
+    said = [f"{name} {relative(values[-1])}" for name, values in report.growth.items() if values]
+    words = f"Distance of the weights of two runs, relative to the weights, after the last step: {'; '.join(said)}."
+    return _section("growth", "How far the weights drift apart", element("p", words, class_="hint"),
+                    charts.lines(series, words))  # fmt: skip
+
+
+def _tensors(report: TrainingReport) -> Markup | None:
+    if not report.divergence:
+        return None
+    verdicts = {one.name: one.verdict for one in report.tensors}
+    rows = sorted(report.divergence.items(), key=lambda item: -_largest(item[1]))
+    heads = ("Tensor", "Verdict", "Largest difference", "At step", "Last difference", "Over the steps")
+    body = []
+    for name, values in rows:
+        largest = _largest(values)
+        at = next((i + 1 for i, one in enumerate(values) if one == largest), 0)
+        verdict = verdicts.get(name, "")
+        words = f"difference of {name} over {count(len(values), 'step')}, at most {relative(largest)}"
+        body.append(
+            element(
+                "tr",
+                element("th", element("span", name, class_="name"), scope="row"),
+                element("td", element("span", verdict, class_=f"verdict {verdict}") if verdict else None),
+                element("td", relative(largest), class_="number"),
+                element("td", at or "", class_="number"),
+                element("td", relative(values[-1]) if values else "", class_="number"),
+                element("td", charts.bars(_octaves(values), words)),
+            )
+        )
+    table = element(
+        "table",
+        element("thead", element("tr", (element("th", head, scope="col") for head in heads))),
+        element("tbody", body),
+    )
+    about = (
+        "Each step is taken by both sides from the same numbers, in float64; the difference is relative to the largest "
+        "value of the tensor's kind. The bars are the differences of the steps, or of spans of steps, in powers of two."
+    )
+    return _section(
+        "tensors",
+        "Divergence by tensor",
+        element("p", about, class_="hint"),
+        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Table of tensors"),
+    )
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((one for one in values if math.isfinite(one)), default=math.inf if values else 0.0)
+
+
+def _octaves(values: Sequence[float], most: int = 80) -> list[int]:
+    """Return a bar per step, or per span of steps: its largest difference in octaves above 2 ** -60."""
+    every = max(1, math.ceil(len(values) / most))
+    spans = [values[place : place + every] for place in range(0, len(values), every)]
+    return [max(0, round(math.log2(one)) + 60) if (one := min(_largest(span), 2.0**60)) > 0 else 0 for span in spans]
+
+
+def _more(report: TrainingReport) -> list[Markup]:
+    found = []
+    for name, title, texts in (("settings", "Settings", report.settings), ("notes", "Notes", report.notes)):
+        if texts:
+            items = element("ul", (element("li", one) for one in texts), class_="note-list")
+            found.append(_section(name, title, items))
+    if report.environment:
+        facts = (element("tr", element("th", key, scope="row"), element("td", value))
+                 for key, value in report.environment.items())  # fmt: skip
+        table = element("table", element("caption", "Versions and switches"), element("tbody", facts))
+        found.append(_section("environment", "Environment", element("div", table, class_="facts")))
+    return found
+
+
+def _section(name: str, title: str, *body: Markup | None) -> Markup:
+    return element("section", element("h2", title, id=name), *body, aria_labelledby=name)

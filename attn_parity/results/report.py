@@ -1,0 +1,182 @@
+"""What `compare` found: a verdict per tensor, where the two first diverge, and what was not reached."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .changes import Changes, changes, read
+from .findings import SEVERITY, Allowance, Divergence, ModuleNode, Pair, Picture, TensorVerdict, Verdict, shown
+
+if TYPE_CHECKING:
+    from ..training.report import TrainingReport
+
+
+class ParityError(AssertionError):
+    """The two sides are not equal; the message says what differs, where, and how to run it again.
+
+    Attributes:
+        report: the `Report`, or the `TrainingReport`.
+    """
+
+    def __init__(self, report: Report | TrainingReport):
+        self.report = report
+        super().__init__(report.explain())
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Result of `attn_bridge.parity.compare`.
+
+    Attributes:
+        verdict: ``equal``, ``precision``, ``different`` or ``inconclusive``.
+        tensors: one judgement per tensor, in the order outputs, input gradients, parameter gradients.
+        first_divergence: where the two first differ; None when they are equal or it could not be told.
+        tree: the module tree behind it; None unless it was looked for.
+        unexercised: parameters that no comparison reached.
+        invariances: parameters that the outputs do not depend on although they are used, such as a key bias.
+        unreached: branches that were not run: dropout that is off, arguments that were not given.
+        pairing: which parameter is which.
+        noise: what the sides do to themselves: name of the variation -> relative difference.
+        notes: what a reader has to know, such as a side that has no float64.
+        message: what is missing, when the verdict is inconclusive.
+        seeds: how many times numbers were drawn.
+        samples: how many runs each verdict is pooled over.
+        environment: versions, devices and precision switches.
+        seconds: how long it took.
+        peak_memory: largest resident memory of the process, in bytes.
+        command: the command that runs it again, "" when it was called from Python.
+        first_name: class of the first module.
+        second_name: class of the second module.
+        first_label: what the first side is called: ``torch`` or ``flax`` where the frameworks differ, else ``first``.
+        second_label: what the second side is called.
+        allowed: differences that were accepted beforehand.
+        changes: what is other than in the baseline; None without one.
+        pictures: tensors of the first sample, for the HTML page.
+    """
+
+    verdict: Verdict
+    tensors: list[TensorVerdict]
+    first_divergence: Divergence | None = None
+    tree: ModuleNode | None = None
+    unexercised: list[str] = dataclasses.field(default_factory=list)
+    invariances: list[str] = dataclasses.field(default_factory=list)
+    unreached: list[str] = dataclasses.field(default_factory=list)
+    pairing: list[Pair] = dataclasses.field(default_factory=list)
+    noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    message: str = ""
+    seeds: int = 0
+    samples: int = 0
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    peak_memory: int = 0
+    command: str = ""
+    first_name: str = ""
+    second_name: str = ""
+    first_label: str = "torch"
+    second_label: str = "flax"
+    allowed: list[Allowance] = dataclasses.field(default_factory=list)
+    changes: Changes | None = None
+    pictures: list[Picture] = dataclasses.field(default_factory=list, repr=False)
+
+    @property
+    def torch_name(self) -> str:
+        """Former name of `first_name`."""
+        return self.first_name
+
+    @property
+    def flax_name(self) -> str:
+        """Former name of `second_name`."""
+        return self.second_name
+
+    @property
+    def sides(self) -> str:
+        """Both classes with their labels: ``GPT (torch) and GPTModel (Flax)``."""
+        return f"{self.first_name} ({shown(self.first_label)}) and {self.second_name} ({shown(self.second_label)})"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is ``equal``."""
+        return self.verdict == "equal"
+
+    @property
+    def failures(self) -> list[TensorVerdict]:
+        """The tensors that are not equal and not allowed to differ, worst first."""
+        bad = [tensor for tensor in self.tensors if tensor.verdict != "equal" and not tensor.allowed]
+        return sorted(bad, key=lambda tensor: -SEVERITY.index(tensor.verdict))
+
+    def summary(self) -> str:
+        """Return the verdict and its extent in one line."""
+        extent = {"tensor": len(self.tensors), "seed": self.seeds, "sample": self.samples}
+        counts = [f"{number} {what}{'' if number == 1 else 's'}" for what, number in extent.items()]
+        effort = f"{', '.join(counts)}, {self.seconds:.1f} s"
+        line = f"{self.verdict}: {self.sides}, {effort}"
+        accepted = sum(bool(tensor.allowed) for tensor in self.tensors)
+        line += f", {accepted} allowed to differ" if accepted else ""
+        return f"{line}: {self.message}" if self.message else line
+
+    def explain(self, most: int = 10) -> str:
+        """Return the summary, where the two diverge, and the worst tensors: what an exception says."""
+        lines = [self.summary()]
+        if self.first_divergence is not None:
+            lines.append(str(self.first_divergence))
+            lines += [f"hint: {self.first_divergence.hint}"] if self.first_divergence.hint else []
+        lines += [str(one) for one in self.allowed]
+        lines += [f"  {tensor}" for tensor in self.failures[:most]]
+        if len(self.failures) > most:
+            lines.append(f"  and {len(self.failures) - most} more")
+        if self.command:
+            lines.append(f"  again: {self.command}")
+        return "\n".join(lines)
+
+    def raise_for_mismatch(self) -> Report:
+        """Return the report if the verdict is ``equal``.
+
+        Raises:
+            ParityError: (an AssertionError) with the explanation.
+        """
+        __tracebackhide__ = True  # pytest shows the line of the test that calls this
+        if not self.passed:
+            raise ParityError(self)
+        return self
+
+    def __str__(self) -> str:
+        from ..rendering.terminal import as_text
+
+        return as_text(self)
+
+    def changes_since(self, baseline: Report | Mapping[str, Any] | str | Path) -> Changes:
+        """Return what is other than in an earlier report of the same pair.
+
+        Args:
+            baseline: the report, its JSON data, or the file that it was written to.
+
+        Raises:
+            ValueError: the file holds no report.
+        """
+        if isinstance(baseline, Report):
+            baseline = baseline.to_json()
+        elif not isinstance(baseline, Mapping):
+            baseline = read(baseline)
+        return changes(baseline, self.to_json())
+
+    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null."""
+        from ..rendering.json import as_json
+
+        return as_json(self, path)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as one self-contained HTML page, and write it to `path` if one is given."""
+        from ..rendering.html import as_html
+
+        return as_html(self, path)
+
+    def to_junit(self, path: str | Path | None = None) -> str:
+        """Return the report as JUnit XML, one test case per tensor, and write it to `path` if one is given."""
+        from ..rendering.junit import as_junit
+
+        return as_junit(self, path)

@@ -1,0 +1,141 @@
+"""The settings of both frameworks that make equal implementations compute different numbers, and how to hold them.
+
+with attn_bridge.parity.strict(): ...     every setting safe inside, every former value back afterwards
+attn_parity.settings.precision.record()     what was in force, for a report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any, Literal
+
+from attn_bridge import backends
+
+from ..adapters import load_adapter
+
+State = Literal["safe", "unsafe", "note", "no effect here", "info"]
+
+LABELS: dict[backends.Framework, str] = {framework: extra for framework, (_, extra) in backends.PACKAGES.items()}
+"""Framework -> the library whose settings, versions and devices are meant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting as it is now.
+
+    Attributes:
+        framework: ``torch`` or ``jax``.
+        name: what the framework calls it.
+        meaning: what the setting does.
+        value: the value in force.
+        safe: the value under which numbers can be compared; empty where none is better than another.
+        state: ``safe``; ``unsafe`` (numbers differ by more than rounding); ``note`` (worth knowing, and covered by the
+            allowance of the judge); ``no effect here`` (not safe, but nothing on these devices reads it); ``info``.
+        held: whether `strict` holds the safe value.
+        key: whether a report names it even when it is safe.
+        advice: what to do about it.
+    """
+
+    framework: str
+    name: str
+    meaning: str
+    value: str
+    safe: str
+    state: State
+    held: bool
+    key: bool
+    advice: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """One setting of a framework.
+
+    Attributes:
+        name: what the framework calls it.
+        meaning: what it does.
+        safe: the value under which numbers can be compared; None where none is better than another.
+        read: returns the value in force; raises AttributeError where this version of the framework lacks the setting.
+        hold: returns a context with a value in force, and the former one back afterwards; None where `strict` must
+            leave it alone: it is fixed when the framework starts, or it is a choice of what to compute.
+        by_hand: what to write to make it safe.
+        accepted: values that are as safe.
+        devices: kinds of devices whose numbers it changes.
+        fails: whether numbers differ by more than rounding when it is not safe.
+        key: whether a report names it even when it is safe.
+    """
+
+    name: str
+    meaning: str
+    safe: Any
+    read: Callable[[], Any]
+    hold: Callable[[Any], AbstractContextManager[None]] | None = None
+    by_hand: str = ""
+    accepted: tuple[Any, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "gpu", "tpu")
+    fails: bool = True
+    key: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether this version of the framework has it."""
+        try:
+            self.read()
+        except AttributeError:
+            return False
+        return True
+
+    def row(self, framework: str, present: Collection[str]) -> Row:
+        """Return it as it is now, judged for the kinds of devices that are `present`."""
+        value = self.read()
+        state: State
+        if self.safe is None:
+            state = "info"
+        elif value == self.safe or value in self.accepted:
+            state = "safe"
+        elif not set(self.devices) & set(present):
+            state = "no effect here"
+        else:
+            state = "unsafe" if self.fails else "note"
+        by_strict = f"attn_bridge.parity.strict() holds {self.safe}" if self.hold else ""
+        advice = "; by hand: ".join(part for part in (by_strict, self.by_hand) if part)
+        safe = "" if self.safe is None else str(self.safe)
+        return Row(framework, self.name, self.meaning, str(value), safe, state, bool(self.hold), self.key, advice)
+
+
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Hold every setting of both frameworks at its safe value; afterwards each former value is back.
+
+    A framework that is not installed is skipped. The settings are those of the process: enter it once around threads,
+    not in each of them.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in modules().values():
+            stack.enter_context(module.strict())
+        yield
+
+
+def switches() -> list[Row]:
+    """Return every setting of the installed frameworks as it is now."""
+    return [row for module in modules().values() for row in module.switches()]
+
+
+def record() -> dict[str, str]:
+    """Return the settings that a report should carry: the key ones, and what is not safe on the present devices."""
+    return {
+        f"{row.framework} {row.name}": row.value for row in switches() if row.key or row.state in ("unsafe", "note")
+    }
+
+
+def modules() -> dict[str, ModuleType]:
+    """Return ``torch`` and ``jax`` -> the ``precision`` of that room of `frameworks`, those that can be imported."""
+    found = {}
+    for framework, label in LABELS.items():
+        with contextlib.suppress(backends.MissingBackendError):
+            found[label] = load_adapter(framework, "precision")
+    return found

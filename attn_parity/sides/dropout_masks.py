@@ -1,0 +1,206 @@
+"""One stream of dropout masks for both sides, and where the two ask for masks that are not the same.
+
+``drawing.py`` in both rooms of `frameworks` has everything that drops draw from here; `compare` in train mode and
+`train` judge what was drawn.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from attn_bridge import rng
+
+from ..results.findings import Verdict
+
+Found = TypeVar("Found")
+Shape = tuple[int, ...]
+
+_AXES = ("batch", "heads", "queries", "keys")
+"""What the axes of a mask of attention weights are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One mask that a module asked for.
+
+    Attributes:
+        shape: its shape.
+        keep: probability with which an element is kept.
+        path: the submodule whose code asked for it.
+        setting: the setting of the submodule that makes the mask smaller than what it drops, if there is one.
+    """
+
+    shape: Shape
+    keep: float
+    path: str = ""
+    setting: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Probability with which an element is dropped; JAX compares in float32."""
+        return 1.0 - float(np.float32(self.keep))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    def __str__(self) -> str:
+        return f"{self.shape} at rate {self.rate:.4g}"
+
+
+class Masks:
+    """The masks of one call, or of one training step, for either side: those of one shape in the order of the calls.
+
+    JAX's threefry draws them: the key of the seed, folded with the step, the shape, and how many masks of the shape
+    were drawn before. Axes of size 1 and the order of the axes make no other shape: sides that have batch and time
+    the other way round get the same mask, turned. Axes of one size keep their order.
+
+    Args:
+        seed: of the whole comparison or training.
+        step: number of the sample or step.
+    """
+
+    def __init__(self, seed: int, step: int = 0):
+        self._key = rng.fold_in(rng.key(seed), step)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, for a call that is run again."""
+        self._drawn: dict[Shape, int] = collections.defaultdict(int)
+        self.draws: list[Draw] = []
+
+    def draw(self, shape: Shape, keep: float, path: str = "", setting: str = "") -> np.ndarray[Any, Any]:
+        """Return a bool mask that is True with probability `keep`."""
+        self.draws.append(Draw(shape, keep, path, setting))
+        axes = _order(shape)
+        sizes = tuple(shape[axis] for axis in axes)
+        key = rng.fold_in(rng.fold_in(self._key, zlib.crc32(repr(sizes).encode())), self._drawn[sizes])
+        self._drawn[sizes] += 1
+        mask = rng.bernoulli(key, float(keep), sizes)
+        return np.ascontiguousarray(mask.transpose(np.argsort(axes))).reshape(shape)
+
+
+class Plan:
+    """Stands for the masks while a program is traced: writes down what is asked for, and hands out operands in turn."""
+
+    def __init__(self) -> None:
+        self.draws: list[Draw] = []
+        self._operands: Sequence[Any] | None = None
+
+    def start(self, operands: Sequence[Any] | None) -> None:
+        """Begin anew; None hands out masks that keep everything."""
+        self.draws, self._operands = [], operands
+
+    def draw(self, shape: Shape, keep: float, path: str = "", setting: str = "") -> Any:
+        """Return the next operand."""
+        self.draws.append(Draw(shape, keep, path, setting))
+        return np.ones(shape, np.bool_) if self._operands is None else self._operands[len(self.draws) - 1]
+
+
+def asking(owners: Mapping[int, Found]) -> Found | None:
+    """Return the entry of the innermost object, by its id, whose method is being run; None outside of all."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = owners.get(id(frame.f_locals.get("self")))
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Masks that the two sides do not have in common; `first` or `second` is None where one side asks for none.
+
+    The verdict is ``inconclusive`` where the same elements may be meant in an order that can't be told.
+    """
+
+    first: Draw | None
+    second: Draw | None
+    verdict: Verdict
+    message: str
+
+    def names(self) -> tuple[str, str]:
+        """Return ``dropout NAME`` of the submodules that drop; where one side does not, the other's name."""
+        ours, theirs = (one.path if one else "" for one in (self.first, self.second))
+        return f"dropout {ours or theirs}".strip(), f"dropout {theirs or ours}".strip()
+
+
+def differences(
+    first: Sequence[Draw], second: Sequence[Draw], labels: tuple[str, str] = ("torch", "flax")
+) -> list[Difference]:
+    """Compare what the two sides asked for: shapes, rates, and how many."""
+    ours, theirs = _by_shape(first), _by_shape(second)
+    found, spare, other = [], [], []
+    for sizes in dict.fromkeys([*ours, *theirs]):
+        mine, its = ours[sizes], theirs[sizes]
+        for one, two in zip(mine, its, strict=False):
+            if one.rate != two.rate:
+                message = (
+                    f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, {two.rate:.4g} in {labels[1]}"
+                )
+                found.append(Difference(one, two, "different", message))
+        spare += mine[len(its) :]
+        other += its[len(mine) :]
+    for one in spare:
+        counterpart, verdict, message = _counterpart(one, other, labels)
+        if counterpart is not None:
+            other.remove(counterpart)
+        found.append(Difference(one, counterpart, verdict, message))
+    ours_only, theirs_only = labels
+    return found + [
+        Difference(None, one, "different", f"{theirs_only} draws a mask of {one}, {ours_only} none") for one in other
+    ]
+
+
+def _counterpart(one: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> tuple[Draw | None, Verdict, str]:
+    """Find the second side's mask that one of the first without its like was meant to be."""
+    for two in others:
+        sides = {labels[1]: (two, one, labels[0]), labels[0]: (one, two, labels[1])}
+        for side, (shared, whole, whole_side) in sides.items():
+            axes = _shared(shared.shape, whole.shape)
+            if axes:
+                of = f" ({shared.setting})" if shared.setting else ""
+                message = (
+                    f"the mask is shared over {axes} in {side}{of}: {shared.shape}; {whole_side} draws {whole.shape}"
+                )
+                return two, "different", message
+    for two in others:
+        if two.size == one.size:
+            message = (
+                f"the masks hold as many elements, in an order that can't be told: {one.shape} in {labels[0]}, "
+                f"{two.shape} in {labels[1]}; have both sides drop arrays of the same axes"
+            )
+            return two, "inconclusive", message
+    return None, "different", f"{labels[0]} draws a mask of {one}, {labels[1]} none"
+
+
+def _shared(part: Shape, whole: Shape) -> str:
+    """Name the axes over which a mask is broadcast to another shape; empty where it can't be, or there are none."""
+    leading = part[: max((axis + 1 for axis, size in enumerate(part) if size != 1), default=0)]
+    names = _AXES if len(whole) == len(_AXES) else tuple(f"axis {axis}" for axis in range(len(whole)))
+    for padded in ((1,) * (len(whole) - len(part)) + part, leading + (1,) * (len(whole) - len(leading))):
+        if len(padded) == len(whole) and all(one in (1, two) for one, two in zip(padded, whole, strict=True)):
+            return " and ".join(names[axis] for axis, one in enumerate(padded) if one != whole[axis])
+    return ""
+
+
+def _order(shape: Shape) -> list[int]:
+    """Return the axes that are not 1, by size."""
+    return sorted((axis for axis, size in enumerate(shape) if size != 1), key=lambda axis: shape[axis])
+
+
+def _by_shape(draws: Sequence[Draw]) -> dict[Shape, list[Draw]]:
+    found: dict[Shape, list[Draw]] = collections.defaultdict(list)
+    for one in draws:
+        found[tuple(one.shape[axis] for axis in _order(one.shape))].append(one)
+    return found

@@ -1,0 +1,103 @@
+"""A side that is a pure function with its weights: any library of torch or JAX whose modules are not nn.Module or NNX.
+
+`function` makes one; ``frameworks/*/subject.py`` of the framework that its arrays belong to runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attn_bridge.backends import _ARRAY_HOMES, PACKAGES, Framework
+
+from .called import frameworks_called
+from .subject import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A pure function ``call(weights, *inputs)`` and the tree of arrays that it takes as its weights.
+
+    `named` is the framework that the caller gave; None reads it off the weights, or, without weights, off the code.
+    """
+
+    call: Callable[..., Any]
+    weights: Any
+    named: Framework | None = None
+
+    @property
+    def framework(self) -> Framework:
+        """The framework of the arrays; without any, the framework that the code calls.
+
+        Raises:
+            TypeError: it can't be told, or the arrays are of both frameworks.
+        """
+        leaves = {home for _, leaf in flatten(self.weights, _is_array) if (home := _home(leaf)) is not None}
+        if len(leaves) > 1:
+            raise TypeError("weights must be arrays of one framework, got tensors of torch and arrays of JAX")
+        if self.named is not None and leaves <= {self.named}:
+            return self.named
+        if self.named is not None:
+            raise TypeError(f"framework ({_shown(self.named)}) must be that of the weights")
+        if leaves:
+            return leaves.pop()
+        if flatten(self.weights, _is_anything):
+            raise TypeError(
+                f"weights must hold tensors of torch or arrays of JAX, got {type(self.weights).__name__} without any"
+            )
+        called = frameworks_called(self.call)
+        if len(called) != 1:
+            reason = "calls torch and JAX" if called else "calls neither torch nor JAX by name"
+            raise TypeError(
+                f"weights hold no arrays, and the function {reason}; give framework='torch' or framework='jax'"
+            )
+        return called.pop()
+
+
+def function(call: Callable[..., Any], weights: Any, *, framework: str | None = None) -> Function:
+    """Return a side of a comparison: a pure function and its weights.
+
+    Args:
+        call: ``call(weights, *inputs)`` returns an array, or a tuple, list, mapping or dataclass of arrays.
+        weights: dicts, lists, tuples and dataclasses of torch tensors or of JAX arrays, at any depth; ``{}`` for a
+            function without weights, such as a loss, an activation or a mask.
+        framework: ``torch`` or ``jax``; None takes that of the weights, or, without weights, the framework that the
+            function's code calls.
+
+    Raises:
+        TypeError: `call` can't be called, `weights` are not arrays of one framework, or neither they nor the code show
+            the framework.
+        ValueError: `framework` is not one of the two.
+
+    Example:
+        >>> import torch
+        >>> loss = function(lambda _, x, y: torch.nn.functional.mse_loss(x, y), {})
+        >>> loss.framework
+        'torch'
+    """
+    if not callable(call):
+        raise TypeError(f"call must be a function of the weights and the inputs, got {type(call).__name__}")
+    names: dict[str, Framework] = {"torch": "torch", "jax": "flax", "flax": "flax"}
+    if framework is not None and framework not in names:
+        raise ValueError(f"framework ({framework}) must be torch or jax")
+    made = Function(call, weights, None if framework is None else names[framework])
+    made.framework  # noqa: B018 - so that the error comes here, and not where the function is run
+    return made
+
+
+def _shown(framework: Framework) -> str:
+    return PACKAGES[framework][1]
+
+
+def _home(value: Any) -> Framework | None:
+    homes = (base.__module__.partition(".")[0] for base in type(value).__mro__)
+    return next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
+
+
+def _is_array(value: Any) -> bool:
+    return _home(value) is not None and hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _is_anything(value: Any) -> bool:
+    return value is not None and not isinstance(value, (Mapping, tuple, list))

@@ -1,0 +1,354 @@
+"""What the judge and the subjects of both backends hand each other: arguments, parameters, runs and recorded calls.
+
+A subject (``subject.py`` in each room of `frameworks`) runs any side of its framework without changing it; what comes
+out is NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from attn_bridge.backends import Framework
+
+from .dropout_masks import Draw
+from .shards import Shares
+from .tables import Tables
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+
+
+class CannotPromoteError(Exception):
+    """The module has a part that exists in its own precision only, so that it can't be run in float64."""
+
+
+class ModuleFailedError(ValueError):
+    """The user's module, or what it returned, is not what can be compared; the message is one line."""
+
+
+def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
+    """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing.
+
+    Mappings are walked in the order of their sorted keys, as JAX does, so that two that hold the same are walked alike.
+    """
+    if is_leaf(tree):
+        return [(path, tree)]
+    return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
+
+
+def plain_values(tree: Any) -> dict[str, Any]:
+    """Return path -> value of the Python numbers, bools and texts in what a call returned."""
+    return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
+
+
+def culprit(
+    error: BaseException, path_of: Callable[[Any], str | None], held_by: Callable[[Any], Mapping[str, Any]]
+) -> str:
+    """Say in which submodule an error was raised, what weights it holds and what it was called with; "" in none.
+
+    Args:
+        error: the error, with its traceback.
+        path_of: the path of a submodule; None for anything else.
+        held_by: name -> weight that a submodule holds itself.
+    """
+    found, at = "", error.__traceback__
+    while at is not None:
+        code, known = at.tb_frame.f_code, at.tb_frame.f_locals
+        owner = known.get("self")
+        path = None if owner is None or code.co_name not in ("forward", "__call__") else path_of(owner)
+        if path is not None:
+            count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            given = [_shapes({name: known[name]}) for name in code.co_varnames[1:count] if name in known]
+            weights, given = _shapes(held_by(owner)), [one for one in given if one]
+            what = [f"holds {weights}"] * bool(weights) + [f"was called with {', '.join(given)}"] * bool(given)
+            found = (
+                f"{f'{path} ({type(owner).__name__})' if path else 'the module itself'} {' and '.join(what)}".strip()
+            )
+        at = at.tb_next
+    return found
+
+
+def _shapes(named: Mapping[str, Any]) -> str:
+    """Return ``name float32 (2, 3)`` of every array; those of a tuple or list by their position."""
+    found = []
+    for name, value in named.items():
+        places = enumerate(value) if isinstance(value, (tuple, list)) else ()
+        parts = {f"{name}[{place}]": one for place, one in places} or {name: value}
+        arrays = {key: one for key, one in parts.items() if hasattr(one, "shape") and hasattr(one, "dtype")}
+        found += [f"{key} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in arrays.items()]
+    return ", ".join(found)
+
+
+def replace(tree: Any, is_leaf: Callable[[Any], bool], leaves: Sequence[Any]) -> Any:
+    """Return the tree with its leaves replaced, in order, and everything else as it is."""
+    rest = list(leaves)
+
+    def walk(node: Any) -> Any:
+        if is_leaf(node):
+            return rest.pop(0)
+        if isinstance(node, Mapping):
+            walked = {key: walk(node[key]) for key in _sorted(node)}
+            changed = {key: walked[key] for key in node}
+            return changed if type(node) is dict else _like_mapping(node, changed)
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*map(walk, node))
+        if isinstance(node, (tuple, list)):
+            return type(node)(map(walk, node))
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            return dataclasses.replace(
+                node, **{field.name: walk(getattr(node, field.name)) for field in dataclasses.fields(node)}
+            )
+        return node
+
+    return walk(tree)
+
+
+def _like_mapping(node: Any, changed: dict[Any, Any]) -> Any:
+    try:
+        return type(node)(changed)
+    except TypeError:
+        return changed
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    found = list(keys)
+    try:
+        return sorted(found)
+    except TypeError:  # of several types
+        return sorted(found, key=lambda key: (type(key).__name__, repr(key)))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        return [(f"[{key!r}]", node[key]) for key in _sorted(node)]
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return [(f".{key}", child) for key, child in zip(node._fields, node, strict=True)]
+    if isinstance(node, (tuple, list)):
+        return [(f"[{position}]", child) for position, child in enumerate(node)]
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [(f".{field.name}", getattr(node, field.name)) for field in dataclasses.fields(node)]
+    return []
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether a leaf of arguments is a NumPy array."""
+    return isinstance(value, np.ndarray)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Arguments of a call; arrays are NumPy's, at any depth, and anything else is passed on as it is."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def leaves(self) -> list[Array]:
+        """All arrays, in order: of positional arguments, then of keywords as they were given."""
+        return [leaf for _, leaf in self._flat]
+
+    @property
+    def paths(self) -> list[str]:
+        """Where each array stands: ``[0]``, ``['x']``, ``[1][0]``."""
+        return [path for path, _ in self._flat]
+
+    @property
+    def _flat(self) -> list[tuple[str, Array]]:
+        found = flatten(self.args, is_array)
+        for key, value in self.kwargs.items():
+            found += flatten(value, is_array, f"[{key!r}]")
+        return found
+
+    def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
+        """Return the same call with other arrays (of any framework)."""
+        args, values = replace((self.args, list(self.kwargs.values())), is_array, leaves)
+        return Arguments(args, dict(zip(self.kwargs, values, strict=True)))
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """Return a name for each array, given the names of positional arguments."""
+        found = []
+        for path, _ in flatten(self.args, is_array):
+            position, _, rest = path[1:].partition("]")
+            found.append((names[int(position)] if int(position) < len(names) else f"inputs[{position}]") + rest)
+        for key, value in self.kwargs.items():
+            found += [f"{key}{path}" for path, _ in flatten(value, is_array)]
+        return found
+
+    def plain(self, names: Sequence[str]) -> list[str]:
+        """Return the names of the arguments that are no arrays but numbers, bools or texts."""
+        positional = [(names[i] if i < len(names) else f"inputs[{i}]", one) for i, one in enumerate(self.args)]
+        given = (*positional, *self.kwargs.items())
+        return [name for name, one in given if isinstance(one, (bool, int, float, complex, str))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A weight of a module: shape, dtype, the class and path of the module that owns it, and what it is.
+
+    `role` is ``parameter`` (trainable), or ``statistic`` (a running mean or variance); `framework` is ``torch`` or
+    ``flax``; `frozen` parameters are not trained: they have no gradient, and every sample keeps their numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str
+    path: str
+    role: str = "parameter"
+    framework: str = ""
+    frozen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Submodule:
+    """A submodule: its dotted path and its class."""
+
+    path: str
+    type: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Results of one forward and backward pass.
+
+    Attributes:
+        outputs: the arrays that came out, in order.
+        structure: where each output stands in what was returned; "" is a bare array.
+        input_gradients: per input array its gradient; None for one that is not floating point.
+        parameter_gradients: name -> gradient.
+        draws: the dropout masks that were asked for, in train mode.
+        foreign: whether other random numbers were drawn, in train mode.
+        moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` or ``flash`` replaced.
+        tables: the tables that the mode ``tables`` met; None where that is not known.
+        shares: how devices share the results.
+        uses: name of a weight -> when it first met what depends on the inputs, in the mode ``uses``.
+    """
+
+    outputs: list[Array]
+    structure: list[str]
+    input_gradients: list[Array | None] = dataclasses.field(default_factory=list)
+    parameter_gradients: Arrays = dataclasses.field(default_factory=dict)
+    draws: list[Draw] = dataclasses.field(default_factory=list)
+    foreign: bool = False
+    moved: int = 0
+    tables: Tables | None = None
+    shares: Shares = dataclasses.field(default_factory=Shares)
+    uses: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Substitute:
+    """What one call of a submodule returns in place of its own results, and what is added to its inputs' gradients.
+
+    Attributes:
+        outputs: the arrays that it returns, in order; None leaves one as it is.
+        added: per array among its inputs what is added to the gradient; None adds nothing.
+    """
+
+    outputs: list[Array | None]
+    added: list[Array | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a submodule, recorded while the whole module ran.
+
+    Attributes:
+        path: dotted path of the submodule.
+        number: 0 for its first call, 1 for its second ...
+        order: position among all calls, by when they began.
+        arguments: what it was called with.
+        outputs: the arrays it returned.
+        cotangents: gradient of the loss with respect to each output; None for one without.
+    """
+
+    path: str
+    number: int
+    order: int
+    arguments: Arguments
+    outputs: list[Array]
+    cotangents: list[Array | None]
+
+
+class Subject(Protocol):
+    """What the harness of each backend offers; they say what each method does."""
+
+    device: Any
+    train: bool
+    framework: Framework
+    plain: Mapping[str, Any]
+    """Where what a call returned holds Python's own numbers, bools and texts -> these."""
+    kind: str
+    """``torch module``, ``NNX module``, ``Linen module``, ``torch function`` or ``JAX function``."""
+
+    @property
+    def name(self) -> str:
+        """Class of the module."""
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the positional arguments of a call."""
+
+    @property
+    def holds_float64(self) -> bool:
+        """Whether modules can hold float64: JAX makes it float32 unless ``jax_enable_x64`` is set."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that the module holds."""
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for small work."""
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the module itself first."""
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the numbers that a submodule's meaning depends on."""
+
+    def unreached(self, arguments: Arguments) -> list[str]:
+        """Describe the branches that a call in eval mode does not reach."""
+
+    def run(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None = None,
+        *,
+        dtype: str | None = None,
+        mode: str = "eager",
+        seed: int = 0,
+        path: str = "",
+        masks: int = 0,
+    ) -> Run:
+        """Run forward, and backward if there are cotangents."""
+
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs."""
+
+    def describe_outputs(
+        self, weights: Mapping[str, Array], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call."""
+
+    def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
+        """Return every call of every submodule with its inputs, outputs and cotangents."""
+
+    def substituted(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""

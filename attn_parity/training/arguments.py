@@ -1,0 +1,56 @@
+"""What the arguments of `train` must be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attn_bridge import backends
+
+from ..samples import inputs as calls
+
+OPTIMIZERS = ("sgd", "momentum", "adamw")
+LOSSES = ("mse", "cross_entropy")
+DTYPES = (None, "float64")
+
+
+def check(steps: Any, optimizer: Any, loss: Any, lr: Any, seed: Any, dropout: Any, dtype: Any) -> None:
+    """Refuse arguments of `train` that can't be used."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps ({steps}) must be a whole number of at least 1")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"seed ({seed}) must be a whole number of at least 0")
+    for what, value, known in (("optimizer", optimizer, OPTIMIZERS), ("loss", loss, LOSSES)):
+        if isinstance(value, str) and value not in known:
+            raise ValueError(f"{what} ({value}) must be one of {', '.join(known)}, or a pair: torch's, JAX's")
+        if not isinstance(value, str) and not (isinstance(value, tuple) and len(value) == 2):
+            raise TypeError(f"{what} must be a name or a pair: torch's, JAX's; got {type(value).__name__}")
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0.0 < lr < math.inf:
+        raise ValueError(f"lr ({lr}) must be a positive number")
+    if not isinstance(dropout, bool) and not (isinstance(dropout, (int, float)) and 0.0 <= dropout < 1.0):
+        raise ValueError(f"dropout ({dropout}) must be True, False or a rate of at least 0 and below 1")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype ({dtype}) must be float64 or None")
+
+
+def check_modules(torch_module: Any, flax_module: Any) -> None:
+    """Refuse what is not one module of each framework."""
+    for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
+        if backends.framework_of(module) != wanted or isinstance(module, tuple):
+            position = "first" if wanted == "torch" else "second"
+            raise TypeError(f"train takes a {what} as its {position} argument, got {type(module).__name__}")
+
+
+def batches_of(data: Any, loss: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of inputs and targets that the user's data holds."""
+    found = []
+    for one in data:
+        if not isinstance(one, (tuple, list)) or len(one) != 2:
+            raise ValueError(f"data must hold pairs of inputs and targets, got {type(one).__name__}")
+        targets = calls.to_numpy(one[1])
+        if loss == "cross_entropy" and (targets.dtype.kind not in "iu" or int(targets.min(initial=0)) < 0):
+            raise ValueError("targets of cross_entropy must be whole numbers of at least 0")
+        found.append((one[0], targets))
+    if not found:
+        raise ValueError("data must hold at least one pair of inputs and targets")
+    return found

@@ -1,0 +1,163 @@
+"""The free runs: both sides train on, each from its own numbers, and may drift apart as rounding does.
+
+Both run in their own precision and in float64; the distance that grows between them is held against what one unit in
+the last place of the first weights grows to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..pairing import Pairing
+from ..pairing.pair import Pair
+from ..results.findings import Verdict
+from ..sides.dropout_masks import Masks
+from ..sides.dtypes import is_float, numpy_dtype, unit_of, wide
+from ..sides.subject import Arguments, Array, Arrays
+from .stepping import SIDE_OF, State, Step
+
+LOSS_LIMIT = 1e-9
+"""Relative difference of two float64 losses that is allowed, whatever one unit in the last place grows to."""
+
+DRIFT_FACTOR = 100.0
+"""Free float64 runs may drift apart by this many times what one unit in the last place grows to."""
+
+GROWTH_FACTOR = 30.0
+"""A free run may drift from its own float64 run by this many times what the other side drifts, or one unit grows to."""
+
+
+@dataclasses.dataclass
+class FreeRun:
+    """One free run: its trainer, weights and optimizer state as they are now."""
+
+    trainer: Any
+    side: str
+    weights: Arrays
+    state: State
+    losses: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self, arguments: Arguments, targets: Any, masks: Masks) -> Step:
+        """Take a step."""
+        found: Step = self.trainer.gradients(self.weights, arguments, targets, masks)
+        self.weights, self.state = self.trainer.update(
+            {**self.weights, **found.statistics}, found.gradients, self.state
+        )
+        self.losses.append(float(wide(found.loss)))
+        return found
+
+
+def start(pair: Pair, low: Sequence[Any], exact: Sequence[Any], held: Arrays, seed: int) -> dict[str, FreeRun]:
+    """Return all free runs by name, before their first step.
+
+    Args:
+        pair: both sides.
+        low: the trainers of both in the precision of the training.
+        exact: those in float64; the same where that is the precision.
+        held: the first weights, with torch names.
+        seed: of the move by one unit in the last place.
+    """
+
+    def free_run(trainer: Any, weights: Arrays) -> FreeRun:
+        if trainer.framework == "flax":
+            converted = pair.pairing.to_second(weights)
+            weights = {name: converted.get(name, one) for name, one in pair.held["second"].items()}
+        weights = cast(weights, trainer.precision) if trainer.precision else weights
+        return FreeRun(trainer, trainer.framework, weights, trainer.first_state())
+
+    found = {"torch": free_run(low[0], held), "flax": free_run(low[1], held)}
+    found["torch moved"] = free_run(low[0], _one_ulp(held, seed))
+    if low is not exact:
+        found["torch float64"] = free_run(exact[0], held)
+        found["flax float64"] = free_run(exact[1], held)
+        found["torch float64 moved"] = free_run(exact[0], _one_ulp(cast(held, "float64"), seed))
+    return found
+
+
+def pairs_of(runs: Mapping[str, FreeRun]) -> list[tuple[str, str]]:
+    """Return the names of the runs whose distance is followed."""
+    found = [("torch", "flax"), ("torch", "torch moved")]
+    if "torch float64" in runs:
+        found += [("torch", "torch float64"), ("flax", "flax float64")]
+        found += [("torch float64", "flax float64"), ("torch float64", "torch float64 moved")]
+    return found
+
+
+def distance(pairing: Pairing, one: FreeRun, two: FreeRun) -> float:
+    """Return the distance of the weights of two runs, relative to the weights."""
+    first, second = (pairing.aligned(run.weights, SIDE_OF[run.side]) for run in (one, two))
+    square = sum(float(np.square(wide(first[name]) - wide(second[name])).sum()) for name in first)
+    whole = sum(float(np.square(wide(array)).sum()) for array in first.values())
+    return math.sqrt(square / whole) if whole and math.isfinite(square / whole) else math.inf if square else 0.0
+
+
+def drift(
+    losses: Mapping[str, Sequence[float]], growth: Mapping[str, Sequence[float]], dtype: str
+) -> tuple[Verdict, int, str]:
+    """Judge the free runs by losses and distances: verdict, number of the step, and what drifts."""
+    is_precise = dtype == "float64"
+    one, two = ("torch", "flax") if is_precise else ("torch float64", "flax float64")
+    moved = f"{one} moved"
+    apart, noise = growth[f"{one} and {two}"], np.maximum.accumulate(growth[f"{one} and {moved}"])
+    first, second, third = (np.array(losses[name]) for name in (one, two, moved))
+    relative = _relative(first, second)
+    of_noise = np.maximum.accumulate(_relative(first, third))
+    for step in range(len(apart)):
+        if not relative[step] <= max(LOSS_LIMIT, DRIFT_FACTOR * of_noise[step]):
+            message = (
+                f"the float64 losses of free runs differ by {relative[step]:.2g}, one unit in the last place of "
+                f"the first weights makes {of_noise[step]:.2g}"
+            )
+            return "different", step + 1, message
+        if not apart[step] <= DRIFT_FACTOR * max(noise[step], np.finfo(np.float64).eps):
+            message = (
+                f"the float64 weights of free runs are {apart[step]:.2g} apart, one unit in the last place of the "
+                f"first weights makes {noise[step]:.2g}"
+            )
+            return "different", step + 1, message
+    if is_precise:
+        return "equal", 0, ""
+    eps = unit_of(dtype)
+    drifts = {side: np.array(growth[f"{side} and {side} float64"]) for side in ("torch", "flax")}
+    common = np.maximum.accumulate(growth["torch and torch moved"])
+    for side, other in (("torch", "flax"), ("flax", "torch")):
+        allowed = GROWTH_FACTOR * np.maximum(np.maximum.accumulate(np.maximum(drifts[other], common)), eps)
+        beyond = ~(drifts[side] <= allowed)
+        if beyond.any():
+            step = int(np.argmax(beyond))
+            return (
+                "precision",
+                step + 1,
+                f"from step {step + 1} on {side} drifts from its float64 run by {drifts[side][step]:.2g}, "
+                f"{GROWTH_FACTOR:g} times the drift of the other side or of one unit in the last place is "
+                f"{allowed[step]:.2g}",
+            )
+    return "equal", 0, ""
+
+
+def cast(arrays: Mapping[str, Array], dtype: str) -> Arrays:
+    """Return arrays in another precision; whole numbers as they are."""
+    return {name: one.astype(numpy_dtype(dtype)) if is_float(one) else one for name, one in arrays.items()}
+
+
+def _one_ulp(arrays: Mapping[str, Array], seed: int) -> Arrays:
+    """Return the weights moved by one unit in the last place, up or down at random."""
+    random = np.random.default_rng((seed, 1))
+    found = {}
+    for name, one in arrays.items():
+        found[name] = one
+        if is_float(one):
+            eps = unit_of(one.dtype.name)
+            sign = random.integers(0, 2, one.shape) * 2 - 1
+            found[name] = (wide(one) * (1.0 + eps * sign)).astype(one.dtype)
+    return found
+
+
+def _relative(one: Array, two: Array) -> Array:
+    scale = np.maximum(np.abs(one), np.finfo(np.float64).tiny)
+    apart: Array = np.where((one == two) | (np.isnan(one) & np.isnan(two)), 0.0, np.abs(one - two) / scale)
+    return apart

@@ -1,0 +1,129 @@
+"""Whether two sides agree once devices have exchanged their parts of some parameters: then they read each other's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ...pairing.pair import SIDES
+from ...results.findings import Side
+from ...samples.sampling import Sample
+from ...sides.dtypes import wide
+from ...sides.shards import Cut
+from ...sides.subject import Array
+from ..limits import MEANING_LIMIT
+from ..measures import scale_of
+from ..runner import Live
+from .asking import is_askable, other_side, shared_side
+
+MAX_TRIED = 256
+"""Most sets of parameters that are tried."""
+
+
+def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mapping[str, int]) -> str:
+    """Say of which parameters devices have to exchange their parts for the two sides to agree; "" for none.
+
+    Args:
+        runner: runs both sides.
+        sample: what they differ on.
+        within: path of the submodule that differs, on each side.
+        mesh: how many devices each axis of the mesh has.
+    """
+    if not is_askable(runner.pair):
+        return ""
+    pair = runner.pair
+    runs = {side: runner.plain(side, sample, pair.dtype, exact=True) for side in SIDES}
+    shared = shared_side(runs)
+    if shared is None:
+        return ""
+    other = other_side(shared)
+    inside = f"{within[shared]}." if within[shared] else ""
+    cuts = {name: cut for name, cut in runs[shared].shares.parameters.items() if name.startswith(inside)}
+    held, arguments = pair.weights(sample, shared), sample.arguments[shared]
+    wanted = [
+        wide(one) for one in runner.precisely(other, pair.weights(sample, other), sample.arguments[other]).outputs
+    ]
+    shapes = {name: one.shape for name, one in held.items() if name.startswith(inside)}
+    for way in itertools.islice(_ways(cuts, shapes, mesh), MAX_TRIED):
+        weights = {**held, **{name: way.moved(held[name], at) for name, at in way.places.items()}}
+        outputs = [wide(one) for one in runner.precisely(shared, weights, arguments).outputs]
+        if agree(wanted, outputs):
+            return (
+                f"the sides agree once the {way.size} devices of {way.axis} exchange their parts of "
+                f"{_listed(list(way.places))}: consistent with devices that use each other's"
+            )
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One exchange: of which parameters, along which of their axes, by how many parts.
+
+    Attributes:
+        places: name of a parameter -> the axis of it that devices share.
+        axis: axis of the mesh.
+        size: how many devices it has.
+        outer: into how many groups of parts the axis of the parameter is cut; parts move within a group.
+        shift: by how many devices parts move.
+    """
+
+    places: Mapping[str, int]
+    axis: str
+    size: int
+    outer: int
+    shift: int
+
+    def moved(self, array: Array, at: int) -> Array:
+        """Return an array with its parts exchanged."""
+        shape = (*array.shape[:at], self.outer, self.size, -1, *array.shape[at + 1 :])
+        return np.roll(array.reshape(shape), self.shift, at + 1).reshape(array.shape)
+
+
+def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Way]:
+    """Return what devices may have exchanged: parts that they hold, or heads that they got for tokens."""
+    several = sorted((name, size) for name, size in sizes.items() if size > 1)
+    for axis, size in several:
+        held = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
+        owners: dict[str, list[str]] = {}
+        for name in held:
+            owners.setdefault(name.rpartition(".")[0], []).append(name)
+        sets = [[name] for name in held]
+        sets += [own for own in owners.values() if len(own) > 1]
+        sets += [[*one, *two] for one, two in itertools.combinations(owners.values(), 2)]
+        sets += [list(held)] if len(owners) > 2 else []
+        for shift in range(1, min(size, 3)):
+            yield from (Way({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
+    for axis, size in several:
+        alike: dict[tuple[int, int], dict[str, int]] = {}
+        for name, shape in shapes.items():
+            for at, width in enumerate(shape):
+                outer = math.prod(count for _, count in cuts[name].axes[at]) if name in cuts else 1
+                own = name in cuts and any(found == axis for found, _ in cuts[name].axes[at])
+                if not own and width % (outer * size) == 0 and width > outer * size:
+                    alike.setdefault((outer, width), {})[name] = at
+        for shift in range(1, min(size, 3)):
+            for count in (1, 2):
+                for (outer, _), places in alike.items():
+                    for names in itertools.combinations(places, count):
+                        yield Way({name: places[name] for name in names}, axis, size, outer, shift)
+
+
+def _place(cut: Cut, axis: str) -> int | None:
+    """Return which axis of an array an axis of the mesh cuts, if it alone does."""
+    return next((at for at, cuts in enumerate(cut.axes) if [name for name, _ in cuts] == [axis]), None)
+
+
+def agree(one: Sequence[Array], two: Sequence[Array], limit: float = MEANING_LIMIT) -> bool:
+    """Tell whether two lists of arrays are the same but for a relative difference, by default float64's rounding."""
+    return all(
+        float(np.abs(first - second).max(initial=0.0)) <= limit * scale_of([first])
+        for first, second in zip(one, two, strict=True)
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

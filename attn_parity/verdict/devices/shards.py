@@ -1,0 +1,114 @@
+"""What a difference has to do with the devices that share a side: its shards, and copies that differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...pairing.pair import SIDES
+from ...results.findings import Side, TensorVerdict
+from ...samples.sampling import Sample
+from ...sides.dtypes import wide
+from ...sides.shards import Cut, named, where
+from ...sides.subject import Run
+from ..bench import Findings
+from ..limits import MEANING_LIMIT
+from ..measures import scale_of
+from ..runner import Live, Runner
+from .asking import shared_side
+
+TOUCHED = 1e-3
+"""Part of a tensor's largest difference from which on an element differs, where a shard is looked for."""
+
+MAX_ASKED = 8
+"""Most shards of an output that are asked one by one what comes back from them."""
+
+
+def copies_compared(found: Findings, shown: Mapping[Side, str]) -> list[TensorVerdict]:
+    """Return a verdict on each result of which devices hold copies that should be the same, and are not."""
+    return [
+        TensorVerdict(
+            f"copies of {what}",
+            f"copies of {what}",
+            "copies",
+            (),
+            found.verdicts[0].dtype,
+            "different",
+            f"devices of the {shown[side]} side that should hold the same do not: {how}",
+        )
+        for (side, what), how in found.apart.items()
+    ]
+
+
+def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
+    """Return the verdicts; those on what differs on some shards alone say on which."""
+    verdicts, sample = found.verdicts, found.furthest
+    if sample is None or not runner.live or all(one.verdict != "different" for one in verdicts):
+        return verdicts
+    dtype = verdicts[0].dtype
+    low: dict[Side, Run] = {side: runner.run(side, sample, dtype) for side in SIDES}
+    shared = shared_side(low)
+    if shared is None:
+        return verdicts
+    exact = not runner.pair.lacks
+    runs = {side: runner.exact(side, sample, dtype) for side in SIDES} if exact else low
+    shares = low[shared].shares
+    numbers = dataclasses.replace(
+        runs[shared],
+        outputs=[cut.numbers(one.shape) for cut, one in zip(shares.outputs, runs[shared].outputs, strict=True)],
+        parameter_gradients={
+            name: shares.parameters[name].numbers(one.shape) if name in shares.parameters else np.zeros(one.shape)
+            for name, one in runs[shared].parameter_gradients.items()
+        },
+    )
+    cuts = {f"output{place}": cut for place, cut in zip(low[shared].structure, shares.outputs, strict=False)}
+    cuts |= {f"grad {name}": cut for name, cut in shares.parameters.items()}
+    aligned = runner.pair.aligned(runs["first"], runs["second"])
+    moved = runner.pair.aligned(*(numbers if side == shared else runs[side] for side in SIDES))
+    said = []
+    for one in verdicts:
+        name = one.name if shared == "first" else one.second_name
+        cut = cuts.get(name)
+        place = ""
+        if one.verdict == "different" and one.name in aligned and cut is not None and cut.is_cut:
+            tensor, of_shards = aligned[one.name], moved[one.name]
+            apart = np.abs(wide(tensor.first) - wide(tensor.second))
+            floor = max(MEANING_LIMIT * scale_of([tensor.first]), TOUCHED * float(apart.max(initial=0.0)))
+            place = where(~(apart <= floor), of_shards.first if shared == "first" else of_shards.second, cut)
+        said.append(dataclasses.replace(one, message=f"{one.message}; {place}", shards=place) if place else one)
+    if exact and all(one.verdict == "equal" for one in said if one.name.startswith("output")):
+        return _sent_back(runner, sample, said, shared, shares.outputs)
+    return said
+
+
+def _sent_back(
+    runner: Runner, sample: Sample, verdicts: list[TensorVerdict], shared: Side, cuts: Sequence[Cut]
+) -> list[TensorVerdict]:
+    """Return the verdicts; gradients that differ only for what some shards of an output send back say which."""
+    cut = next((one for one in cuts if one.is_cut), None)
+    different = [one for one in verdicts if one.verdict == "different" and not one.shards]
+    if not isinstance(runner, Live) or cut is None or cut.count > MAX_ASKED or not different:
+        return verdicts
+    outputs = runner.plain(shared, sample, different[0].dtype, exact=True).outputs
+    numbers = [own.numbers(one.shape) if own == cut else None for own, one in zip(cuts, outputs, strict=True)]
+    found: dict[str, list[int]] = {one.name: [] for one in different}
+    for number in range(cut.count):
+        kept = [
+            np.zeros(one.shape) if own is None else (own == number).astype(one.dtype)
+            for own, one in zip(numbers, outputs, strict=True)
+        ]
+        runs = [runner.of_part(side, sample, different[0].dtype, kept) for side in SIDES]
+        for name, tensor in runner.pair.aligned(*runs).items():
+            apart = np.abs(wide(tensor.first) - wide(tensor.second)).max(initial=0.0) if name in found else 0.0
+            if name in found and not float(apart) <= MEANING_LIMIT * scale_of([tensor.first]):
+                found[name].append(number)
+    said = []
+    for one in verdicts:
+        at = found.get(one.name, [])
+        if 0 < len(at) < cut.count:
+            place = f"only in what comes back from {named(at, cut)}"
+            one = dataclasses.replace(one, message=f"{one.message}; {place}", shards=place)
+        said.append(one)
+    return said

@@ -1,0 +1,111 @@
+"""What a reader has to know of the measures beside the verdicts: where little or nothing was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..pairing.pair import SIDES
+from ..results.findings import Side, TensorVerdict
+from .criterion import precision_used
+from .limits import flushed_below
+from .measures import Key, Measure
+
+SMALL = 1e-6
+"""Part of the largest of its kind below which a note says that a tensor is judged by that one."""
+
+NOTED = 2.0
+"""Share of precision from which on a side that is not judged by it is named."""
+
+MAX_NAMES = 4
+"""How many small tensors are named."""
+
+Measures = Mapping[Key, Sequence[Measure]]
+
+
+def on_stress(
+    measures: Measures, mode: str, verdicts: Sequence[TensorVerdict], labels: Mapping[Side, str]
+) -> Iterator[str]:
+    """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
+    largest: tuple[float, Side, str] = (NOTED, "first", "")
+    for one in verdicts:
+        hard = [found for found in measures.get((one.name, mode), []) if found.stress]
+        if one.verdict == "equal" and hard:
+            for side, used in zip(SIDES, precision_used(hard), strict=True):
+                largest = max(largest, (used, side, one.name))
+    used, side, name = largest
+    if name:
+        yield (
+            f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
+            f"{labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
+            "inputs like the given ones it does not"
+        )
+
+
+def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -> Iterator[str]:
+    """Tell of a reference that loses much more precision than the side that is judged by it, which is no fault."""
+    used, name = max(((one.first_used or 0.0, one.name) for one in verdicts), default=(0.0, ""))
+    if used > NOTED:
+        yield (
+            f"the {shown['first']} side, which is the reference, loses up to {used:.1f} times its share of precision "
+            f"against the {shown['second']} side's arithmetic, most in {name}; that is no fault of the "
+            f"{shown['second']} side"
+        )
+
+
+def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterator[str]:
+    """Tell of outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
+
+    What is zero in exact arithmetic can't be told from it: a gradient of a key bias is rounding errors alone.
+    """
+    parts = {
+        name: max(one.part for one in found)
+        for (name, ran), found in measures.items()
+        if ran == mode and (kinds[name] == "output" or not all(one.is_zero for one in found))
+    }
+    small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
+    if small:
+        names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_NAMES])
+        more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
+        yield (
+            f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
+            "shows where they are returned or differentiated alone"
+        )
+
+
+def on_literals(size: float, path: str = "") -> str:
+    """Name the size and the place of a difference that literals and branches of float32 accuracy explain."""
+    return (
+        f"{f'in {path}: ' if path else ''}float64 results differ by {size:.1g} of the largest value, which no float32 "
+        "run of either side shows: a literal with the digits of float32, or the branch of a formula that float32 can't "
+        "tell from the other; it is allowed"
+    )
+
+
+def on_flash(allowed: float) -> str:
+    """Tell what was allowed to gradients in float64 because fused attention ran."""
+    return (
+        "fused attention recomputes the weights from their log-sum-exp in its backward pass: what that formula loses "
+        f"in float64 is allowed to gradients, here up to {allowed:.1g} of the largest value"
+    )
+
+
+def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
+    """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
+    for (name, ran), found in measures.items():
+        bad = [one for one in found if one.finite < one.count and not one.mismatched]
+        if bad and ran == mode:
+            one = bad[0]
+            yield (
+                f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
+                f"({one.title}), and were not compared"
+            )
+
+
+def on_flushed(measures: Measures, dtype: str) -> Iterator[str]:
+    """Say which tensors are too small for their precision to be judged."""
+    names = dict.fromkeys(name for (name, _), found in measures.items() if any(one.is_flushed for one in found))
+    if names:
+        yield (
+            f"precision of {', '.join(names)}: numbers below {flushed_below(dtype):.0e} in some sample, which "
+            "processors may take for zero"
+        )

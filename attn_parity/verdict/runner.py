@@ -1,0 +1,258 @@
+"""Runs the samples of a live pair, and answers what the judge asks about one side.
+
+`Runner` is what judging needs; `Live` runs two subjects, `dumps.replay` looks up what was recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..pairing import Match
+from ..pairing.pair import SIDES, Pair
+from ..results.findings import Side
+from ..samples import inputs as calls
+from ..samples import sampling
+from ..samples.sampling import Planned, Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.large import spilled
+from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
+from ..sides.tables import STILL, Tables
+from .limits import MEANING_LIMIT
+from .measures import scale_of
+from .noise import Noise, measured_noise
+from .probes import Kind, Probe, probed
+
+Outputs = Mapping[Side, list[Array]]
+"""The outputs of each side, in float64."""
+
+
+class Runner(Protocol):
+    """What the judge asks for; results that were recorded before (`live` is False) can't be added to."""
+
+    pair: Pair
+    live: bool
+
+    def sample(self, planned: Planned) -> Sample | None:
+        """Return a sample; None where there is none."""
+
+    def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side on a sample as a precision holds it, in that precision."""
+
+    def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side on a sample as a precision holds it, in float64."""
+
+    def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
+        """Return what each side does to itself in one precision."""
+
+    def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
+        """Return what other roundings cost one side on a sample; empty where that can't be told."""
+
+    def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
+        """Return the tables of one side; None where that can't be told."""
+
+    def same_literals(self, sample: Sample, dtype: str) -> bool:
+        """Tell whether both sides have the same literals of float32 accuracy; False where that can't be told."""
+
+    def unstable(self) -> str:
+        """Say which side gives other results for the same input, or nothing."""
+
+    def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
+        """Return the outputs of one side with some parameters poisoned (NaN) or changed at random."""
+
+    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
+        """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
+
+
+class Live:
+    """Runs both subjects of a pair.
+
+    Args:
+        pair: the pair.
+    """
+
+    live = True
+
+    def __init__(self, pair: Pair):
+        self.pair = pair
+        self._latest: Sample | None = None
+        self._plain: dict[tuple[Side, str, bool], Run] = {}
+
+    def sample(self, planned: Planned) -> Sample:
+        """Draw a sample."""
+        pair, (kind, group, copy, seed) = self.pair, planned
+        weights = pair.held["first"]
+        if kind.startswith("own"):
+            weights = pair.draw((abs(seed), group))
+        given = arguments = pair.arguments["first"]
+        if seed >= 0:
+            arguments = sampling.draw_inputs(
+                given, (seed, group), stress="stress" in kind, fixed=pair.fixed, vary=pair.vary
+            )
+        if copy:
+            weights = sampling.moved(weights, (abs(seed), group, copy), kept=pair.kept)
+            arguments = sampling.moved_inputs(arguments, (abs(seed), group, copy), fixed=pair.fixed)
+        # What the second side does not hold, too, stays as given: it could not follow.
+        shared = set(map(calls.place_index, pair.same_inputs))
+        leaves = zip(given.leaves, arguments.leaves, strict=True)
+        first = arguments.with_leaves([new if i in shared else old for i, (old, new) in enumerate(leaves)])
+        second = calls.like(pair.arguments["second"], first, pair.same_inputs)
+        return Sample(weights, {"first": first, "second": second}, planned)
+
+    def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side on a sample as a precision holds it, in that precision."""
+        found = self._run(side, sample, self._cast(dtype), self._cast(dtype), mode, seed)
+        return self._kept(found, side, sample, dtype, mode, seed, exact=False)
+
+    def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side on a sample as a precision holds it, in float64."""
+        cast = self._cast(dtype)
+        found = self._run(side, sampling.rounded(sample, cast), cast, "float64", mode, seed)
+        return self._kept(found, side, sample, dtype, mode, seed, exact=True)
+
+    def of_part(self, side: Side, sample: Sample, dtype: str, kept: Sequence[Array]) -> Run:
+        """Do so with the gradient of the loss kept for some elements of the outputs alone, 1 in `kept`, and 0 else."""
+        cast = self._cast(dtype)
+        given = [one * part for one, part in zip(self.cotangents(sample, cast), kept, strict=True)]
+        return self._run(side, sampling.rounded(sample, cast), cast, "float64", "eager", 0, given)
+
+    def plain(self, side: Side, sample: Sample, dtype: str, *, exact: bool) -> Run:
+        """Return a plain run of the latest sample again, which many probes are compared with; a large pair runs it."""
+        if sample is self._latest and (side, dtype, exact) in self._plain:
+            return self._plain[side, dtype, exact]
+        return (self.exact if exact else self.run)(side, sample, dtype)
+
+    def _kept(self, found: Run, side: Side, sample: Sample, dtype: str, mode: str, seed: int, *, exact: bool) -> Run:
+        if mode == "eager" and not seed and not self.pair.effort.large:
+            if sample is not self._latest:
+                self._latest, self._plain = sample, {}
+            self._plain[side, dtype, exact] = found
+        return found
+
+    def outputs(self, side: Side, sample: Sample) -> Run:
+        """Run one side forward on a sample, in its own precision."""
+        return self.pair.subject(side).run(self.pair.weights(sample, side), sample.arguments[side])  # type: ignore[no-any-return]
+
+    def precisely(self, side: Side, weights: Arrays, arguments: Arguments) -> Run:
+        """Run one side forward in float64, or in its own precision where it has no float64."""
+        pair = self.pair
+        if side not in pair.lacks:
+            try:
+                promoted: Run = pair.subject(side).run(weights, arguments, dtype="float64")
+            except CannotPromoteError as error:
+                pair.lacks[side] = str(error)
+            else:
+                return promoted
+        found: Run = pair.subject(side).run(weights, arguments)
+        return found
+
+    def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
+        """Measure what each side does to itself in one precision."""
+        return measured_noise(self, dtype, modes)
+
+    def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
+        """Run one side once more with other roundings."""
+        return probed(self, kind, side, sample, dtype, seed)
+
+    def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
+        """Run one side in float64 once more and look at its tables."""
+        found: Run = self.exact(side, sample, dtype, "tables", STILL)
+        return found.tables
+
+    def same_literals(self, sample: Sample, dtype: str) -> bool:
+        """Run both sides in float64 once more and compare their literals; branches that are close count as others."""
+        runs = [self.exact(side, sample, dtype, "literals", STILL) for side in SIDES]
+        first, second = (run.tables for run in runs)
+        are_same = first is not None and second is not None and first.equals(second)
+        return are_same and (first is None or first.count > 0)
+
+    def unstable(self, sides: Sequence[Side] = SIDES) -> str:
+        """Say which side gives other results for the same input, or nothing."""
+        pair = self.pair
+        for side in sides:
+            subject, weights, arguments = pair.subject(side), pair.held[side], pair.arguments[side]
+            precise = None if side in pair.lacks else "float64"
+            try:
+                runs = [subject.run(weights, arguments, dtype=precise, seed=seed) for seed in (0, 1)]
+            except CannotPromoteError as error:
+                pair.lacks[side] = str(error)
+                precise, runs = None, [subject.run(weights, arguments, seed=seed) for seed in (0, 1)]
+            found = _apart(runs[0].outputs, runs[1].outputs, MEANING_LIMIT if precise else 1e-3)
+            if found:
+                return f"the {pair.labels[side]} module is not deterministic: {found}"
+        return ""
+
+    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
+        """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
+        large = self.pair.effort.large
+        pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
+        if np.isnan(by) and any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one)):
+            return True
+        # Fused attention passes over NaN, and takes a query with nothing else for one that sees no key: it gives zeros.
+        limit = 1e-11 if side not in self.pair.lacks and not large else 1e-4
+        scale = scale_of([one for one, _ in pairs]) or 1.0
+        return any(
+            float(np.nanmax(np.abs(one - two), initial=0.0)) > limit * scale for one, two in pairs if is_float(one)
+        )
+
+    def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
+        """Return the outputs of one side with some parameters poisoned (NaN) or changed at random.
+
+        Drawn weights are changed, in a large pair the held ones, in its own precision.
+        """
+        pair = self.pair
+        large = pair.effort.large
+        held = pair.held["first"]
+        drawn = held if large else pair.draw((0, 2))
+        weights = drawn if side == "first" else {**pair.held["second"], **pair.pairing.to_second(drawn)}
+        random = np.random.default_rng(5)
+        for match in matches:
+            tensor = match.first if side == "first" else match.second
+            weights = {**weights, tensor.source: weights[tensor.source].copy()}
+            part = tensor.take(weights, side)
+            part += np.asarray(by * (1.0 + random.normal(size=part.shape))).astype(part.dtype)
+        arguments = pair.arguments[side]
+        run = pair.subject(side).run(weights, arguments) if large else self.precisely(side, weights, arguments)
+        return [wide(one) for one in run.outputs]
+
+    def cotangents(self, sample: Sample, cast: str | None) -> list[Array]:
+        """Draw a gradient of the loss for every output, in a precision or, for None, in the output's."""
+        return sampling.cotangents(self.pair.outputs, sample.seed, cast)
+
+    def _cast(self, dtype: str) -> str | None:
+        return None if dtype == self.pair.dtype else dtype
+
+    def _run(
+        self,
+        side: Side,
+        sample: Sample,
+        cast: str | None,
+        dtype: str | None,
+        mode: str,
+        seed: int,
+        cotangents: list[Array] | None = None,
+    ) -> Run:
+        pair = self.pair
+        gradients = self.cotangents(sample, cast) if cotangents is None else cotangents
+        more = {"masks": sample.group} if pair.train else {}
+        more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
+        call = pair.weights(sample, side), sample.arguments[side], gradients
+        found: Run = pair.subject(side).run(*call, dtype=dtype, mode=mode, seed=seed, **more)
+        kept = {name: spilled(gradient) for name, gradient in found.parameter_gradients.items()}
+        return dataclasses.replace(found, parameter_gradients=kept)
+
+
+def _apart(first: Sequence[Array], second: Sequence[Array], limit: float) -> str:
+    """Say how two runs of one side differ, or nothing."""
+    for one, two in zip(first, second, strict=True):
+        if one.shape != two.shape:
+            return f"it returned shapes {one.shape} and {two.shape}"
+        one, two = one.astype(np.float64), two.astype(np.float64)
+        both = np.isfinite(one) & np.isfinite(two)
+        apart = float(np.abs(np.where(both, one, 0.0) - np.where(both, two, 0.0)).max(initial=0.0))
+        if apart > limit * (scale_of([one]) or 1.0):
+            return f"the same input gave results that differ by {apart:.3g}; switch its randomness off"
+    return ""

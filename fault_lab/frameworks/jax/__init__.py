@@ -1,0 +1,1 @@
+"""Flax blocks with a fault planted in them."""

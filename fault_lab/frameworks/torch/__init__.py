@@ -1,0 +1,1 @@
+"""Torch blocks with a fault planted in them."""

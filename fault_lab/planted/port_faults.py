@@ -1,0 +1,267 @@
+"""Faults of ports of our modern variants: another config than the model's, or weights read in another order.
+
+None needs wrong code of its own: ``Port`` of both ``mutants.py`` runs the right module by the wrong config, or on the
+rows of its weights as the wrong code would take them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attn_bridge.masks import causal, sliding_window
+from attn_bridge.specs import Config
+from attn_bridge.specs.position import Alibi, Pairing, Rotary
+from attn_bridge.weights import Rules
+
+from .block_faults import Fault
+from .pairs import Pair, draw_modern
+from .port_reads import (
+    Reads,
+    channels_value_first,
+    groups_tiled,
+    inside_out,
+    maps_interleaved,
+    rope_first,
+    swapped,
+    taps_reversed,
+)
+
+Changes = Callable[[Any], Mapping[str, Any]]
+"""Config -> the fields that a port has otherwise, nothing where that config has nothing to change."""
+
+Wrong = Changes | Reads
+"""What goes wrong in a port: its config, or what it reads."""
+
+
+def _nothing(config: Any) -> Mapping[str, Any]:
+    del config
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class PortFault(Fault):
+    """One fault in a port of a modern variant; it can be planted where it changes the config or what is read.
+
+    Attributes:
+        variant: name of the class.
+        wrong: what goes wrong, by the config.
+    """
+
+    variant: str = ""
+    wrong: Wrong = _nothing
+
+    def pair(self, seed: int) -> Pair | None:
+        """Return the pair of a seed; None where the fault can't be planted into it."""
+        pair = draw_modern(seed, self.variant)
+        if not self.wrong(pair.arguments["config"]):
+            return None
+        # Weights as a model starts with, biases 0 and norms 1, would hide half of what is read in the wrong place.
+        return dataclasses.replace(pair, gain=pair.gain or 1.0, zero_biases=False)
+
+    def is_hidden(self, pair: Pair) -> bool:
+        """Whether it changes nothing in a pair: where it does is measured, not declared."""
+        del pair
+        return False
+
+    def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
+        """Return what ``build`` of both ``mutants.py`` takes for one side of a pair, with the fault or without."""
+        config: Config = pair.arguments["config"]
+        arguments = {"variant": self.variant, "config": config}
+        if planted:
+            wrong = self.wrong(config)
+            arguments |= {"reads": wrong} if isinstance(wrong, tuple) else {"config": config.replace(**wrong)}
+        return "Port", arguments
+
+    def rules(self, pair: Pair, shapes: Mapping[str, tuple[int, ...]]) -> Rules:
+        """Return the rules of a pair's weights."""
+        del shapes
+        config: Config = pair.arguments["config"]
+        return config.rules().prefixed("port", "port")
+
+
+def _other_position(changes: Callable[[Rotary], Rotary]) -> Changes:
+    def changed(config: Any) -> Mapping[str, Any]:
+        if not isinstance(config.position, Rotary):
+            return {}
+        position = changes(config.position)
+        return {} if position == config.position else {"position": position}
+
+    return changed
+
+
+def _other_pairing(config: Any) -> Mapping[str, Any]:
+    if not isinstance(config.position, Rotary) or _turning(config) == 2:
+        return {}
+    pairing: Pairing = "half" if config.position.pairing == "interleaved" else "interleaved"
+    return {"position": dataclasses.replace(config.position, pairing=pairing)}
+
+
+def _turning(config: Any) -> int:
+    """Return how many channels turn: two are a pair of either kind."""
+    width: int = config.rope_dim if hasattr(config, "rope_dim") else config.position.width(config.head_dim)
+    return width
+
+
+_no_scaling = _other_position(lambda rope: dataclasses.replace(rope, scaling=None))
+_whole_head = _other_position(lambda rope: dataclasses.replace(rope, dim=None))
+
+
+def _otherwise(field: str, value: Callable[[Any], Any]) -> Changes:
+    """Set a field to what `value` makes of the config, where that is something else."""
+
+    def changed(config: Any) -> Mapping[str, Any]:
+        other = value(config)
+        return {} if other == getattr(config, field) else {field: other}
+
+    return changed
+
+
+def _ten_times(field: str) -> Changes:
+    return lambda config: {field: 10 * getattr(config, field)}
+
+
+def _mask(config: Any, kind: str, other: Callable[[int], Any]) -> Any:
+    """Return another mask of the same size where the config has a mask of this kind."""
+    name = type(config.mask).__name__.strip("_")
+    return other(config.mask.size) if name == kind else config.mask
+
+
+def _without_offset(config: Any) -> Any:
+    norm = config.qk_norm
+    return norm if norm is None else dataclasses.replace(norm, unit_offset=not norm.unit_offset)
+
+
+def _faults_of(variant: str, *rows: tuple[str, str, Wrong]) -> list[PortFault]:
+    """Make the faults of a variant from rows of name, what the porter did, and what that comes to."""
+    return [PortFault(name, about, variant=variant, wrong=wrong) for name, about, wrong in rows]
+
+
+PORT_FAULTS: tuple[PortFault, ...] = (
+    *_faults_of(
+        "GroupedQueryAttention",
+        ("grouped-rope-pairing", "halves turned instead of neighbours, or the other way round", _other_pairing),
+        ("grouped-rope-scaling-missing", "scaling of the positions left out", _no_scaling),
+        ("grouped-rope-whole-head", "all channels of a head turned instead of the first", _whole_head),
+        (
+            "grouped-alibi-missing",
+            "ALiBi left out",
+            _otherwise("position", lambda c: None if isinstance(c.position, Alibi) else c.position),
+        ),
+        (
+            "grouped-qk-norm-offset",
+            "norms of query and key with 1 + weight for weight, or the other way round",
+            _otherwise("qk_norm", _without_offset),
+        ),
+        (
+            "grouped-window-one-shorter",
+            "window of W - 1",
+            _otherwise("mask", lambda c: _mask(c, "SlidingWindow", lambda w: sliding_window(w - 1))),
+        ),
+        (
+            "grouped-chunks-as-window",
+            "chunks of N taken for a window of N",
+            _otherwise("mask", lambda c: _mask(c, "Chunked", sliding_window)),
+        ),
+        (
+            "grouped-prefix-missing",
+            "prefix causal like the rest",
+            _otherwise("mask", lambda c: _mask(c, "Prefix", lambda _: causal())),
+        ),
+        ("grouped-clip-missing", "clipping of the projections left out", _otherwise("clip", lambda _: None)),
+        ("grouped-gate-is-query", "gate and query read from each other's rows", swapped(("W_gate", "W_query"))),
+        (
+            "grouped-gate-inside-out",
+            "rows of the gate read as (channel head)",
+            inside_out("W_gate", "head_dim", "num_heads"),
+        ),
+        ("grouped-heads-tiled", "key/value heads tiled instead of repeated", groups_tiled),
+    ),
+    *_faults_of(
+        "MultiHeadLatentAttention",
+        ("latent-rope-pairing", "halves turned instead of neighbours, or the other way round", _other_pairing),
+        (
+            "latent-scale-of-nope",
+            "scale from the channels without position alone",
+            _otherwise("scale", lambda c: c.nope_dim ** (-0.5)),
+        ),
+        (
+            "latent-yarn-scale-missing",
+            "YaRN without its part in the scale",
+            _otherwise("scale", lambda c: (c.nope_dim + c.rope_dim) ** (-0.5)),
+        ),
+        ("latent-rope-first", "rotary channels of the query taken to be the first of a head", rope_first),
+        ("latent-norm-eps", "eps of the norms ten times as large", _ten_times("norm_eps")),
+        (
+            "latent-value-inside-out",
+            "rows of the values read as (channel head)",
+            inside_out("W_value", "value_dim", "num_heads"),
+        ),
+    ),
+    *_faults_of(
+        "CrossAttention",
+        (
+            "cross-key-and-value-swapped",
+            "keys and values read from each other's weights",
+            swapped(("W_key", "W_value")),
+        ),
+        ("cross-scale-missing", "no scale", _otherwise("scale", lambda _: 1.0)),
+        ("cross-heads-tiled", "key/value heads tiled instead of repeated", groups_tiled),
+    ),
+    *_faults_of(
+        "DifferentialAttention",
+        (
+            "differential-lambda-init",
+            "initial lambda 0.05 too large",
+            _otherwise("lambda_init", lambda c: c.lambda_init + 0.05),
+        ),
+        (
+            "differential-lambdas-swapped",
+            "lambdas of the two maps exchanged",
+            swapped(("lambda_q1", "lambda_q2"), ("lambda_k1", "lambda_k2")),
+        ),
+        ("differential-maps-interleaved", "queries of the two maps read from neighbouring heads", maps_interleaved),
+        ("differential-norm-eps", "eps of the norm ten times as large", _ten_times("norm_eps")),
+    ),
+    *_faults_of(
+        "GatedDeltaNet",
+        (
+            "delta-beta-and-alpha-swapped",
+            "beta and decay read from each other's weights",
+            swapped(("W_beta", "W_alpha")),
+        ),
+        ("delta-decay-parameters-swapped", "dt_bias and A_log exchanged", swapped(("dt_bias", "A_log"))),
+        ("delta-taps-reversed", "short convolution read backwards in time", taps_reversed),
+        (
+            "delta-channels-value-first",
+            "channels of the convolution taken to lie as value, query, key",
+            channels_value_first,
+        ),
+        (
+            "delta-query-and-key-swapped",
+            "queries and keys read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "delta-gate-inside-out",
+            "rows of the gate read as (channel head)",
+            inside_out("W_gate", "value_head_dim", "num_value_heads"),
+        ),
+        ("delta-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
+    ),
+    *_faults_of(
+        "LinearAttention",
+        (
+            "linear-query-and-key-swapped",
+            "queries and keys read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "linear-value-inside-out",
+            "rows of the values read as (channel head)",
+            inside_out("W_value", "value_head_dim", "num_heads"),
+        ),
+    ),
+)
+"""All of them, by variant."""
