@@ -69,16 +69,18 @@ def propose(
     weak = numbered_only(fixed, left, right)
     permuted = [choice for choice in choices if len({names_of(links) for links in choice}) > 1]
     uses = orders() if orders is not None and (weak or permuted) else ({}, {})
-    run = as_run([*weak, *(link for choice in permuted for link in choice[0])], uses) if all(uses) else None
-    if run is not None:
+    run = None
+    if all(uses):
         # The order of execution first, then the pairings that names leave open.
+        some = ((*weak, *(link for links in choice for link in links)) for choice in itertools.product(*permuted))
+        open_ones = list(itertools.islice(some, 4 * MAX_CANDIDATES))
+        run = next((links for links in open_ones if is_in_order(links, uses)), None) or as_run(open_ones[0], uses)
+    if run is not None:
         reopened = {link.first.name for link in weak}
         fixed = [link for link in fixed if link.first.name not in reopened]
-        others = ((*weak, *(link for links in some for link in links)) for some in itertools.product(*permuted))
-        alternatives = itertools.chain([run], (some for some in others if names_of(some) != names_of(run)))
         is_permuted = {id(choice) for choice in permuted}
         choices = [choice for choice in choices if id(choice) not in is_permuted]
-        choices.append(list(itertools.islice(alternatives, 4 * MAX_CANDIDATES)))
+        choices.append([run, *(links for links in open_ones if names_of(links) != names_of(run))])
     found = settle(given, choices, fixed, probe, limit, is_ordered=run is not None)
     for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
@@ -159,6 +161,17 @@ def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...]
         return None
     assignment = arranged(scores, assignment, open_groups(scores, assignment), in_order=True)
     return tuple(_link(sides, i, j, "order") for i, j in enumerate(assignment))
+
+
+def is_in_order(links: Sequence[Link], uses: tuple[Order, Order]) -> bool:
+    """Tell whether both sides use the tensors of these links in one order, those of each shape by themselves."""
+    times: dict[Hashable, list[tuple[int, int]]] = collections.defaultdict(list)
+    for link in links:
+        if link.first.source not in uses[0] or link.second.source not in uses[1]:
+            return False
+        kind = tuple(sorted(link.first.shape)), last_word(link.first)
+        times[kind].append((uses[0][link.first.source], uses[1][link.second.source]))
+    return all(sorted(some) == sorted(some, key=lambda both: both[::-1]) for some in times.values())
 
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:

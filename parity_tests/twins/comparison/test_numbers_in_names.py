@@ -114,3 +114,51 @@ def test_layers_of_a_list_run_in_reverse_are_different(name, order):
     pairs, how = layers_of(report)
     assert pairs == {f"{name}.{i}": f"layers.{i}" for i in (0, 1)}
     assert how == {"name"}
+
+
+class Blocks(nn.Module):
+    """A block of two norms, and a last norm outside it, all of one size."""
+
+    def __init__(self):
+        super().__init__()
+        names = ("layernorm_before", "layernorm_after")
+        self.layers = nn.ModuleList([nn.ModuleDict({name: nn.LayerNorm(WIDTH) for name in names})])
+        self.layernorm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        for norm in self.layers[0].values():
+            x = x + torch.tanh(norm(x))
+        return self.layernorm(x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hf, self.head = Blocks(), nn.Linear(WIDTH, 7)
+
+    def forward(self, x):
+        return self.head(self.hf(x))
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+def test_names_in_the_order_of_use_stand_where_no_pairing_agrees(has_last):
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            for _ in range(2):
+                x = x + jnp.tanh(linen.LayerNorm(epsilon=1e-5)(x))
+            return x
+
+    def body(x):
+        x = Block(name="encoderblock_0")(x)
+        y = linen.LayerNorm(epsilon=1e-5, name="encoder_norm")(x)
+        return linen.Dense(7, name="head")(y if has_last else x + 0 * y)
+
+    report = judge(Model(), linen_side(body))
+    assert report.verdict == ("equal" if has_last else "different")
+    assert layers_of(report)[0] == {
+        "hf.layers.0.layernorm_before": "encoderblock_0.LayerNorm_0",
+        "hf.layers.0.layernorm_after": "encoderblock_0.LayerNorm_1",
+        "hf.layernorm": "encoder_norm",
+        "head": "head",
+    }
