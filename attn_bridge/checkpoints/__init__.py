@@ -218,7 +218,8 @@ def convert(
         rules: a TOML file of a user's own rules, in place of the layouts.
         dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
         settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
-        dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
+        dequantize: make floating point of MXFP4, float8 with scales, GPTQ, AWQ and bitsandbytes: `dtype`; where that is
+            None, bfloat16 for the first two and the dtype of the other tensors for the rest.
         strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
         drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
         source_format: container of the source, where its extension says none, or another.

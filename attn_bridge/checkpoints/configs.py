@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,13 +148,7 @@ def _check_size(model: str, path: Path, found: Any) -> None:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     with containers.open_reader(path.parent) as reader:
-        name = quantised.first_of(reader.tensors)
-        if name:
-            raise CheckpointError(
-                f"{path.parent} holds quantised weights ({printable(name)}), which a model does not run; "
-                f"attn-bridge convert {shlex.quote(str(path.parent))} DST --to same --dequantize makes a folder that "
-                "it can be loaded from"
-            )
+        quantised.check_loadable(reader, beside(path.parent))
         tensors = len(reader.tensors)
         held = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

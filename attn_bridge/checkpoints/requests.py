@@ -180,7 +180,7 @@ def seen(reader: Reader, dequantize: bool, dtype: str | None) -> Reader:
     """Return a checkpoint as it is converted: as one of floating point, or as it is."""
     if not dequantize:
         return reader
-    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
+    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype))
 
 
 def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
@@ -236,6 +236,8 @@ def plan_of(
     is_folder = configs.is_folder(target, kind)
     is_read = rules is None and to_layout != "same"
     config = configs.checked_beside(reader.path) if is_read or is_folder else None
+    if is_read and not isinstance(reader, quantised.Dequantised):
+        quantised.check_plain(reader, config or {})
     made = planning.make(
         headers,
         source_layout=from_layout,

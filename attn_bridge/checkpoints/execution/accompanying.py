@@ -98,7 +98,7 @@ def accompany(
 
 def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, Any]]:
     """Return the quantised tensors that were read, as a manifest has them."""
-    names = [name for one in reader.quantised.values() for name in (one.numbers, one.scales)]
+    names = [name for one in reader.quantised.values() for name in (one.numbers, *one.others)]
     infos = [reader.originals.tensors[name] for name in names]
     return {
         info.name: {

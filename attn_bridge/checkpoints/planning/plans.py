@@ -77,7 +77,7 @@ class Plan:
         settings: those that were given.
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
         config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
-        scales: source tensor of quantised numbers -> that of their scales.
+        scales: source tensor of quantised numbers -> those of their scales, and of what else they are made of.
         originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
         carried: what earlier conversions kept aside of the same kind, and is still of use.
         files: names of files beside the source that are copied beside the target, such as its tokenizer's.
@@ -98,7 +98,7 @@ class Plan:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
-    scales: dict[str, str] = dataclasses.field(default_factory=dict)
+    scales: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     originals: tuple[Target, ...] = ()
     carried: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

@@ -1,11 +1,23 @@
-"""Quantised originals as floating point: MXFP4, and float8 with scales, dequantised as their bytes are read.
+"""Quantised originals as floating point: MXFP4, float8, GPTQ, AWQ and bitsandbytes, dequantised as bytes are read.
 
-A quantised tensor is two in the file: small numbers, and scales that many of them share. `find` pairs them by name,
-`Dequantised` reads them as one tensor of floating point, and `in_file_order` makes a plan read from that.
+A quantised tensor is several in the file: small numbers, and scales that many of them share. `schemes` reads how
+config.json describes them, `find` groups them by name, `Dequantised` reads each as one tensor of floating point, and
+`in_file_order` makes a plan read from that.
 """
 
 from .moves import in_file_order, rounding_losses
-from .pairs import QuantisedTensor, find, first_of, unquantised
+from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
+from .searching import check_loadable, check_plain, find
 
-__all__ = ["Dequantised", "QuantisedTensor", "find", "first_of", "in_file_order", "rounding_losses", "unquantised"]
+__all__ = [
+    "Dequantised",
+    "QuantisedTensor",
+    "check_loadable",
+    "check_plain",
+    "find",
+    "first_of",
+    "in_file_order",
+    "rounding_losses",
+    "unquantised",
+]

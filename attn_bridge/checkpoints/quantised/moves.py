@@ -31,7 +31,7 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
             raise bad(reader.path, f"{printable(name)} would be kept aside, which can't be dequantised")
     targets = tuple(one if one.kept else _target(one, known, reader.dtype.name) for one in plan.targets)
     ties = tuple((*(_move(one, known) for one in pair[:2]), *pair[2:]) for pair in plan.ties)
-    scales = {one.numbers: one.scales for one in known.values()}
+    scales = {one.numbers: one.others for one in known.values()}
     return dataclasses.replace(
         plan,
         targets=targets,
@@ -101,11 +101,17 @@ def _split(axis: Axis, steps: Sequence[int], one: QuantisedTensor) -> list[Axis]
     return [within, *_split((size // inner, source * inner, target * inner), steps, one)]
 
 
+def _how(kind: str) -> str:
+    if kind == MXFP4:
+        return "two numbers to a byte times its scale"
+    return "each number times its scale"
+
+
 def _notes(reader: Dequantised) -> list[str]:
     """Say what is dequantised."""
     kinds = collections.Counter(one.words for one in reader.quantised.values())
     return [
         f"{count} tensor{'s' if count > 1 else ''} of {kind} become{'' if count > 1 else 's'} {reader.dtype.name}, "
-        f"{'two numbers to a byte' if kind == MXFP4 else 'each number'} times its scale, rounded once"
+        f"{_how(kind)}, rounded once"
         for kind, count in kinds.items()
     ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...printable import printable
 from ..containers.base import TensorInfo
 from ..containers.files import bad
+from .schemes import KEYS, TEXT
 
 MXFP4 = "MXFP4"
 GROUP = 32
@@ -24,12 +25,6 @@ BLOCK = (128, 128)
 """What one scale is for where no config.json says it, in DeepSeek's files and in `transformers`."""
 
 MAX_BLOCK = (1 << 31) - 1
-
-_CONFIGS = ("quantization_config", "compression_config")
-"""Keys of a config.json that say how a model's weights are quantised."""
-
-TEXT = "text_config"
-"""Key of what a config.json of several models says of the one that reads text."""
 
 ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
 """How scales are named that go with a matrix's input."""
@@ -69,6 +64,11 @@ class QuantisedTensor:
     strides: tuple[int, ...]
     block: tuple[int, int]
     file: str
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of beside the numbers."""
+        return (self.scales,)
 
     @property
     def words(self) -> str:
@@ -129,15 +129,28 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
             raise bad(path, f"both {printable(clash)} and {printable(one.numbers)} are there; only one can be")
         stand_for[one.name] = one.numbers
     if not found:
-        raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), or float8 with "
-                  "*_scale_inv or *.weight_scale")  # fmt: skip
+        raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), float8 with "
+                  "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB)")  # fmt: skip
     order = {name: position for position, name in enumerate(tensors)}
     return sorted(found, key=lambda one: order[one.numbers])
+
+
+OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map"}
+"""Ending of a name that only GPTQ, AWQ or bitsandbytes have -> that of another name beside it."""
+
+
+def method_name_of(names: Collection[str]) -> str:
+    """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" where there is none."""
+    pairs = [(name, ending) for name in names for ending in OF_METHODS if name.endswith(ending)]
+    return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
 
 
 def first_of(names: Iterable[str]) -> str:
     """Return the first name that only a quantised checkpoint has, or "" where there is none."""
     names = set(names)
+    found = method_name_of(names)
+    if found:
+        return found
     for name in sorted(names):
         pairs = [*((numbers, scales) for numbers, scales in ENDINGS), ("", BY_BLOCK), (".weight", ".weight_scale")]
         for numbers, scales in pairs:
@@ -158,7 +171,7 @@ def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, 
 
 def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json without what it says of quantised weights."""
-    plain = {key: value for key, value in config.items() if key not in _CONFIGS}
+    plain = {key: value for key, value in config.items() if key not in KEYS}
     return {
         key: unquantised(value) if key == TEXT and isinstance(value, dict) else value for key, value in plain.items()
     }
@@ -181,7 +194,7 @@ def _mxfp4(path: Path, stem: str, numbers: TensorInfo, scales: TensorInfo, swapp
                   f"{printable(numbers.name)} {numbers.shape}, got {scales.shape}")  # fmt: skip
     *leading, rows, groups, _ = numbers.shape
     in_file = (*leading, rows, groups * GROUP)
-    strides = _strides(in_file)
+    strides = c_order(in_file)
     shape = in_file
     if swapped:
         shape, strides = (*leading, in_file[-1], rows), (*strides[:-2], strides[-1], strides[-2])
@@ -228,14 +241,14 @@ def _float8(
         raise bad(path, f"{printable(scales.name)} must have the shape {wanted[0]} to go with {printable(name)} "
                   f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
     return QuantisedTensor(
-        name, info.shape, name, scales.name, info.dtype, info.shape, _strides(info.shape), block, info.file
+        name, info.shape, name, scales.name, info.dtype, info.shape, c_order(info.shape), block, info.file
     )
 
 
 def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
     """Return rows and columns of a block, (0, 0) for one scale for all, or why config.json does not say it."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
-    said: Any = next((one[key] for one in places for key in _CONFIGS if one.get(key) is not None), {})
+    said: Any = next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
     if not isinstance(said, Mapping):
         return f"quantization_config of config.json must be an object, got {printable(repr(said), 40)}"
     if "weight_block_size" not in said:
@@ -252,5 +265,6 @@ def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
     return size[0], size[1]
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def c_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a tensor in C order."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

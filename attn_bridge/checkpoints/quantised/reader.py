@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from ..containers.base import SPARSE, Array, CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
 from ..wrapped import Wrapped
+from .bitsandbytes import FourBitTensor, Int8Tensor
 from .numbers import Numbers, float8_values
-from .pairs import GROUP, MXFP4, QuantisedTensor, find, of_activations
+from .packed import GroupedTensor
+from .pairs import GROUP, MXFP4, QuantisedTensor, of_activations
+from .searching import default_dtype, find
+from .source import Source
 
 TILE = 1 << 18
 """Numbers that are made at a time; what it takes to make them stays in the caches."""
 
+
+_OTHERS = (GroupedTensor, FourBitTensor, Int8Tensor)
+"""Kinds whose tensors make their own tiles."""
 
 FAR = 16
 """Rows of a tile that lie further apart than this are fewer: what is read of the scales has those between them."""
@@ -48,7 +55,7 @@ class Dequantised(Wrapped):
     Args:
         reader: the quantised checkpoint.
         config: the model's config.json.
-        dtype: what the quantised tensors become.
+        dtype: what the quantised tensors become; "" is that of `default_dtype`.
 
     Attributes:
         originals: the quantised checkpoint.
@@ -63,10 +70,10 @@ class Dequantised(Wrapped):
     def __init__(self, reader: Reader, config: Mapping[str, Any], dtype: str):
         super().__init__(reader)
         self.originals = reader
-        self.quantised: dict[str, QuantisedTensor] = {
-            one.numbers: one for one in find(reader.path, reader.tensors, config)
-        }
-        scales = {one.scales for one in self.quantised.values()}
+        self._source = Source(reader)
+        self.quantised: dict[str, QuantisedTensor] = {one.numbers: one for one in find(reader, config)}
+        dtype = dtype or default_dtype(reader.tensors, self.quantised, config)
+        scales = {name for one in self.quantised.values() for name in one.others}
         self.dropped = of_activations(reader.tensors, self.quantised)
         self.tensors, headers = {}, {}
         for name, info in reader.tensors.items():
@@ -130,6 +137,8 @@ class Dequantised(Wrapped):
 
     def _is_exact(self, one: QuantisedTensor, numbers: Numbers) -> bool:
         """Return whether none of the scales makes a number that has to be rounded, whatever the numbers are."""
+        if isinstance(one, _OTHERS):
+            return False
         info = self._reader.tensors[one.scales]
         step = TILE // 256 * info.itemsize
         for start in range(0, info.nbytes, step):
@@ -168,7 +177,7 @@ class Dequantised(Wrapped):
 
     def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
         """Make a rectangle, a tile at a time."""
-        make = self._mxfp4 if one.kind == MXFP4 else self._float8
+        make = self._mxfp4 if one.kind == MXFP4 else self._scaled if isinstance(one, _OTHERS) else self._float8
         width = into.shape[1]
         most = max(1, TILE // max(width, rows.step // FAR, 1))
         for first in range(0, len(rows), most):
@@ -177,13 +186,17 @@ class Dequantised(Wrapped):
                 found = make(one, numbers, rows[first : first + most], column + left, column + right)
                 into[first : first + most, left:right] = found
 
+    def _scaled(self, one: Any, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+        """Return a rectangle of numbers of GPTQ, AWQ or bitsandbytes."""
+        return numbers.of(*np.broadcast_arrays(*one.tile(self._source, rows, column, end)))
+
     def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers: each byte and its scale say both numbers of it, rounded before."""
         first, groups = column // GROUP, -(-end // GROUP) - column // GROUP
         size = one.file_shape[-1]
         half = GROUP // 2
-        codes = self._rectangle(one.numbers, size // 2, rows, first * half, (first + groups) * half)
-        scales = self._rectangle(one.scales, size // GROUP, rows, first, first + groups)
+        codes = self._source.rectangle(one.numbers, size // 2, rows, first * half, (first + groups) * half)
+        scales = self._source.rectangle(one.scales, size // GROUP, rows, first, first + groups)
         index = codes.reshape(len(rows), groups, half) | scales.astype(np.uint16)[..., None] << 8
         made = self._pairs_of(numbers)[index].view(numbers.result).reshape(len(rows), groups * GROUP)
         found: Array = made[:, column - first * GROUP : end - first * GROUP]
@@ -197,7 +210,7 @@ class Dequantised(Wrapped):
     def _float8(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers: by a table for every block, or each by itself where there are many blocks."""
         (high, wide), (height, columns) = one.block, one.file_shape[-2:]
-        codes = self._rectangle(one.numbers, columns, rows, column, end)
+        codes = self._source.rectangle(one.numbers, columns, rows, column, end)
         info = self._reader.tensors[one.scales]
         down, across = -(-height // high), -(-columns // wide)
         lines = np.array(rows)
@@ -205,7 +218,9 @@ class Dequantised(Wrapped):
         places = np.arange(column, end) // wide
         top, left, right = int(lines[0]), int(places[0]), int(places[-1]) + 1
         width = info.itemsize
-        raw = self._rectangle(one.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width)
+        raw = self._source.rectangle(
+            one.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width
+        )
         scales = np.ascontiguousarray(raw).view(numpy_dtype(info.dtype)).astype(np.float64)
         values = float8_values(one.kind)
         if scales.size * 256 > codes.size:
@@ -213,15 +228,4 @@ class Dequantised(Wrapped):
         tables = numbers.of(*np.broadcast_arrays(values, scales.reshape(-1, 1))).reshape(-1)
         index = ((lines - top) * ((right - left) * 256))[:, None] + (places - left) * 256 + codes
         found: Array = tables[index]
-        return found
-
-    def _rectangle(self, name: str, width: int, rows: range, left: int, right: int) -> Array:
-        """Return bytes ``left:right`` of rows of a tensor, whose rows have `width` bytes."""
-        own, between = right - left, width * rows.step
-        if between <= SPARSE * own or len(rows) == 1:
-            data = self._reader.read_range(name, rows[0] * width + left, rows[-1] * width + right)
-            flat = np.frombuffer(data, np.uint8)
-            return np.lib.stride_tricks.as_strided(flat, (len(rows), own), (between, 1), writeable=False)
-        found = np.empty((len(rows), own), np.uint8)
-        self._reader.read_rows(name, rows[0] * width + left, between, found)
         return found

@@ -42,7 +42,10 @@ Container = Annotated[
 Dtype = Annotated[str | None, typer.Option(help="Cast floating-point tensors: bf16, f16, f32, f64; default: never.")]
 Dequantize = Annotated[
     bool,
-    typer.Option("--dequantize", help="Make floating point of MXFP4 and of float8 with scales: --dtype, or bf16."),
+    typer.Option(
+        "--dequantize",
+        help="Make floating point of MXFP4, float8 with scales, GPTQ, AWQ and bitsandbytes: --dtype, or bf16.",
+    ),
 ]
 Strip = Annotated[
     str | None,
@@ -119,7 +122,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def _sources(plan: Plan, target: Target) -> list[str]:
     """Return what a target is made of, scales of quantised numbers among it."""
-    return [one for name in target.sources for one in (name, plan.scales.get(name, "")) if one]
+    return [one for name in target.sources for one in (name, *plan.scales.get(name, ()))]
 
 
 def print_plan(plan: Plan, console: Console, memory: str) -> None:

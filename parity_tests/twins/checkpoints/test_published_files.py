@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 import transformers
@@ -16,9 +17,10 @@ import transformers
 import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from ...support import hf_folders
+from ...support import hf_folders, quantised_files
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
@@ -159,3 +161,33 @@ def test_gemma_3_loads_without_its_vision_tower(tmp_path, spelling):
         assert_close(logits_of(back, T.AutoModelForCausalLM), wanted)
     checkpoints.convert(source, tmp_path / "same.npz", to_layout="same")
     assert len(checkpoints.read(tmp_path / "same.npz")) == len(state)
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LLAMA = {**hf_folders.GROUPED, "hidden_size": 32, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize("name", ["gptq shuffled", "awq", "nf4 nested", "int8"])
+def test_a_quantised_llama_gives_the_logits_of_its_exact_weights(tmp_path, name):
+    make, scheme = quantised_files.SCHEMES[name]
+    hf_folders.saved(tmp_path / "hf", T.LlamaForCausalLM, T.LlamaConfig, LLAMA, "1GB")
+    state = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    exact, packed = {}, {}
+    for key, array in state.items():
+        stem = key.removesuffix(".weight")
+        if stem.rpartition(".")[2] not in PROJECTIONS:
+            exact[key] = packed[key] = array
+            continue
+        tensors, exact[key] = make(array)
+        packed |= {f"{stem}.{ending}": tensor for ending, tensor in tensors.items()}
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    for folder, arrays, more in (("exact", exact, {}), ("packed", packed, {"quantization_config": scheme})):
+        (tmp_path / folder).mkdir()
+        arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        safetensors.numpy.save_file(arrays, tmp_path / folder / "model.safetensors", {"format": "pt"})
+        (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
+    wanted = logits_of(tmp_path / "exact", T.LlamaForCausalLM)
+    assert_loads(tmp_path / "packed", wanted, tmp_path, dequantize=True)
+    for package in (torch_attn, jax_attn):
+        with pytest.raises(CheckpointError, match="--to same --dequantize makes a folder"):
+            package.DecoderModel.from_pretrained(tmp_path / "packed")

@@ -1,0 +1,232 @@
+"""bitsandbytes: codes of 4 bits with a scale for each block of numbers, or int8 with a scale for each row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...printable import printable
+from ..containers.base import Array, Reader, TensorInfo
+from ..containers.files import bad, parse_json
+from .pairs import QuantisedTensor, c_order
+from .source import Source
+
+STATE = ".quant_state.bitsandbytes__"
+ABSMAX, TABLE, NESTED_ABSMAX, NESTED_TABLE = ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"
+"""What follows the name of a weight in those of its tables and scales."""
+
+KINDS = ("nf4", "fp4")
+SCB, FORMAT = ".SCB", ".weight_format"
+"""Endings of the scales of rows of int8, and of a number for the order in which they lie."""
+
+LARGEST = 127.0
+"""The int8 that stands for the largest number of a row, which is its scale."""
+
+MOST = 1 << 16
+"""Bytes of the JSON that describes a weight, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FourBitTensor(QuantisedTensor):
+    """A weight of 4-bit codes, the high half of a byte first.
+
+    Attributes:
+        table: name of the numbers that codes stand for.
+        count: numbers of a block, which share a scale.
+        nested: names of the scales and numbers that the scales' own codes stand for; () where scales are float32.
+        nested_count: scales that share one of those.
+        offset: added to scales that are codes.
+    """
+
+    table: str = ""
+    count: int = 64
+    nested: tuple[str, ...] = ()
+    nested_count: int = 256
+    offset: float = 0.0
+    state: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of beside the numbers."""
+        return (self.scales, self.table, *self.nested, self.state)
+
+    @property
+    def words(self) -> str:
+        """How it is quantised, in words."""
+        return f"bitsandbytes, 4 bit ({self.kind})"
+
+    def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
+        """Return the numbers of codes, and scales, of a rectangle."""
+        columns = self.file_shape[-1]
+        if rows.step == 1 and (left, right) == (0, columns):
+            values, scales = self._run(source, rows.start * columns, rows.stop * columns)
+        else:
+            parts = [self._run(source, row * columns + left, row * columns + right) for row in rows]
+            values, scales = (np.concatenate(both) for both in zip(*parts, strict=True))
+        return values.reshape(len(rows), -1), scales.reshape(len(rows), -1)
+
+    def _run(self, source: Source, start: int, stop: int) -> tuple[Array, Array]:
+        first = start // 2
+        codes = source.elements(self.numbers, first, -(-stop // 2))
+        both = np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[start - 2 * first : stop - 2 * first]
+        block = np.arange(start, stop) // self.count
+        scales = self._scales(source, int(block[0]), int(block[-1]) + 1)
+        return source.whole(self.table).astype(np.float64)[both], scales.astype(np.float64)[block - block[0]]
+
+    def _scales(self, source: Source, start: int, stop: int) -> Array:
+        """Return scales in float32, rounded as bitsandbytes rounds them: after the product, and after the sum."""
+        stored = source.elements(self.scales, start, stop)
+        if not self.nested:
+            return stored
+        scales, table = (source.whole(name) for name in self.nested)
+        of = np.arange(start, stop) // self.nested_count
+        product: Array = table[stored] * scales[of] + np.float32(self.offset)
+        return product
+
+
+@dataclasses.dataclass(frozen=True)
+class Int8Tensor(QuantisedTensor):
+    """A weight of int8, whose rows have a scale each."""
+
+    form: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made of beside the numbers."""
+        return tuple(name for name in (self.scales, self.form) if name)
+
+    @property
+    def words(self) -> str:
+        """How it is quantised, in words."""
+        return "bitsandbytes, 8 bit"
+
+    def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
+        """Return numbers as shares of the largest, and scales, of a rectangle."""
+        numbers = source.matrix(self.numbers, rows, left, right).astype(np.float64)
+        scales = source.whole(self.scales)[np.arange(rows.start, rows.stop, rows.step)].astype(np.float64)
+        return numbers * scales[:, None] / LARGEST, np.ones((1, 1))
+
+
+TENSORS = (FourBitTensor, Int8Tensor)
+
+
+def find(reader: Reader) -> list[FourBitTensor | Int8Tensor]:
+    """Return the weights of bitsandbytes; of each with 4 bits the JSON that describes it is read.
+
+    Raises:
+        CheckpointError: tensors that don't go together.
+    """
+    tensors = reader.tensors
+    found: list[FourBitTensor | Int8Tensor] = []
+    for name in tensors:
+        stem, joint, kind = name.rpartition(STATE)
+        if joint and stem:
+            found.append(_four_bit(reader, stem, kind, name))
+        elif name.endswith(SCB):
+            found.append(_int8(reader, name.removesuffix(SCB), tensors[name]))
+    return found
+
+
+def _wanted(path: Path, tensors: Mapping[str, TensorInfo], name: str, whose: str, dtypes: Iterable[str]) -> TensorInfo:
+    info = tensors.get(name)
+    if info is None:
+        raise bad(path, f"{printable(whose)} has no {printable(name)} beside it, so it can't be dequantised")
+    if info.dtype not in dtypes:
+        raise bad(path, f"{printable(name)} must be {' or '.join(dtypes)}, got {info.dtype}")
+    return info
+
+
+def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor:
+    path, tensors = reader.path, reader.tensors
+    if kind not in KINDS:
+        raise bad(
+            path, f"{printable(stem)} is quantised by bitsandbytes as {printable(kind, 40)}, not {' or '.join(KINDS)}"
+        )
+    numbers = _wanted(path, tensors, stem, state, ("uint8",))
+    table = _wanted(path, tensors, stem + TABLE, stem, ("float32",))
+    said = _state(reader, state, stem)
+    is_nested = "nested_blocksize" in said
+    absmax = _wanted(path, tensors, stem + ABSMAX, stem, ("uint8",) if is_nested else ("float32",))
+    shape = tuple(said["shape"])
+    count, blocks = math.prod(shape), -(-math.prod(shape) // said["blocksize"])
+    sizes = {numbers: -(-count // 2), absmax: blocks, table: 16}
+    nested: tuple[str, ...] = ()
+    if is_nested:
+        scales, others = (
+            _wanted(path, tensors, stem + one, stem, ("float32",)) for one in (NESTED_ABSMAX, NESTED_TABLE)
+        )
+        sizes |= {scales: -(-blocks // said["nested_blocksize"]), others: 256}
+        nested = (scales.name, others.name)
+    for info, size in sizes.items():
+        if math.prod(info.shape) != size:
+            raise bad(path, f"{printable(info.name)} must have {size} elements for a weight {shape} in blocks of "
+                      f"{said['blocksize']}, got {info.shape}")  # fmt: skip
+    return FourBitTensor(
+        stem,
+        shape,
+        stem,
+        absmax.name,
+        kind,
+        shape,
+        c_order(shape),
+        (1, said["blocksize"]),
+        numbers.file,
+        table=table.name,
+        count=said["blocksize"],
+        nested=nested,
+        nested_count=said.get("nested_blocksize", 1),
+        offset=said.get("nested_offset", 0.0),
+        state=state,
+    )
+
+
+def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
+    """Return what bitsandbytes says of a weight, after checks."""
+    info = reader.tensors[name]
+    if info.dtype != "uint8" or info.nbytes > MOST:
+        raise bad(reader.path, f"{printable(name)} must be at most {MOST} bytes of JSON")
+    found = parse_json(reader.read_range(name, 0, info.nbytes), reader.path, name)
+    shape = found.get("shape") if isinstance(found, dict) else None
+    sizes = [found.get("blocksize"), found.get("nested_blocksize", 1)] if isinstance(found, dict) else [None]
+    offset = found.get("nested_offset", 0.0) if isinstance(found, dict) else None
+    if (
+        not isinstance(shape, list)
+        or len(shape) < 2
+        or not all(type(size) is int and size >= 0 for size in shape)
+        or not all(type(size) is int and size > 0 for size in sizes)
+        or not isinstance(offset, int | float)
+        or not math.isfinite(offset)
+    ):
+        shown = printable(json.dumps(found), 80)
+        raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {shown}")
+    described: dict[str, Any] = found
+    return described
+
+
+def _int8(reader: Reader, stem: str, scales: TensorInfo) -> Int8Tensor:
+    path, tensors = reader.path, reader.tensors
+    numbers = _wanted(path, tensors, stem + ".weight", scales.name, ("int8",))
+    if len(numbers.shape) != 2 or scales.dtype != "float32" or math.prod(scales.shape) != numbers.shape[0]:
+        raise bad(path, f"{printable(scales.name)} must have one float32 for each row of {printable(numbers.name)} "
+                  f"{numbers.shape}, got {scales.dtype} {scales.shape}")  # fmt: skip
+    form = stem + FORMAT if stem + FORMAT in tensors else ""
+    if form and (tensors[form].nbytes > MOST or reader.read(form).any()):
+        raise bad(path, f"{printable(form)} must be 0, rows one after the other; other orders are of its kernels alone")
+    return Int8Tensor(
+        numbers.name,
+        numbers.shape,
+        numbers.name,
+        scales.name,
+        "int8",
+        numbers.shape,
+        c_order(numbers.shape),
+        (1, numbers.shape[1]),
+        numbers.file,
+        form=form,
+    )

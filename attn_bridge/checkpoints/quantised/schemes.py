@@ -1,0 +1,129 @@
+"""How config.json describes quantised weights, and which of these descriptions can be dequantised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from ..containers.base import CheckpointError
+
+KEYS = ("quantization_config", "compression_config")
+"""Keys of a config.json that describe quantised weights."""
+
+TEXT = "text_config"
+"""Key of the text model's config in that of a multimodal model."""
+
+TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "fp8": "float8"}
+"""Name of a method in config.json -> its usual name."""
+
+FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
+"""Formats of compressed-tensors that hold float8, or numbers that are not quantised."""
+
+FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
+"""Methods whose tensors, numbers and scales, are recognised by their names."""
+
+GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)
+FORMS = {"gptq": 1, "gptq_v2": 0}
+"""Form of GPTQ's zero points in a file -> what is added to the stored ones."""
+
+GEMM = "gemm"
+"""The order of AWQ's numbers that is read; its kernels have others."""
+
+
+def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a config.json that describes quantised weights; {} where it has none."""
+    places = [config, config[TEXT]] if isinstance(config.get(TEXT), Mapping) else [config]
+    found: Any = next((part[key] for part in places for key in KEYS if part.get(key) is not None), {})
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def method_of(scheme: Mapping[str, Any]) -> str:
+    """Return the method of a scheme in lower case; "" where it names none."""
+    method = scheme.get("quant_method")
+    if method is None and (scheme.get("load_in_4bit") or scheme.get("load_in_8bit")):
+        return "bitsandbytes"
+    return method.lower() if isinstance(method, str) else ""
+
+
+def bits_of(scheme: Mapping[str, Any]) -> int | None:
+    """Return the bits of a number; None where the scheme does not say them."""
+    if method_of(scheme) == "bitsandbytes":
+        is_4, is_8 = (scheme.get(f"load_in_{bits}bit") is True for bits in (4, 8))
+        return 4 if is_4 else 8 if is_8 else None
+    bits = scheme.get("bits", scheme.get("w_bit"))
+    groups = scheme.get("config_groups")
+    if bits is None and isinstance(groups, Mapping):  # of compressed-tensors
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        bits = next((one.get("num_bits") for one in weights if isinstance(one, Mapping)), None)
+    return bits if type(bits) is int else None
+
+
+def describe(scheme: Mapping[str, Any]) -> str:
+    """Return how weights are quantised, such as ``GPTQ, 4 bit``; "" where config.json does not say it."""
+    method, bits = method_of(scheme), bits_of(scheme)
+    parts = [TITLES.get(method, printable(method, 40))] if method else []
+    form = scheme.get("format") if method == "compressed-tensors" else None
+    parts += [printable(form, 40)] if isinstance(form, str) else []
+    return ", ".join([*parts, *([f"{bits} bit"] if bits is not None else [])])
+
+
+def unsupported(scheme: Mapping[str, Any]) -> str:
+    """Return why weights of a scheme can't be dequantised; "" where nothing in config.json is against it."""
+    method, bits = method_of(scheme), bits_of(scheme)
+    if method == "compressed-tensors":
+        form = scheme.get("format", FLOAT_FORMATS[0])
+        return "".join(_no(form in FLOAT_FORMATS, f"format must be {FLOAT_FORMATS[0]}"))
+    if not method or method in FLOAT8:
+        return ""
+    if scheme.get("dynamic"):
+        return "its layers differ in bits (dynamic)"
+    if method == "gptq":
+        form = scheme.get("checkpoint_format", "gptq")
+        return "".join(_no(bits in GPTQ_BITS, _bits(GPTQ_BITS))) or "".join(
+            _no(form in FORMS, f"checkpoint_format must be {' or '.join(FORMS)}, got {printable(form, 40)}")
+        )
+    if method == "awq":
+        form = scheme.get("version", GEMM)
+        return "".join(_no(bits in AWQ_BITS, _bits(AWQ_BITS))) or "".join(
+            _no(
+                isinstance(form, str) and form.lower() == GEMM,
+                f"version must be {GEMM}, got {printable(form, 40)}",
+            )
+        )
+    if method == "bitsandbytes":
+        return ""
+    return "this method is not supported"
+
+
+def _no(is_right: bool, why: str) -> Iterator[str]:
+    if not is_right:
+        yield why
+
+
+def _bits(choices: tuple[int, ...]) -> str:
+    return f"it must have {' or '.join(map(str, choices))} bit"
+
+
+def is_by_name(scheme: Mapping[str, Any]) -> bool:
+    """Whether errors of layouts name its tensors, by which alone it is recognised."""
+    return not unsupported(scheme) and method_of(scheme) in ("", *FLOAT8)
+
+
+def check(path: Path, scheme: Mapping[str, Any]) -> None:
+    """Refuse a scheme that can't be dequantised.
+
+    Args:
+        path: of the checkpoint.
+        scheme: from its config.json.
+
+    Raises:
+        CheckpointError: one line that says how the weights are quantised.
+    """
+    why = unsupported(scheme)
+    if why:
+        raise CheckpointError(
+            f"{printable(str(path), 400)} is quantised by {describe(scheme)} (config.json), which can't be "
+            f"dequantised: {why}"
+        )
