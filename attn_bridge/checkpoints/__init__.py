@@ -116,12 +116,25 @@ def plan(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        settings,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with asked.opened() as prepared:
         return prepared.plan
@@ -141,6 +154,7 @@ def tasks(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
 ) -> list[dict[str, Any]]:
@@ -159,6 +173,7 @@ def tasks(
         strip: see there.
         drop: see there.
         source_format: see there.
+        adapter: see there.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
 
@@ -175,7 +190,19 @@ def tasks(
     from .requests import Request
 
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        settings,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
@@ -195,6 +222,7 @@ def convert(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -223,6 +251,7 @@ def convert(
         strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
         drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
         source_format: container of the source, where its extension says none, or another.
+        adapter: folder of a LoRA of peft, merged into the source in float32, rounded once to `dtype` or the source's.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -246,7 +275,19 @@ def convert(
 
     progress = progress or (lambda done, total, name: None)
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        settings,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
@@ -299,6 +340,7 @@ def convert_share(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -326,6 +368,7 @@ def convert_share(
         strip: see there.
         drop: see there.
         source_format: see there.
+        adapter: see there.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
@@ -342,7 +385,19 @@ def convert_share(
     from .workers import job_of, worker
 
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        settings,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with asked.opened() as prepared:
         if planned is not None:
@@ -365,6 +420,7 @@ def finish(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
@@ -380,7 +436,19 @@ def finish(
     from .workers import finish_by_hand
 
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        settings,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with asked.opened() as prepared:
         if planned is not None:
@@ -448,6 +516,7 @@ def verify(
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
+    adapter: PathLike | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -465,6 +534,7 @@ def verify(
         strip: what the source's names lost; None is what the manifest says, if there is one, and "" nothing.
         drop: patterns of names that were left out; None is what the manifest says, if there is one, and [] nothing.
         source_format: container of the source, where its extension says none, or another.
+        adapter: folder of the adapter that was merged into the source.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -510,8 +580,10 @@ def verify(
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = requests.seen(opened, dequantize, dtype)
-                before = None if strip is not None or selection.unwrapped else manifest.of(reader, origin)
+                reader = requests.seen(opened, dequantize, dtype, adapter)
+                problems |= verification.by_adapter(reader, known, target)
+                is_another = strip is not None or selection.unwrapped or adapter is not None
+                before = None if is_another else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(
                         reader,

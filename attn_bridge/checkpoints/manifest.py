@@ -29,7 +29,7 @@ class Manifest:
         source: ``{"layout", "format", "settings"}`` of what it was made of, and how; ``stripped`` is the prefix that
             its names lost, ``dropped`` has pattern -> names of what was left out, ``left_out`` reason -> names of what
             the layout leaves out; ``quantised`` where it was dequantised: name -> ``{"dtype", "shape", "blake3"}`` of
-            what was read.
+            what was read; ``adapter`` where one was merged: name -> digest of its config and of each of its tensors.
         tensors: name -> ``{"dtype", "shape", "blake3"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
@@ -119,6 +119,9 @@ def read(checkpoint: Path) -> Manifest | None:
         if not isinstance(fields["source"].get("stripped", ""), str):
             raise ValueError("source is malformed")
         if not isinstance(fields["source"].get("dropped", {}), dict):
+            raise ValueError("source is malformed")
+        merged = fields["source"].get("adapter", {})
+        if not isinstance(merged, dict) or not all(isinstance(digest, str) for digest in merged.values()):
             raise ValueError("source is malformed")
         originals = fields["source"].get("quantised", {})
         if not isinstance(originals, dict):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..models import layouts, rules_file
+from ..printable import printable
 from ..weights import WeightsMismatchError
-from . import configs, containers, manifest, model_files, planning, quantised
+from . import adapters, configs, containers, manifest, model_files, planning, quantised
 from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
+from .planning import heads
 from .planning.plans import Plan
 from .selection import Selection, check_patterns, select
 
@@ -36,6 +38,7 @@ class Request:
         strip: what names of the source lose; the tensors without it are left out.
         drop: patterns of names that are left out.
         source_format: container of the source; None goes by its extension.
+        adapter: folder of an adapter of peft that is merged into the source.
     """
 
     source: str
@@ -50,6 +53,7 @@ class Request:
     strip: str | None = None
     drop: tuple[str, ...] = ()
     source_format: str | None = None
+    adapter: str | None = None
 
     @classmethod
     def of(
@@ -66,6 +70,7 @@ class Request:
         strip: str | None = None,
         drop: str | Iterable[str] | None = None,
         source_format: str | None = None,
+        adapter: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
@@ -82,6 +87,7 @@ class Request:
             strip,
             check_patterns(drop),
             source_format,
+            None if adapter is None else remote.text_of(adapter),
         )
 
     @contextlib.contextmanager
@@ -98,9 +104,12 @@ class Request:
         with containers.open_reader(source, self.source_format) as opened:
             keep_wrappers = self.rules is not None or self.to_layout == "same"
             taken, selection = select(opened, self.strip, self.drop, keep_wrappers=keep_wrappers)
-            reader = seen(taken, self.dequantize, self.dtype)
+            if not keep_wrappers:
+                adapters.check_base(taken)
+            reader = seen(taken, self.dequantize, self.dtype, self.adapter)
             beside = manifest.of(reader, source)
-            before = None if self.strip is not None or selection.unwrapped else beside
+            is_another = self.strip is not None or selection.unwrapped or self.adapter is not None
+            before = None if is_another else beside
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
                 reader,
@@ -116,7 +125,7 @@ class Request:
             )
             plan = with_notes(plan, None if before is beside else beside)
             is_folder = configs.is_folder(target, kind)
-            plan = with_files(plan, opened, is_folder)
+            plan = with_files(plan, reader, is_folder)
             yield Prepared(plan, reader, before, target, kind, is_folder, there)
 
 
@@ -176,11 +185,29 @@ def stamp_of(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def seen(reader: Reader, dequantize: bool, dtype: str | None) -> Reader:
-    """Return a checkpoint as it is converted: as one of floating point, or as it is."""
+def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.PathLike[str] | None = None) -> Reader:
+    """Return a checkpoint as it is converted: as one of floating point, with an adapter in it, or as it is.
+
+    Raises:
+        CheckpointError: it can't be dequantised, or the adapter can't be merged into it.
+    """
+    if adapter is not None:
+        return _merged(reader, dequantize, planning.check_dtype(dtype), adapter)
     if not dequantize:
         return reader
     return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype))
+
+
+def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.PathLike[str]) -> adapters.Merged:
+    if dequantize:
+        raise CheckpointError(
+            f"--adapter is merged into floating point: convert {printable(str(reader.path), 400)} with --to same "
+            "--dequantize --dtype f32 first, and what comes of it with --adapter"
+        )
+    config = configs.beside(reader.path)
+    quantised.check_plain(reader, config)
+    tied = heads.tied_by(config, {name: info.shape for name, info in reader.tensors.items()})
+    return adapters.Merged(reader, adapters.Adapter.open(remote.to_path(adapter)), config, dtype, bool(tied))
 
 
 def with_notes(plan: Plan, unused: Manifest | None) -> Plan:

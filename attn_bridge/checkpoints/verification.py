@@ -11,6 +11,7 @@ import numpy as np
 
 from ..printable import printable
 from ..weights import WeightsMismatchError
+from . import adapters
 from .containers.base import CheckpointError, Reader
 from .digests import KEY
 from .elements import Elements
@@ -50,6 +51,22 @@ def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[s
 def by_originals(reader: Reader, manifest: Manifest) -> dict[str, str]:
     """Hold the quantised tensors of a source against what was read of them; return name -> what is wrong."""
     return _held_against(reader, manifest.source.get("quantised", {}), "was converted", lambda done, total, name: None)
+
+
+def by_adapter(reader: Reader, manifest: Manifest | None, target: Path) -> dict[str, str]:
+    """Hold an adapter against the one that was merged; return name -> what is wrong.
+
+    Raises:
+        CheckpointError: one was merged and none is given.
+    """
+    merged = {} if manifest is None else manifest.source.get("adapter", {})
+    if not isinstance(reader, adapters.Merged):
+        if merged:
+            raise CheckpointError(f"{target} was made with an adapter; give it, too, with --adapter")
+        return {}
+    digests = reader.adapter.in_manifest() if merged else {}
+    names = [name for name in {**digests, **merged} if digests.get(name) != merged.get(name)]
+    return {f"{name} (adapter)": "is not what was merged" for name in names}
 
 
 def _held_against(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import configs, containers, manifest, model_files, quantised
+from .. import adapters, configs, containers, manifest, model_files, quantised
 from .. import digests as digests_of
 from ..containers.base import Reader, TensorInfo
 from ..containers.sources import read_file
@@ -88,6 +88,7 @@ def accompany(
         "settings": plan.settings,
         **plan.selection.in_manifest(),
         **({"quantised": _digests_of_originals(reader)} if isinstance(reader, quantised.Dequantised) else {}),
+        **({"adapter": reader.adapter.in_manifest()} if isinstance(reader, adapters.Merged) else {}),
     }
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
     put(where, text.encode("ascii"))

@@ -17,6 +17,7 @@ from ...printable import printable
 from ..output import open_in_browser, temporary_page, write_json
 from . import tasks
 from .options import (
+    Adapter,
     Container,
     Dequantize,
     Destination,
@@ -65,6 +66,7 @@ def convert(
     strip: Strip = None,
     drop: Drop = None,
     source_format: SourceContainer = None,
+    adapter: Adapter = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -116,6 +118,7 @@ def convert(
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
     layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop, "source_format": source_format}
+    layouts["adapter"] = adapter
     options = {**layouts, "dtype": dtype, "settings": given}
     console = make_console()
 
@@ -287,6 +290,7 @@ def verify(
         typer.Option(metavar="PATTERN", help="What was left out of SRC; default: as the manifest says."),
     ] = None,
     source_format: SourceContainer = None,
+    adapter: Adapter = None,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -317,6 +321,7 @@ def verify(
             "--strip": strip,
             "--drop": " ".join(drop) if drop else None,
             "--source-format": source_format,
+            "--adapter": adapter,
         }
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
@@ -336,6 +341,7 @@ def verify(
                 strip=strip,
                 drop=drop or None,
                 source_format=source_format,
+                adapter=adapter,
                 max_memory=memory,
                 progress=advance,
             )

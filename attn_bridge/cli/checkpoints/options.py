@@ -57,6 +57,10 @@ SourceContainer = Annotated[
     str | None,
     typer.Option("--source-format", metavar="CONTAINER", help="Container of SRC, where its extension says another."),
 ]
+Adapter = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Merge this LoRA of peft into SRC, in float32, rounded once.", parser=place),
+]
 Drop = Annotated[
     list[str] | None,
     typer.Option(

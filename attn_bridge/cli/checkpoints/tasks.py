@@ -12,6 +12,7 @@ import typer
 from ..output import write_json
 from ..processes import AUTO
 from .options import (
+    Adapter,
     Container,
     Dequantize,
     Destination,
@@ -54,6 +55,7 @@ def plan(
     strip: Strip = None,
     drop: Drop = None,
     source_format: SourceContainer = None,
+    adapter: Adapter = None,
     task_bytes: TaskBytes = None,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
@@ -75,7 +77,19 @@ def plan(
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
     given = parse_settings(settings or [])
     asked = Request.of(
-        source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip, drop, source_format
+        source,
+        target,
+        from_layout,
+        to_layout,
+        format,
+        rules,
+        dtype,
+        given,
+        dequantize,
+        strip,
+        drop,
+        source_format,
+        adapter,
     )
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)

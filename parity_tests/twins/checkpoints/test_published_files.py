@@ -20,7 +20,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from ...support import hf_folders, quantised_files
+from ...support import adapter_files, hf_folders, quantised_files
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
@@ -191,3 +191,20 @@ def test_a_quantised_llama_gives_the_logits_of_its_exact_weights(tmp_path, name)
     for package in (torch_attn, jax_attn):
         with pytest.raises(CheckpointError, match="--to same --dequantize makes a folder"):
             package.DecoderModel.from_pretrained(tmp_path / "packed")
+
+
+def test_a_llama_with_an_adapter_gives_the_logits_of_the_merged_one(tmp_path):
+    model = hf_folders.saved(tmp_path / "hf", T.LlamaForCausalLM, T.LlamaConfig, hf_folders.GROUPED, "1GB")
+    state = {name: weight for name, weight in model.state_dict().items() if name.endswith("_proj.weight")}
+    tensors = {}
+    for name, weight in state.items():
+        layer, (outputs, inputs) = name.removesuffix(".weight"), weight.shape
+        tensors |= adapter_files.matrices(layer, inputs, outputs)
+        weight.data += torch.from_numpy(adapter_files.product(tensors, layer)).to(weight.dtype)
+    adapter = adapter_files.save(tmp_path / "adapter", tensors)
+    model.save_pretrained(tmp_path / "merged")
+    wanted = logits_of(tmp_path / "merged", T.LlamaForCausalLM)
+    for side, package in (("torch", torch_attn), ("flax", jax_attn)):
+        checkpoints.convert(tmp_path / "hf", tmp_path / side, to_layout=side, dtype="f64", adapter=adapter)
+        found = run(package, tmp_path / side)
+        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()

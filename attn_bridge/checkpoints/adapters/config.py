@@ -1,0 +1,157 @@
+"""An adapter's adapter_config.json: ranks and factors of its layers, and methods that are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from ..containers.base import CheckpointError
+from ..containers.files import bad, parse_json
+
+CONFIG = "adapter_config.json"
+MAX_BYTES = 1 << 24
+
+REFUSED = {
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "arrow_config": "Arrow",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "replicated layers",
+    "target_parameters": "LoRA of stacked parameters",
+    "trainable_token_indices": "single trained tokens",
+}
+"""Key of the config -> the method that it stands for, which is not merged."""
+
+PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights``, next to true and false, that leave the base as it is.
+
+The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first values out of the base whenever PEFT loads it.
+"""
+
+MAX_PATTERN, MAX_REPEATS = 500, 4
+"""Characters of a pattern of names, and repeats in it: a hostile one would take for ever to be matched."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """What adapter_config.json gives of a LoRA.
+
+    Attributes:
+        rank: of a layer that no pattern names.
+        alpha: the same.
+        ranks: pattern of layers' names -> their rank.
+        alphas: pattern of layers' names -> their alpha.
+        is_rslora: whether alpha is divided by the square root of the rank.
+        fan_in_fan_out: whether the base's matrices are (inputs, outputs).
+    """
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    is_rslora: bool
+    fan_in_fan_out: bool
+
+    @classmethod
+    def of(cls, path: Path, data: bytes) -> LoraConfig:
+        """Read the JSON of a file.
+
+        Raises:
+            CheckpointError: a value is of the wrong kind, or the method is not merged.
+        """
+        found = parse_json(data, path, "config")
+        if not isinstance(found, dict):
+            raise bad(path, "must hold a JSON object")
+        _check_method(path, found)
+        return cls(
+            _rank(path, "r", found.get("r", 8)),
+            _alpha(path, "lora_alpha", found.get("lora_alpha", 8)),
+            {key: _rank(path, "rank_pattern", value) for key, value in _patterns(path, found, "rank_pattern")},
+            {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, found, "alpha_pattern")},
+            bool(found.get("use_rslora")),
+            bool(found.get("fan_in_fan_out")),
+        )
+
+    def rank_of(self, layer: str) -> int:
+        """Return the rank of a layer."""
+        key = _matching(self.ranks, layer)
+        return self.rank if key is None else self.ranks[key]
+
+    def scale_of(self, layer: str) -> float:
+        """Return the factor of a layer's product."""
+        key, rank = _matching(self.alphas, layer), self.rank_of(layer)
+        alpha = self.alpha if key is None else self.alphas[key]
+        return alpha / math.sqrt(rank) if self.is_rslora else alpha / rank
+
+
+def _check_method(path: Path, found: Mapping[str, Any]) -> None:
+    kind = found.get("peft_type")
+    if kind != "LORA":
+        raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; adapters of other methods are not merged")
+    start = found.get("init_lora_weights", True)
+    names = [name for key, name in REFUSED.items() if found.get(key)]
+    if not isinstance(start, bool) and start not in (None, *PLAIN_STARTS):
+        names.append(f"init_lora_weights {printable(start, 40)}, which changes the base,")
+    if names:
+        raise bad(path, f"is an adapter with {names[0]} and is not merged; merge_and_unload of peft does so")
+
+
+def _rank(path: Path, key: str, value: object) -> int:
+    if type(value) is not int or not 1 <= value < 1 << 31:
+        raise bad(path, f"{key} ({printable(value, 40)}) must be a whole number of at least 1")
+    return value
+
+
+def _alpha(path: Path, key: str, value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]  # it is a number here
+        raise bad(path, f"{key} ({printable(value, 40)}) must be a number")
+    return float(value)  # type: ignore[arg-type]  # as above
+
+
+def _patterns(path: Path, found: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    patterns = found.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise bad(path, f"{key} must map patterns of names to numbers")
+    for pattern in patterns:
+        _check_pattern(path, pattern)
+    return list(patterns.items())
+
+
+def _check_pattern(path: Path, pattern: str) -> None:
+    repeats = len(re.findall(r"[*+{]|(?<!\()\?", pattern))
+    if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or re.search(r"\)[*+{]", pattern):
+        raise bad(path, f"the pattern {printable(pattern, 80)} repeats too much to be matched safely")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise bad(path, f"the pattern {printable(pattern, 80)} is malformed: {printable(error)}") from None
+
+
+def _matching(patterns: Mapping[str, object], layer: str) -> str | None:
+    """Return the first pattern that fits a layer's name, or what follows a dot of it, as PEFT matches them."""
+    starts = [0, *(hit.end() for hit in re.finditer(r"\.", layer))]
+    for pattern in patterns:
+        matches = re.compile(f"(?:{pattern})").fullmatch
+        if any(matches(layer, start) for start in starts):
+            return pattern
+    return None
+
+
+def check_there(folder: Path) -> None:
+    """Refuse a folder without an adapter's config.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"--adapter {printable(str(folder), 400)} must be a folder with {CONFIG}, as peft saves it"
+        )

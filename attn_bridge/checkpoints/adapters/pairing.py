@@ -1,0 +1,232 @@
+"""Which tensor of the base each tensor of an adapter changes, from names and shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from ..containers.base import CheckpointError, TensorInfo
+from ..containers.files import bad
+from .config import LoraConfig
+
+FRONT = "base_model.model."
+"""What PEFT puts before the names of the model."""
+
+ENDINGS = {
+    ".lora_A.weight": ("down", ".weight"),
+    ".lora_B.weight": ("up", ".weight"),
+    ".lora_embedding_A": ("down", ".weight"),
+    ".lora_embedding_B": ("up", ".weight"),
+    ".lora_B.bias": ("vector", ".bias"),
+}
+"""Ending of a name -> the field of `Change` that it is for, and the ending of the base's tensor."""
+
+OF_TABLES = ".lora_embedding_A"
+CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
+"""Models, and layers of theirs, whose matrices `transformers` holds as (inputs, outputs)."""
+
+EMBEDDINGS = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in", "shared")
+HEADS = ("lm_head", "embed_out", "output")
+"""Names of the layers that a config may tie to each other."""
+
+TRIES = 16
+"""Names of an adapter that are looked for in the base to find what differs in front; the first few may be absent."""
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A tensor of the merged model: the base's, or the one that replaces it, and ``scale * up @ down`` or a vector.
+
+    Attributes:
+        name: of the base's tensor.
+        layer: name of the layer in the adapter.
+        replacement: name of the adapter's tensor that replaces the base's; "" for none.
+        down: name of the adapter's matrix (rank, inputs); "" for none.
+        up: name of the adapter's matrix (outputs, rank).
+        vector: name of the adapter's vector (outputs,), for a bias; "" for none.
+        scale: factor of what is added.
+        is_transposed: whether the base's matrix is (inputs, outputs).
+    """
+
+    name: str
+    layer: str
+    replacement: str = ""
+    down: str = ""
+    up: str = ""
+    vector: str = ""
+    scale: float = 1.0
+    is_transposed: bool = False
+
+
+def pair(
+    path: Path,
+    adapter: Mapping[str, TensorInfo],
+    config: LoraConfig,
+    base: Mapping[str, TensorInfo],
+    model: Mapping[str, Any],
+    tied: bool,
+) -> dict[str, Change]:
+    """Return the changes of an adapter by the names of the base's tensors.
+
+    Args:
+        path: of the adapter, for errors.
+        adapter: name -> header of its tensors.
+        config: its config.
+        base: name -> header of the base's tensors.
+        model: the base's config.json.
+        tied: whether the base's head is its embeddings.
+
+    Raises:
+        CheckpointError: a tensor that is not one of LoRA, that the base has no tensor for, or that does not fit it.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    for name in adapter:
+        own, field, target = _parsed(path, name)
+        if field in parts.setdefault(target, {"layer": own}):
+            raise bad(path, f"{printable(name)} and {printable(parts[target][field])} are for the same tensor")
+        parts[target][field] = name
+    if not any("up" in fields for fields in parts.values()):
+        raise bad(path, "holds no LoRA: no name ends with .lora_B.weight")
+    if tied:
+        _check_ties(path, parts)
+    strip, add = _front(path, list(parts), base)
+    changes = {}
+    for target, fields in parts.items():
+        name = add + target.removeprefix(strip)
+        layer, replacement, down, up, vector = (
+            fields.get(field, "") for field in ("layer", "replacement", "down", "up", "vector")
+        )
+        change = Change(name, layer, replacement, down, up, vector)
+        changes[name] = _change(path, change, adapter, config, base[name])
+    return _turned(path, changes, adapter, config, base, model)
+
+
+def _parsed(path: Path, name: str) -> tuple[str, str, str]:
+    """Return the layer that a name is of, the field of `Change` that it is for, and the name of the base's tensor."""
+    own = name.removeprefix(FRONT)
+    for ending, (field, of_base) in ENDINGS.items():
+        if own.endswith(ending) and len(own) > len(ending):
+            return own.removesuffix(ending), field, own.removesuffix(ending) + of_base
+    if any(part.startswith("lora_") or part == "token_adapter" for part in own.split(".")):
+        raise bad(
+            path, f"{printable(name)} is of a kind of adapter that is not merged; merge_and_unload of peft does so"
+        )
+    plain = own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+    return plain.rpartition(".")[0], "replacement", plain
+
+
+def _front(path: Path, targets: list[str], base: Mapping[str, TensorInfo]) -> tuple[str, str]:
+    """Return what the adapter's names lose, or get, in front to be those of the base.
+
+    Base models lack the part of a whole model's names that leads to them, such as ``transformer.``.
+    """
+    ways = next(filter(None, (_ways(target, base) for target in targets[:TRIES])), [])
+    fitting = [way for way in ways if not _missing(targets, way, base)]
+    if len(fitting) == 1 or ("", "") in fitting:
+        return fitting[0]
+    if fitting:
+        raise bad(path, f"{printable(targets[0])} may be one of {len(fitting)} tensors of the base; --strip takes one "
+                  "model")  # fmt: skip
+    missing = min((_missing(targets, way, base) for way in ways), key=len, default=targets)
+    more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    raise bad(path, f"is for another base: {printable(missing[0])}, which it changes, is not in the base{more}")
+
+
+def _ways(target: str, base: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
+    """Return what a name may lose, or get, in front to be one of the base's; nothing of both comes first."""
+    dots = [at + 1 for at, letter in enumerate(target) if letter == "."]
+    ways = [("", "")] if target in base else []
+    ways += [(target[:at], "") for at in dots if target[at:] in base]
+    return ways + [("", name.removesuffix(target)) for name in base if name.endswith(f".{target}")]
+
+
+def _missing(targets: Collection[str], way: tuple[str, str], base: Mapping[str, TensorInfo]) -> list[str]:
+    strip, add = way
+    return [name for name in targets if not name.startswith(strip) or add + name.removeprefix(strip) not in base]
+
+
+def _change(
+    path: Path, change: Change, adapter: Mapping[str, TensorInfo], config: LoraConfig, base: TensorInfo
+) -> Change:
+    """Return a change with its factor, once dtypes and shapes fit, but for the order of the base's two axes."""
+    used = [adapter[name] for name in (change.replacement, change.down, change.up, change.vector) if name]
+    for info in (*used, base):
+        if info.dtype not in FLOATS:
+            raise bad(path, f"{printable(info.name)} must be floating point to be merged, got {info.dtype}")
+    if change.replacement and adapter[change.replacement].shape != base.shape:
+        raise bad(path, f"{printable(change.replacement)} {adapter[change.replacement].shape} does not fit "
+                  f"{printable(base.name)} {base.shape} of the base")  # fmt: skip
+    if bool(change.down) != bool(change.up):
+        raise bad(path, f"{printable(change.down or change.up)} lacks its other matrix (lora_A, lora_B)")
+    if change.vector and (len(base.shape) != 1 or adapter[change.vector].shape != base.shape):
+        raise bad(path, f"{printable(change.vector)} {adapter[change.vector].shape} does not fit "
+                  f"{printable(base.name)} {base.shape} of the base")  # fmt: skip
+    if not change.down and not change.vector:
+        return change
+    if change.down:
+        down, up = adapter[change.down], adapter[change.up]
+        rank = config.rank_of(change.layer)
+        if len(down.shape) != 2 or len(up.shape) != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
+            raise bad(path, f"{printable(down.name)} {down.shape} and {printable(up.name)} {up.shape} must be matrices "
+                      f"of rank {rank}, as its config has it")  # fmt: skip
+        if sorted(base.shape) != sorted((up.shape[0], down.shape[1])) or len(base.shape) != 2:
+            raise bad(path, f"{printable(up.name)} {up.shape} @ {printable(down.name)} {down.shape} does not fit "
+                      f"{printable(base.name)} {base.shape} of the base")  # fmt: skip
+    return dataclasses.replace(change, scale=config.scale_of(change.layer))
+
+
+def _turned(
+    path: Path,
+    changes: Mapping[str, Change],
+    adapter: Mapping[str, TensorInfo],
+    config: LoraConfig,
+    base: Mapping[str, TensorInfo],
+    model: Mapping[str, Any],
+) -> dict[str, Change]:
+    """Return changes that know the order of the base's axes: by shapes, or for square matrices by model or config.
+
+    ``fan_in_fan_out`` of the config is the last layer's alone where layers differ, as of GPT-2 with its head.
+    """
+    found, square = {}, []
+    for name, change in changes.items():
+        if not change.down:
+            found[name] = change
+            continue
+        shape = adapter[change.up].shape[0], adapter[change.down].shape[1]
+        is_square = shape[0] == shape[1] and not change.down.endswith(OF_TABLES)
+        is_transposed = change.down.endswith(OF_TABLES) or base[name].shape != shape
+        found[name] = dataclasses.replace(change, is_transposed=is_transposed)
+        square += [name] if is_square else []
+    ways = {change.is_transposed for name, change in found.items() if _is_plain_lora(change) and name not in square}
+    for name in square:
+        if model.get("model_type") in CONV1D_MODELS:
+            way = found[name].layer.rpartition(".")[2] in CONV1D_LAYERS
+        elif ways - {config.fan_in_fan_out}:
+            raise bad(path, f"fan_in_fan_out of its config contradicts its shapes, so that the order of the axes of "
+                      f"{printable(name)} {base[name].shape} is unknown")  # fmt: skip
+        else:
+            way = config.fan_in_fan_out
+        found[name] = dataclasses.replace(found[name], is_transposed=way)
+    return found
+
+
+def _is_plain_lora(change: Change) -> bool:
+    return bool(change.down) and not change.down.endswith(OF_TABLES)
+
+
+def _check_ties(path: Path, targets: Iterable[str]) -> None:
+    """Refuse to change one of two layers that are the same tensor: peft has two then, and a file has one."""
+    for name in targets:
+        layer = name.removesuffix(".weight").rpartition(".")[2]
+        if name.endswith(".weight") and layer in (*EMBEDDINGS, *HEADS):
+            other = "head" if layer in EMBEDDINGS else "embeddings"
+            raise CheckpointError(
+                f"{printable(str(path), 400)} changes {printable(name)}, which the base's config.json ties to the "
+                f"{other} (tie_word_embeddings); merge it into a base whose head is a tensor of its own"
+            )

@@ -1,0 +1,209 @@
+"""A base with an adapter merged into it: sums in float32 as bytes are read, rounded once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...printable import printable
+from ...weights.changes import rounded
+from .. import digests
+from ..containers import open_reader
+from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..containers.files import bad, boxes, check_range
+from ..containers.remote import is_there
+from ..containers.sources import inside, read_file
+from ..wrapped import Wrapped
+from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
+from .pairing import FLOATS, FRONT, Change, pair
+
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of an adapter's tensors, the first of them that exists."""
+
+TILE = 1 << 18
+"""Numbers that are made at a time; what it takes to make them stays in the caches."""
+
+
+class Adapter:
+    """An open adapter.
+
+    Attributes:
+        path: its folder.
+        config: ranks and factors.
+        reader: its tensors.
+        digest: of its config's bytes.
+    """
+
+    def __init__(self, path: Path, config: LoraConfig, reader: Reader, digest: str):
+        self.path, self.config, self.reader, self.digest = path, config, reader, digest
+
+    @classmethod
+    def open(cls, folder: Path) -> Adapter:
+        """Open a folder as peft saves it.
+
+        Raises:
+            CheckpointError: it is none, or of a method that is not merged.
+        """
+        check_there(folder)
+        data = read_file(inside(folder, CONFIG, folder), folder, MAX_BYTES)
+        config = LoraConfig.of(folder / CONFIG, data)
+        name = next((name for name in FILES if is_there(folder / name)), None)
+        if name is None:
+            raise bad(folder, f"has neither {FILES[0]} nor {FILES[1]}")
+        digest = digests.new()
+        digest.update(data)
+        return cls(folder, config, open_reader(inside(folder, name, folder)), digest.hexdigest())
+
+    def files(self) -> list[Path]:
+        """Return its files."""
+        return [self.path / CONFIG, *self.reader.files()]
+
+    def in_manifest(self) -> dict[str, str]:
+        """Return name -> digest of its config and of each of its tensors."""
+        found = {CONFIG: self.digest}
+        for name, info in self.reader.tensors.items():
+            digest = digests.new()
+            digest.update(self.reader.read_range(name, 0, info.nbytes))
+            found[name] = digest.hexdigest()
+        return found
+
+
+class Merged(Wrapped):
+    """A base with an adapter in it.
+
+    Args:
+        reader: the base, by the names of `transformers`.
+        adapter: the open adapter; it is closed with the base.
+        model: the base's config.json.
+        dtype: what every floating-point tensor becomes; "" is the base's dtype, tensor by tensor.
+        tied: whether the base's head is its embeddings.
+
+    Attributes:
+        adapter: the adapter.
+        changes: name -> how the adapter changes it.
+
+    Raises:
+        CheckpointError: the adapter does not fit.
+    """
+
+    def __init__(self, reader: Reader, adapter: Adapter, model: Mapping[str, Any], dtype: str, tied: bool):
+        super().__init__(reader)
+        self.adapter = adapter
+        self.changes = pair(adapter.path, adapter.reader.tensors, adapter.config, reader.tensors, model, tied)
+        self.tensors = {name: _cast(info, dtype) for name, info in reader.tensors.items()}
+        self._factors: tuple[str, Array, Array] | None = None
+        replaced = sum(bool(change.replacement) for change in self.changes.values())
+        added = sum(bool(change.down or change.vector) for change in self.changes.values())
+        more = f"; {replaced} of its tensors replace the base's" if replaced else ""
+        note = f"merged {printable(adapter.path.name)} into {added} tensors of the base, in float32, rounded once{more}"
+        self.notes = (*self.notes, note)
+
+    def files(self) -> list[Path]:
+        """Return every file, those of the adapter too."""
+        return [*self._reader.files(), *self.adapter.files()]
+
+    def close(self) -> None:
+        """Close all files."""
+        self.adapter.reader.close()
+        super().close()
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether a tensor has the bytes of the base's."""
+        return name not in self.changes and self.tensors[name].dtype == self._reader.tensors[name].dtype
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        if self._is_plain(name):
+            return self._reader.read_range(name, start, stop)
+        info = self.tensors[name]
+        check_range(self.path, info, start, stop)
+        width = info.itemsize
+        first, last = start // width, -(-stop // width)
+        made = np.empty(last - first, numpy_dtype(info.dtype))
+        self._fill(name, first, made)
+        return made.view(np.uint8).data[start - first * width : stop - first * width]
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into memory that exists."""
+        if self._is_plain(name):
+            self._reader.read_into(name, start, into)
+        else:
+            super().read_into(name, start, into)
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix, each row `step` elements behind the one before."""
+        if self._is_plain(name):
+            self._reader.read_rows(name, start, step, into)
+        else:
+            super().read_rows(name, start, step, into)
+
+    def _fill(self, name: str, first: int, into: Array) -> None:
+        """Make as many elements as there is room for, from element `first` in C order on."""
+        change = self.changes.get(name, Change(name, ""))
+        columns = self.tensors[name].shape[-1] if change.down else max(math.prod(self.tensors[name].shape), 1)
+        rows = self.tensors[name].shape[0] if change.down else 1
+        done = 0
+        for box in boxes((rows, columns), first, first + into.size):
+            part, across = box if len(box) > 1 else (*box, slice(0, columns))
+            height, width = max(1, TILE // columns), TILE
+            for top in range(part.start, part.stop, height):
+                for left in range(across.start, across.stop, width):
+                    bottom, right = min(part.stop, top + height), min(across.stop, left + width)
+                    made = self._tile(change, columns, slice(top, bottom), slice(left, right))
+                    into[done : done + made.size] = made.reshape(-1)
+                    done += made.size
+
+    def _tile(self, change: Change, columns: int, rows: slice, across: slice) -> Array:
+        """Return whole rows, or a part of a single row."""
+        source, name = (self.adapter.reader, change.replacement) if change.replacement else (self._reader, change.name)
+        dtype = numpy_dtype(source.tensors[name].dtype)
+        kind = np.float64 if np.float64 in (dtype, numpy_dtype(self._reader.tensors[change.name].dtype)) else np.float32
+        start, stop = rows.start * columns + across.start, (rows.stop - 1) * columns + across.stop
+        data = source.read_range(name, start * dtype.itemsize, stop * dtype.itemsize)
+        values = np.frombuffer(data, dtype).reshape(rows.stop - rows.start, -1)
+        wanted = numpy_dtype(self.tensors[change.name].dtype)
+        if not change.down and not change.vector:
+            return rounded(values, wanted)
+        with np.errstate(all="ignore"):
+            return rounded(values.astype(kind) + self._added(change, kind, rows, across), wanted)
+
+    def _added(self, change: Change, kind: type[np.floating[Any]], rows: slice, across: slice) -> Array:
+        """Return what the adapter adds to a rectangle; the order of the sum does not depend on the rectangle."""
+        if change.vector:
+            vector: Array = self.adapter.reader.read(change.vector)[across].astype(kind) * kind(change.scale)
+            return vector
+        if self._factors is None or self._factors[0] != change.name:
+            down, up = (self.adapter.reader.read(name).astype(kind) for name in (change.down, change.up))
+            left, right = (down.T, up.T) if change.is_transposed else (up, down)
+            self._factors = change.name, left, right
+        _, left, right = self._factors
+        left, right = left[rows], right[:, across]
+        total: Array = left[:, :1] * right[:1]
+        product = np.empty_like(total)
+        for index in range(1, len(right)):
+            np.multiply(left[:, index : index + 1], right[index], out=product)
+            total += product
+        total *= kind(change.scale)
+        return total
+
+
+def _cast(info: TensorInfo, dtype: str) -> TensorInfo:
+    return TensorInfo(info.name, dtype if dtype and info.dtype in FLOATS else info.dtype, info.shape, info.file)
+
+
+def check_base(reader: Reader) -> None:
+    """Refuse to convert an adapter without its base.
+
+    Raises:
+        CheckpointError: all tensors are an adapter's.
+    """
+    if all(name.startswith(FRONT) for name in reader.tensors) and any(".lora_" in name for name in reader.tensors):
+        folder = reader.path if reader.path.is_dir() else reader.path.parent
+        raise CheckpointError(
+            f"{printable(str(reader.path), 400)} is an adapter of peft, without its base; convert the base with "
+            f"--adapter {printable(str(folder), 400)}"
+        )

@@ -1,0 +1,250 @@
+"""LoRA adapters of peft merged into their base: what comes out, what is refused, and by which words."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.adapters import Adapter, Merged
+from attn_bridge.checkpoints.containers import open_reader
+from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.cli.app import run
+
+from ...support import adapter_files
+from ...support.adapter_files import matrices, product
+from .checkpoint_files import tree
+
+QUERY, DOWN, OTHER = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.10.mlp.down_proj"
+FUSED, OUT = "transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_proj"
+SHAPES = {f"{QUERY}.weight": (6, 6), f"{DOWN}.weight": (6, 10), f"{OTHER}.weight": (6, 10), "model.norm.weight": (6,),
+          "model.embed_tokens.weight": (7, 6), "lm_head.weight": (7, 6), f"{FUSED}.weight": (6, 18),
+          f"{FUSED}.bias": (18,), f"{OUT}.weight": (6, 6)}  # fmt: skip
+
+
+def write(folder, dtype=np.float32, config=None, names=SHAPES, front=""):
+    """Write a base and return its folder and tensors."""
+    rng = np.random.default_rng(5)
+    arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in SHAPES.items() if name in names}
+    folder.mkdir()
+    safetensors.numpy.save_file({front + name: one for name, one in arrays.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": False} if config is None else config))
+    return folder, arrays
+
+
+def merged(tmp_path, tensors, base=None, config=None, front="", **options):
+    """Merge, and return the tensors that differ from the base's, in float64."""
+    source, arrays = base or write(tmp_path / "base")
+    adapter = adapter_files.save(tmp_path / "adapter", tensors, **(config or {}))
+    target = tmp_path / "out"
+    checkpoints.convert(source, target, to_layout="same", adapter=adapter, **options)
+    assert checkpoints.verify(source, target, adapter=adapter).passed
+    found = checkpoints.read(target)
+    assert found.keys() == {front + name for name in arrays}
+    return {
+        name: found[front + name].astype(np.float64) - array.astype(np.float64)
+        for name, array in arrays.items()
+        if found[front + name].tobytes() != array.tobytes()
+    }
+
+
+def close(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, atol=2e-6 * np.abs(array).max())
+
+
+@pytest.mark.parametrize("is_rslora", [False, True])
+def test_products_are_added_times_alpha_over_rank(tmp_path, is_rslora):
+    tensors = matrices(QUERY, 6, 6) | matrices(DOWN, 10, 6)
+    found = merged(tmp_path, tensors, config={"use_rslora": is_rslora})
+    wanted = {f"{layer}.weight": product(tensors, layer, is_rslora=is_rslora) for layer in (QUERY, DOWN)}
+    close(found, wanted)
+
+
+def test_patterns_give_layers_their_rank_and_alpha(tmp_path):
+    tensors = matrices(QUERY, 6, 6, 2) | matrices(DOWN, 10, 6) | matrices(OTHER, 10, 6, 3)
+    config = {
+        "rank_pattern": {"self_attn.q_proj": 2, r"model\.layers\.1\d\.mlp\.down_proj": 3},
+        "alpha_pattern": {"0.mlp.down_proj": 5, "^layers.0.self_attn.q_proj": 99, "proj": 98, ".*q_proj": 3},
+    }
+    wanted = {QUERY: 3, DOWN: 5, OTHER: 8}  # "0.mlp" is a whole part of a name, "10.mlp" is not
+    close(
+        merged(tmp_path, tensors, config=config),
+        {f"{layer}.weight": product(tensors, layer, alpha) for layer, alpha in wanted.items()},
+    )
+
+
+@pytest.mark.parametrize("model", [{"model_type": "gpt2", "tie_word_embeddings": False}, {}])
+def test_matrices_of_conv1d_are_added_transposed(tmp_path, model):
+    tensors = matrices(FUSED, 6, 18) | matrices(OUT, 6, 6)
+    base = write(tmp_path / "base", config=model)
+    found = merged(tmp_path, tensors, base, {"fan_in_fan_out": True})
+    close(found, {f"{layer}.weight": product(tensors, layer).T for layer in (FUSED, OUT)})
+
+
+def test_square_matrices_beside_a_head_are_those_of_their_model(tmp_path):
+    tensors = matrices(FUSED, 6, 18) | matrices(OUT, 6, 6) | matrices("lm_head", 6, 7)
+    base = write(tmp_path / "base", config={"model_type": "gpt2", "tie_word_embeddings": False})
+    found = merged(tmp_path, tensors, base)  # peft saves fan_in_fan_out as the last layer has it, the head
+    close(found, {f"{one}.weight": product(tensors, one).T for one in (FUSED, OUT)}
+          | {"lm_head.weight": product(tensors, "lm_head")})  # fmt: skip
+
+
+def test_embeddings_biases_and_saved_modules_are_merged(tmp_path):
+    rng = np.random.default_rng(3)
+    table, head, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((7, 6), (7, 6), 18))
+    down, up = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 7), (6, 4)))
+    tensors = {
+        "model.embed_tokens.base_layer.weight": table,
+        "model.embed_tokens.lora_embedding_A": down,
+        "model.embed_tokens.lora_embedding_B": up,
+        "lm_head.weight": head,
+        f"{FUSED}.lora_B.bias": bias,
+        **matrices(FUSED, 6, 18),
+    }
+    base = write(tmp_path / "base")
+    wanted = {
+        "model.embed_tokens.weight": table - base[1]["model.embed_tokens.weight"] + 2 * (up.astype(float) @ down).T,
+        "lm_head.weight": head.astype(float) - base[1]["lm_head.weight"],
+        f"{FUSED}.bias": 2 * bias.astype(float),
+        f"{FUSED}.weight": product(tensors, FUSED).T,
+    }
+    close(merged(tmp_path, tensors, base), wanted)
+
+
+@pytest.mark.parametrize("front", ["text.", ""])
+def test_bases_with_another_front_are_followed(tmp_path, front):
+    names = (f"{QUERY}.weight", "model.norm.weight")
+    base = write(tmp_path / "base", names=names, front=front)
+    layer = QUERY if front else f"transformer.{QUERY}"
+    tensors = matrices(layer, 6, 6)
+    close(merged(tmp_path, tensors, base, front=front), {f"{QUERY}.weight": product(tensors, layer)})
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64])
+def test_sums_are_rounded_once(tmp_path, dtype):
+    tensors = matrices(DOWN, 10, 6)
+    source, arrays = write(tmp_path / "base", dtype)
+    adapter = adapter_files.save(tmp_path / "adapter", tensors)
+    name = f"{DOWN}.weight"
+    exact = arrays[name].astype(np.float64) + product(tensors, DOWN)
+    for option, wanted in ((None, dtype), ("f32", np.float32), ("bf16", ml_dtypes.bfloat16)):
+        target = tmp_path / f"{option}"
+        checkpoints.convert(source, target, to_layout="same", adapter=adapter, dtype=option)
+        assert checkpoints.verify(source, target, adapter=adapter).passed
+        found = checkpoints.read(target)
+        assert {array.dtype for array in found.values()} == {np.dtype(wanted)}
+        step = float(ml_dtypes.finfo(wanted).eps) / 2 + (1e-6 if dtype != np.float64 else 1e-14)
+        assert (np.abs(found[name].astype(np.float64) - exact) <= step * np.abs(exact).max()).all()
+        other = arrays["lm_head.weight"].astype(np.float64)
+        assert (np.abs(found["lm_head.weight"].astype(np.float64) - other) <= step * np.abs(other)).all()
+
+
+def test_pieces_and_workers_merge_to_the_same_bytes(tmp_path):
+    source, _ = write(tmp_path / "base", ml_dtypes.bfloat16)
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | matrices(FUSED, 6, 18))
+    checkpoints.convert(source, tmp_path / "whole", to_layout="same", adapter=adapter)
+    whole = checkpoints.read(tmp_path / "whole")
+    with open_reader(source) as base:
+        found = Merged(base, Adapter.open(adapter), {}, "", False)
+        for name in (f"{DOWN}.weight", f"{FUSED}.weight"):
+            data = whole[name].tobytes()
+            for start, stop in ((0, 1), (3, 9), (7, 60), (10, 61), (59, 120), (120, 120)):
+                assert bytes(found.read_range(name, start, stop)) == data[start:stop]
+            into = np.empty((3, 4), ml_dtypes.bfloat16)
+            found.read_rows(name, 13, 17, into)
+            assert (
+                into.tobytes() == np.stack([whole[name].reshape(-1)[13 + 17 * row :][:4] for row in range(3)]).tobytes()
+            )
+    checkpoints.convert(source, tmp_path / "many", to_layout="same", adapter=adapter, workers=2, task_bytes=4096)
+    assert tree(tmp_path / "many") == tree(tmp_path / "whole")
+
+
+def test_verify_holds_the_adapter_against_the_merged_one(tmp_path):
+    source, _ = write(tmp_path / "base")
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
+    target = tmp_path / "out"
+    options = ["--adapter", str(adapter)]
+    assert run(["convert", str(source), str(target), "--to", "same", *options]) == 0
+    assert run(["verify", str(source), str(target), *options]) == 0
+    assert run(["verify", str(target)]) == 0
+    with pytest.raises(CheckpointError, match=r"was made with an adapter; give it, too, with --adapter$"):
+        checkpoints.verify(source, target)
+    other = adapter_files.save(tmp_path / "other", matrices(DOWN, 10, 6, seed=1))
+    problems = checkpoints.verify(source, target, adapter=other).problems
+    assert f"base_model.model.{DOWN}.lora_A.weight (adapter)" in problems
+    assert f"{DOWN}.weight" in problems
+
+
+REFUSED = {
+    "DoRA": ({}, {"use_dora": True}, "is an adapter with DoRA and is not merged"),
+    "IA3": ({}, {"peft_type": "IA3"}, "peft_type (IA3) must be LORA"),
+    "PiSSA": ({}, {"init_lora_weights": "pissa"}, "init_lora_weights pissa, which changes the base"),
+    "experts": ({}, {"target_parameters": ["mlp.experts"]}, "LoRA of stacked parameters"),
+    "magnitudes": ({f"{DOWN}.lora_magnitude_vector": np.ones(6)}, {}, "lora_magnitude_vector is of a kind of adapter"),
+    "a rank of 0": ({}, {"r": 0}, "r (0) must be a whole number of at least 1"),
+    "alpha of text": ({}, {"lora_alpha": "8"}, "lora_alpha (8) must be a number"),
+    "another rank": ({}, {"r": 8}, "must be matrices of rank 8, as its config has it"),
+    "half": ({f"{QUERY}.lora_A.weight": np.ones((4, 6))}, {}, "lacks its other matrix (lora_A, lora_B)"),
+    "another base": (matrices("model.layers.0.mlp.router", 6, 6), {}, "mlp.router.weight, which it changes, is not in"),
+    "other shapes": (matrices(QUERY, 7, 6), {}, f"does not fit {QUERY}.weight (6, 6) of the base"),
+    "other embeddings": ({"lm_head.weight": np.ones((9, 6))}, {}, "(9, 6) does not fit lm_head.weight (7, 6)"),
+    "whole numbers": ({"model.norm.weight": np.ones(6, np.int64)}, {}, "must be floating point to be merged"),
+    "a turned square": (matrices(QUERY, 6, 6), {"fan_in_fan_out": True}, "fan_in_fan_out of its config contradicts"),
+    "a hostile pattern": ({}, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much to be matched safely"),
+    "a broken pattern": ({}, {"rank_pattern": {"a(": 1}}, "the pattern a( is malformed"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_adapters_that_can_not_be_merged_are_named(tmp_path, case):
+    more, config, message = REFUSED[case]
+    source, _ = write(tmp_path / "base")
+    adapter = adapter_files.save(tmp_path / "adapter", {**matrices(DOWN, 10, 6), **more}, **config)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(source, tmp_path / "out", to_layout="same", adapter=adapter)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "adapter") in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_tied_embeddings_are_not_changed_alone(tmp_path, name):
+    source, arrays = write(tmp_path / "base", config={"tie_word_embeddings": True})
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | {name: arrays[name] + 1})
+    with pytest.raises(CheckpointError, match=rf"changes {name}, which the base's config.json ties to the"):
+        checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=adapter)
+
+
+def test_an_adapter_alone_is_refused_with_the_option(tmp_path):
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
+    with pytest.raises(
+        CheckpointError, match=r"is an adapter of peft, without its base; convert the base with --adapter"
+    ):
+        checkpoints.convert(adapter, tmp_path / "out")
+
+
+def test_folders_that_hold_no_adapter_are_refused(tmp_path):
+    source, _ = write(tmp_path / "base")
+    with pytest.raises(CheckpointError, match=r"must be a folder with adapter_config.json, as peft saves it$"):
+        checkpoints.convert(source, tmp_path / "out", adapter=source)
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
+    (adapter / "adapter_model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(CheckpointError, match=r"has neither adapter_model.safetensors nor adapter_model.bin"):
+        checkpoints.convert(source, tmp_path / "out", adapter=adapter)
+    (adapter / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(CheckpointError, match=r"is a link out of its folder"):
+        checkpoints.convert(source, tmp_path / "out", adapter=adapter)
+
+
+def test_quantised_bases_are_dequantised_first(tmp_path):
+    source, _ = write(tmp_path / "base")
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
+    with pytest.raises(CheckpointError, match=r"--to same --dequantize --dtype f32 first"):
+        checkpoints.convert(source, tmp_path / "out", adapter=adapter, dequantize=True)
