@@ -89,7 +89,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
             layout = (
                 known.layout
                 if known is not None and is_own
-                else reading.layout_of(taken.tensors, configs.beside(reader.path), known).name
+                else reading.layout_of(taken.tensors, configs.of_reader(reader), known).name
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)

@@ -22,7 +22,7 @@ from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
 from . import containers, quantised
-from .containers.base import CheckpointError, TensorInfo
+from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.remote import is_there
 from .containers.sources import read_file
 
@@ -55,13 +55,18 @@ def beside(path: Path) -> dict[str, Any]:
     return {} if file is None else _read_object(file)
 
 
-def checked_beside(path: Path) -> dict[str, Any]:
-    """Return what `beside` does, of a model that there can be.
+def of_reader(reader: Reader) -> dict[str, Any]:
+    """Return the config.json of an open checkpoint: the one that its container holds, or what `beside` returns."""
+    return beside(reader.path) if reader.config is None else dict(reader.config)
+
+
+def checked_of(reader: Reader) -> dict[str, Any]:
+    """Return what `of_reader` does, of a model that there can be.
 
     Raises:
         CheckpointError: a size in it is none.
     """
-    config = beside(path)
+    config, path = of_reader(reader), reader.path
     kind = config.get("model_type")
     try:
         if isinstance(kind, str) and kind.removeprefix(OWN) in OWN_MODELS and kind.startswith(OWN):
@@ -69,7 +74,7 @@ def checked_beside(path: Path) -> dict[str, Any]:
         elif kind is not None or "dim" in config:  # of a library, or of Meta; any other has settings for layouts alone
             check_sizes(config, least=int(isinstance(kind, str) and kind in families.FAMILIES))
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{_file_beside(path)}: {error}") from None
+        raise CheckpointError(f"{path if reader.config else _file_beside(path)}: {error}") from None
     return config
 
 

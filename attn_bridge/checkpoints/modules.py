@@ -68,7 +68,7 @@ def load(
                 source_layout=from_layout,
                 target_layout=side,
                 settings=settings,
-                config=configs.beside(reader.path),
+                config=configs.of_reader(reader),
                 manifest=before,
                 for_module=True,
                 tied=isinstance(config, ModelConfig) and bool(getattr(config, "tie", False)),
@@ -245,7 +245,7 @@ def _planned(
 ) -> Iterator[tuple[Reader, manifest.Manifest | None, planning.Plan]]:
     """Open a model folder, and plan how its tensors become a side's."""
     with containers.open_reader(path) as reader:
-        config, before = configs.beside(reader.path), manifest.of(reader, path)
+        config, before = configs.of_reader(reader), manifest.of(reader, path)
         source = NumberedReader(reader) if numbered else reader
         plan = planning.make(source, target_layout=side, config=config, manifest=before, for_module=True)
         yield source, before, plan

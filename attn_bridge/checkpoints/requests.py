@@ -195,7 +195,8 @@ def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.
         return _merged(reader, dequantize, planning.check_dtype(dtype), adapter)
     if not dequantize:
         return reader
-    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype))
+    config = {} if reader.format == "gguf" else configs.of_reader(reader)  # its types are in its header
+    return quantised.Dequantised(reader, config, planning.check_dtype(dtype))
 
 
 def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.PathLike[str]) -> adapters.Merged:
@@ -204,7 +205,7 @@ def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.Path
             f"--adapter is merged into floating point: convert {printable(str(reader.path), 400)} with --to same "
             "--dequantize --dtype f32 first, and what comes of it with --adapter"
         )
-    config = configs.beside(reader.path)
+    config = configs.of_reader(reader)
     quantised.check_plain(reader, config)
     tied = heads.tied_by(config, {name: info.shape for name, info in reader.tensors.items()})
     return adapters.Merged(reader, adapters.Adapter.open(remote.to_path(adapter)), config, dtype, bool(tied))
@@ -262,7 +263,9 @@ def plan_of(
         from_layout = to_layout = None
     is_folder = configs.is_folder(target, kind)
     is_read = rules is None and to_layout != "same"
-    config = configs.checked_beside(reader.path) if is_read or is_folder else None
+    if not isinstance(reader, quantised.Dequantised):
+        quantised.check_blocks(reader)
+    config = configs.checked_of(reader) if is_read or (is_folder and reader.format != "gguf") else None
     if is_read and not isinstance(reader, quantised.Dequantised):
         quantised.check_plain(reader, config or {})
     made = planning.make(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..printable import printable
-from .containers.base import Array, CheckpointError, Reader, TensorInfo
+from .containers.base import Array, CheckpointError, Reader
 
 
 class Wrapped(Reader):
@@ -32,6 +32,11 @@ class Wrapped(Reader):
     def random_access(self) -> bool:  # type: ignore[override]  # as above
         """Whether `read_range` costs no more than the bytes it returns."""
         return self._reader.random_access
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # as above
+        """The model's config.json, of a container that holds one."""
+        return self._reader.config
 
     def files(self) -> list[Path]:
         """Return every file."""
@@ -110,7 +115,7 @@ class Stripped(Selected):
         self.prefix = prefix
         self.metadata = reader.metadata if reader.format == "safetensors" else {}  # others hold values by their names
         self.tensors = {
-            name[len(prefix) :]: TensorInfo(name[len(prefix) :], info.dtype, info.shape, info.file)
+            name[len(prefix) :]: dataclasses.replace(info, name=name[len(prefix) :])
             for name, info in reader.tensors.items()
             if name.startswith(prefix)
         }

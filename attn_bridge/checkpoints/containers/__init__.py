@@ -45,6 +45,7 @@ _READERS = {
     "msgpack": ("msgpack.reader", "MsgpackReader"),
     "orbax": ("orbax.reader", "OrbaxReader"),
     "dcp": ("dcp.reader", "DcpReader"),
+    "gguf": ("gguf.reader", "GgufReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -89,7 +90,7 @@ ENDINGS = {
 }
 """Extension -> format."""
 
-TRAINERS = {".ckpt": "torch"}
+TRAINERS = {".ckpt": "torch", ".gguf": "gguf"}
 """Further extension -> format of files that are read, but not written by it."""
 
 UNFINISHED = "attn-bridge.unfinished"
@@ -141,7 +142,7 @@ def _reader_of(path: Path, format: str | None) -> Reader:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
-    if path.is_dir() and format in ("npz", "msgpack"):
+    if path.is_dir() and format in ("npz", "msgpack", "gguf"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     reader: Reader = open_one(path) if path == source else open_one(path, source)
@@ -160,9 +161,9 @@ def _look_into(folder: Path) -> tuple[Path, str]:
         return folder, "dcp"
     if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) for name in names):
         return folder, "torch"
-    single = [name for name in names if name.endswith((".npz", ".msgpack"))]
+    single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) == 1:
-        return folder / single[0], ENDINGS[Path(single[0]).suffix]
+        return folder / single[0], {**ENDINGS, **TRAINERS}[Path(single[0]).suffix]
     raise bad(folder, f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}")
 
 

@@ -70,12 +70,14 @@ class TensorInfo:
         dtype: NumPy name of its dtype.
         shape: its shape.
         file: the file of the checkpoint that holds it, relative to its folder; "" where there is but one.
+        blocks: name of the quantised type whose blocks its bytes are; "" for numbers of `dtype`.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: str = ""
+    blocks: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -100,12 +102,14 @@ class Reader(abc.ABC):
         notes: files that are left out although their names are those of the container, and values that are skipped,
             for the user to know.
         unread: names of tensors that can't be read -> the reason.
+        config: the model's config.json, of containers that hold one; None of the others.
     """
 
     format: ClassVar[str]
     random_access: ClassVar[bool] = True
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = MappingProxyType({})
+    config: Mapping[str, Any] | None = None
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]

@@ -114,6 +114,9 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
+    if reader.format == "gguf":  # its config is in its header, by names that a change of container keeps
+        is_kept = plan.target_layout in ("", plan.source_layout)
+        return None if is_kept else _dumped(configs.with_dtype(reader.config or {}, plan.dtype, plan.target_layout))
     if not reader.files():  # weights in memory, which are next to nothing
         return None
     folder = model_files.folder_of(reader.path)

@@ -75,7 +75,7 @@ def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mappin
         return known
     with containers.open_reader(path) as reader:
         before = manifest.of(reader, path)
-        config = configs.beside(reader.path) if layout not in (None, "same") else None
+        config = configs.of_reader(reader) if layout not in (None, "same") else None
         plan = planning.make(
             reader,
             target_layout=layout or "same",

@@ -1,10 +1,11 @@
-"""Quantised originals as floating point: MXFP4, float8, GPTQ, AWQ and bitsandbytes, dequantised as bytes are read.
+"""Quantised originals as floating point: MXFP4, float8, GPTQ, AWQ, bitsandbytes, GGUF, as bytes are read.
 
 A quantised tensor is several in the file: small numbers, and scales that many of them share. `schemes` reads how
 config.json describes them, `find` groups them by name, `Dequantised` reads each as one tensor of floating point, and
 `in_file_order` makes a plan read from that.
 """
 
+from .blocks import check_blocks
 from .moves import in_file_order, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
@@ -13,6 +14,7 @@ from .searching import check_loadable, check_plain, find
 __all__ = [
     "Dequantised",
     "QuantisedTensor",
+    "check_blocks",
     "check_loadable",
     "check_plain",
     "find",

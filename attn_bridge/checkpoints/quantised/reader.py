@@ -13,6 +13,7 @@ from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_
 from ..containers.files import boxes, check_range
 from ..wrapped import Wrapped
 from .bitsandbytes import FourBitTensor, Int8Tensor
+from .blocks import BlockTensor
 from .numbers import Numbers, float8_values
 from .packed import GroupedTensor
 from .pairs import GROUP, MXFP4, QuantisedTensor, of_activations
@@ -23,7 +24,7 @@ TILE = 1 << 18
 """Numbers that are made at a time; what it takes to make them stays in the caches."""
 
 
-_OTHERS = (GroupedTensor, FourBitTensor, Int8Tensor)
+_OTHERS = (GroupedTensor, FourBitTensor, Int8Tensor, BlockTensor)
 """Kinds whose tensors make their own tiles."""
 
 FAR = 16
@@ -187,7 +188,7 @@ class Dequantised(Wrapped):
                 into[first : first + most, left:right] = found
 
     def _scaled(self, one: Any, numbers: Numbers, rows: range, column: int, end: int) -> Array:
-        """Return a rectangle of numbers of GPTQ, AWQ or bitsandbytes."""
+        """Return a rectangle of numbers of GPTQ, AWQ, bitsandbytes or GGUF."""
         return numbers.of(*np.broadcast_arrays(*one.tile(self._source, rows, column, end)))
 
     def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 from ...printable import printable
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..containers.files import bad
-from . import bitsandbytes, packed, pairs, schemes
+from . import bitsandbytes, blocks, packed, pairs, schemes
 from .pairs import QuantisedTensor
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -28,7 +28,11 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
         CheckpointError: tensors that don't go together, a scheme that is not supported, or nothing that is quantised.
     """
     schemes.check(reader.path, schemes.scheme_of(config))
-    found: list[QuantisedTensor] = [*packed.find(reader.path, reader.tensors, config), *bitsandbytes.find(reader)]
+    found: list[QuantisedTensor] = [
+        *packed.find(reader.path, reader.tensors, config),
+        *bitsandbytes.find(reader),
+        *blocks.find(reader),
+    ]
     if not found:
         return pairs.find(reader.path, reader.tensors, config)
     for tensor in found:
@@ -97,7 +101,8 @@ def default_dtype(
         bfloat16 for MXFP4 and float8. For other kinds the dtype of the model: that of most other numbers, or else what
         config.json names.
     """
-    if not any(isinstance(tensor, (packed.GroupedTensor, *bitsandbytes.TENSORS)) for tensor in quantised.values()):
+    kinds = (packed.GroupedTensor, blocks.BlockTensor, *bitsandbytes.TENSORS)
+    if not any(isinstance(tensor, kinds) for tensor in quantised.values()):
         return FLOATS[0]
     names: Collection[str] = {name for tensor in quantised.values() for name in (tensor.numbers, *tensor.others)}
     counts: collections.Counter[str] = collections.Counter()

@@ -61,6 +61,11 @@ def is_frequencies(shape: Shape, start: int, values: Values) -> bool:
     return bool(np.all(values > 0) and np.all(np.isfinite(values)) and np.all(values[1:] <= values[:-1]))
 
 
+def is_rotary_factors(shape: Shape, start: int, values: Values) -> bool:
+    """Whether the numbers are at least 1, as factors that divide rotary frequencies are."""
+    return bool(np.all(values >= 1) and np.all(np.isfinite(values)))
+
+
 def _is_square(shape: Shape) -> bool:
     return len(shape) >= 2 and shape[-1] == shape[-2]
 

@@ -20,7 +20,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from ...support import adapter_files, hf_folders, quantised_files
+from ...support import adapter_files, gguf_files, hf_folders, quantised_files
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
@@ -208,3 +208,19 @@ def test_a_llama_with_an_adapter_gives_the_logits_of_the_merged_one(tmp_path):
         checkpoints.convert(tmp_path / "hf", tmp_path / side, to_layout=side, dtype="f64", adapter=adapter)
         found = run(package, tmp_path / side)
         assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_llama_in_gguf_gives_the_logits_of_its_numbers(tmp_path, kind):
+    sizes = {**hf_folders.GROUPED, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+    model = hf_folders.saved(tmp_path / "hf", T.LlamaForCausalLM, T.LlamaConfig, sizes, "1GB")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    state = {name: weight.float() for name, weight in model.state_dict().items()}
+    arrays = {name: weight.numpy() for name, weight in state.items()}
+    source = gguf_files.converted(tmp_path / "x.gguf", arrays, config, kind)
+    for weight in state.values():
+        if kind != "F32" and weight.ndim == 2:
+            weight.copy_(torch.from_numpy(gguf_files.through(weight.numpy(), kind)))
+    model.load_state_dict(state)
+    model.save_pretrained(tmp_path / "exact")
+    assert_loads(source, logits_of(tmp_path / "exact", T.LlamaForCausalLM), tmp_path, dequantize=kind != "F32")

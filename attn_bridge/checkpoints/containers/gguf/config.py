@@ -1,0 +1,167 @@
+"""The model of a GGUF file as a config.json of `transformers`: Llama (and Mistral), Qwen 2 and 3, GPT-2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....printable import printable
+from ..base import Reader
+from ..files import bad
+
+ARCHITECTURE = "general.architecture"
+HEAD, TABLE, FACTORS = "output.weight", "token_embd.weight", "rope_freqs.weight"
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""How Llama 3.1 and later scale their frequencies; a GGUF holds the factors that come of it, and not these."""
+
+CLOSE = 1e-4
+"""Relative difference of float32 factors that are the same ones."""
+
+NEUTRAL = {"expert_count": 0, "attention.sliding_window": 0, "attention.logit_softcapping": 0, "logit_scale": 0,
+           "residual_scale": 0, "embedding_scale": 0, "attention.scale": 0, "rope.scaling.attn_factor": 1}  # fmt: skip
+"""Keys that make another model, unless they have this value."""
+
+
+class _Keys:
+    """Values of an architecture's keys."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]):
+        self._path, self._values = path, values
+        self.kind = values.get(ARCHITECTURE)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        found = self._values.get(f"{self.kind}.{key}", default)
+        if type(found) is not int or not 0 < found < 1 << 31:
+            raise bad(self._path, f"{self.kind}.{key} ({printable(found, 40)}) must be a whole number of at least 1")
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        found = self._values.get(f"{self.kind}.{key}", default)
+        if type(found) not in (int, float) or not math.isfinite(found) or found <= 0:
+            raise bad(self._path, f"{self.kind}.{key} ({printable(found, 40)}) must be a positive number")
+        return float(str(np.float32(found)))  # the shortest number that float32 rounds to it: 1e-05
+
+    def get(self, key: str) -> Any:
+        return self._values.get(f"{self.kind}.{key}")
+
+
+def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+    """Return the config.
+
+    Args:
+        path: of the file.
+        values: its header's.
+        reader: its tensors.
+
+    Raises:
+        CheckpointError: another architecture, or a value that is missing, of the wrong kind, or of another model.
+    """
+    keys = _Keys(path, values)
+    if not isinstance(keys.kind, str) or keys.kind not in _KINDS:
+        raise bad(path, f"{ARCHITECTURE} ({printable(keys.kind, 40)}) must be {', '.join(_KINDS)} to be converted; "
+                  "--to same changes the container alone")  # fmt: skip
+    for key, neutral in NEUTRAL.items():
+        if (keys.get(key) or neutral) != neutral:
+            raise bad(
+                path, f"{keys.kind}.{key} ({printable(keys.get(key), 40)}) makes a model that is not read from GGUF"
+            )
+    found = _KINDS[keys.kind](path, keys, reader)
+    table = reader.tensors.get(TABLE)
+    numbers = table.shape[0] if table is not None and table.shape else keys.size("vocab_size")
+    return {"model_type": keys.kind, **found, "vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
+
+
+def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    width, heads = keys.size("embedding_length"), keys.size("attention.head_count")
+    head_dim = keys.size("attention.key_length", max(width // heads, 1))
+    if (
+        keys.size("attention.value_length", head_dim) != head_dim
+        or keys.size("rope.dimension_count", head_dim) != head_dim
+    ):
+        raise bad(path, f"{keys.kind} has heads of several sizes, or turns a part of them, which is not read from GGUF")
+    theta = keys.number("rope.freq_base", 10000.0)
+    scaling = _scaling(path, keys, reader, theta, head_dim)
+    return {
+        "architectures": [
+            {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}.get(str(keys.kind), "Qwen3ForCausalLM")
+        ],
+        "hidden_size": width,
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_hidden_layers": keys.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "max_position_embeddings": keys.size("context_length"),
+        **({"rope_scaling": scaling} if scaling else {}),
+    }
+
+
+def _llama(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    return {**_decoder(path, keys, reader), "attention_bias": False, "mlp_bias": False}
+
+
+def _qwen(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    bias = {"attention_bias": False} if keys.kind == "qwen3" else {}
+    return {**_decoder(path, keys, reader), **bias, "use_sliding_window": False}
+
+
+def _gpt2(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": keys.size("embedding_length"),
+        "n_inner": keys.size("feed_forward_length"),
+        "n_layer": keys.size("block_count"),
+        "n_head": keys.size("attention.head_count"),
+        "n_positions": keys.size("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+_KINDS: dict[str, Callable[[Path, _Keys, Reader], dict[str, Any]]] = {
+    "llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "gpt2": _gpt2
+}  # fmt: skip
+"""Architecture -> what reads its keys."""
+
+
+def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return how positions are scaled; {} where they are not."""
+    kind = keys.get("rope.scaling.type")
+    factors = reader.tensors.get(FACTORS)
+    if factors is not None:
+        if factors.dtype != "float32" or factors.shape != (head_dim // 2,) or kind not in (None, "none"):
+            raise bad(path, f"{FACTORS} {factors.shape} must have a float32 for each of {head_dim // 2} frequencies")
+        return _llama3(path, reader.read(FACTORS).astype(np.float64), theta, head_dim)
+    if kind in (None, "none"):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    if kind == "yarn":
+        original = keys.size("rope.scaling.original_context_length")
+        return {"rope_type": "yarn", "factor": keys.number("rope.scaling.factor"),
+                "original_max_position_embeddings": original}  # fmt: skip
+    raise bad(path, f"{keys.kind}.rope.scaling.type ({printable(kind, 40)}) must be linear or yarn")
+
+
+def _llama3(path: Path, factors: np.ndarray[Any, Any], theta: float, head_dim: int) -> dict[str, Any]:
+    """Return the scaling of Llama 3.1 that gives these factors."""
+    factor = float(f"{factors.max():.6g}") if factors.size else math.nan
+    lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high, reach = LLAMA3.values()
+    with np.errstate(all="ignore"):
+        smooth = (reach / lengths - low) / (high - low)
+        wanted = np.where(
+            lengths < reach / high, 1, np.where(lengths > reach / low, factor, 1 / ((1 - smooth) / factor + smooth))
+        )
+        is_close = bool(np.all(np.abs(factors - wanted) <= CLOSE * np.abs(wanted)))
+    if not is_close or not factor > 0:
+        raise bad(path, f"{FACTORS} are not the factors of Llama 3.1's scaling, so that its config is unknown")
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}

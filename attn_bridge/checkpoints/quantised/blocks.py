@@ -1,0 +1,95 @@
+"""GGUF's quantised types: blocks of numbers with their scales in them, dequantised by the `gguf` package."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from ...printable import printable
+from ..containers.base import Array, CheckpointError, Reader, TensorInfo
+from .pairs import QuantisedTensor, c_order
+from .source import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockTensor(QuantisedTensor):
+    """A tensor whose rows are blocks."""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of further tensors that it is made of: none."""
+        return ()
+
+    @property
+    def words(self) -> str:
+        """How it is quantised, in words."""
+        return f"GGUF {self.kind}"
+
+    def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
+        """Return the numbers of a rectangle as the package computes them, in float32, and a scale of 1."""
+        numbers, size = sizes_of(self.kind)
+        first, last = left // numbers, -(-right // numbers)
+        width = self.file_shape[-1] // numbers * size
+        data = np.ascontiguousarray(source.rectangle(self.numbers, width, rows, first * size, last * size))
+        with np.errstate(all="ignore"):
+            made = dequantiser(self.kind)(data)
+        return made[:, left - first * numbers : right - first * numbers].astype(np.float64), np.ones((1, 1))
+
+
+def find(reader: Reader) -> list[BlockTensor]:
+    """Return the tensors of a GGUF file that are quantised.
+
+    Raises:
+        CheckpointError: there are some, and the package is not installed.
+    """
+    found = [_tensor(info) for info in reader.tensors.values() if info.blocks]
+    if found:
+        dequantiser(found[0].kind)
+    return found
+
+
+def _tensor(info: TensorInfo) -> BlockTensor:
+    numbers, size = sizes_of(info.blocks)
+    shape = (*info.shape[:-1], info.shape[-1] // size * numbers)
+    return BlockTensor(info.name, shape, info.name, "", info.blocks, shape, c_order(shape), (1, numbers), info.file)
+
+
+def sizes_of(kind: str) -> tuple[int, int]:
+    """Return the numbers in a block of a type, and its bytes."""
+    from ..containers.gguf.reader import BLOCKS  # of no use to other containers
+
+    return next((numbers, size) for name, numbers, size in BLOCKS.values() if name == kind)
+
+
+def dequantiser(kind: str) -> Callable[[Array], Array]:
+    """Return what makes float32 of bytes of a type.
+
+    Raises:
+        CheckpointError: the package is not installed, or does not know the type.
+    """
+    try:
+        package: Any = importlib.import_module("gguf")
+    except ImportError:
+        raise CheckpointError(
+            "quantised tensors of GGUF need the gguf package: pip install 'attn-bridge[gguf]'"
+        ) from None
+    code = package.GGMLQuantizationType[kind]
+    return lambda data: cast(Array, package.dequantize(data, code))
+
+
+def check_blocks(reader: Reader) -> None:
+    """Refuse quantised tensors where they are not dequantised: no other container holds their types.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    kinds = sorted({info.blocks for info in reader.tensors.values() if info.blocks})
+    if kinds:
+        raise CheckpointError(
+            f"{printable(str(reader.path), 400)} is quantised by GGUF, {', '.join(kinds)}; --dequantize makes floating "
+            "point of it"
+        )

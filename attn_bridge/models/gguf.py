@@ -1,0 +1,106 @@
+"""Tensors by the names of GGUF, llama.cpp's files: Llama and Mistral, Qwen 2 and 3, GPT-2."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..weights.rows import Row
+from .layout import Layout
+from .rows.common import GROUPED_HEADS, TIE, is_rotary_factors
+
+BLOCK, OURS = "blk.{i}.", "trf_blocks.{i}."
+PROJECTIONS = {"attn_q": "W_query", "attn_k": "W_key", "attn_v": "W_value", "attn_output": "out_proj"}
+EMBEDDINGS = [
+    Row("token_embd.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+    Row("output.weight", ("out_head.weight",), optional=True),
+]
+
+
+def _weight(theirs: str, ours: str) -> Row:
+    return Row(f"{BLOCK}{theirs}.weight", (f"{OURS}{ours}.weight",))
+
+
+def _with_bias(theirs: str, ours: str) -> list[Row]:
+    return [_weight(theirs, ours), Row(f"{BLOCK}{theirs}.bias", (f"{OURS}{ours}.bias",))]
+
+
+def _interleaved(theirs: str, ours: str, heads: str) -> Row:
+    """Return the row of a projection whose rotary positions turn neighbours, as in Meta's own files."""
+    return dataclasses.replace(
+        _weight(theirs, f"att.{ours}"), pattern="(h pair c) i -> (h c pair) i", sizes={"h": heads, "pair": 2}
+    )
+
+
+def _norm(theirs: str, ours: str) -> list[Row]:
+    return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",))]
+
+
+_REST = [
+    *EMBEDDINGS,
+    *(_weight(f"ffn_{theirs}", f"ff.{ours}") for theirs, ours in (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))),
+    Row(f"{BLOCK}attn_norm.weight", (f"{OURS}norm1.scale",)),
+    Row(f"{BLOCK}ffn_norm.weight", (f"{OURS}norm2.scale",)),
+    Row("output_norm.weight", ("final_norm.scale",)),
+    Row("rope_freqs.weight", reason="factors of rotary frequencies, which the config has", check=is_rotary_factors),
+]
+
+LLAMA = Layout(
+    "gguf-llama",
+    "GGUF's names of Llama and Mistral",
+    [
+        *_REST,
+        _interleaved("attn_q", "W_query", "num_heads"),
+        _interleaved("attn_k", "W_key", "num_kv_heads"),
+        _weight("attn_v", "att.W_value"),
+        _weight("attn_output", "att.out_proj"),
+    ],
+    settings={**TIE, **GROUPED_HEADS},
+    defaults={"tie": 0},
+    whole=True,
+    model_types=("llama",),
+)
+
+QWEN = Layout(
+    "gguf-qwen",
+    "GGUF's names of Qwen 2, with biases, and Qwen 3, with norms of queries and keys",
+    [
+        *_REST,
+        *(_weight(theirs, f"att.{ours}") for theirs, ours in PROJECTIONS.items()),
+        *(
+            Row(f"{BLOCK}{theirs}.bias", (f"{OURS}att.{PROJECTIONS[theirs]}.bias",), optional=True)
+            for theirs in ("attn_q", "attn_k", "attn_v")
+        ),
+        *(Row(f"{BLOCK}attn_{one}_norm.weight", (f"{OURS}att.{one}_norm.scale",), optional=True) for one in "qk"),
+    ],
+    settings=TIE,
+    defaults={"tie": 0},
+    whole=True,
+    marks=("attn_q.bias", "attn_q_norm.weight"),  # without them the names are Llama's, in another order
+    model_types=("qwen2", "qwen3"),
+)
+
+GPT2 = Layout(
+    "gguf-gpt2",
+    "GGUF's names of GPT-2",
+    [
+        *EMBEDDINGS,
+        Row("position_embd.weight", ("pos_emb.weight",)),
+        *(
+            Row(f"{BLOCK}attn_qkv.{leaf}", tuple(f"{OURS}att.W_{part}.{leaf}" for part in ("query", "key", "value")),
+                f"{axes} -> {axes.replace('o', '(part o)')}", part="part")
+            for leaf, axes in (("weight", "o i"), ("bias", "o"))
+        ),
+        *_with_bias("attn_output", "att.out_proj"),
+        *_with_bias("ffn_up", "ff.layers.0"),
+        *_with_bias("ffn_down", "ff.layers.2"),
+        *_norm(f"{BLOCK}attn_norm", f"{OURS}norm1"),
+        *_norm(f"{BLOCK}ffn_norm", f"{OURS}norm2"),
+        *_norm("output_norm", "final_norm"),
+    ],
+    settings=TIE,
+    defaults={"tie": 1},
+    whole=True,
+    model_types=("gpt2",),
+)  # fmt: skip
+
+LAYOUTS = (LLAMA, QWEN, GPT2)

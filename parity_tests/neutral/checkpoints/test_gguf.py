@@ -1,0 +1,261 @@
+"""GGUF files: the numbers of every type that is read, the model's config, and what is refused by which words."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import open_reader
+from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.quantised import Dequantised
+
+from ...support import gguf_files
+
+LAYER = {
+    "self_attn.q_proj.weight": (8, 8), "self_attn.k_proj.weight": (4, 8), "self_attn.v_proj.weight": (4, 8),
+    "self_attn.o_proj.weight": (8, 8), "mlp.gate_proj.weight": (12, 8), "mlp.up_proj.weight": (12, 8),
+    "mlp.down_proj.weight": (8, 12), "input_layernorm.weight": (8,), "post_attention_layernorm.weight": (8,),
+}  # fmt: skip
+MORE = {
+    "llama": {},
+    "qwen2": {f"self_attn.{one}_proj.bias": (size,) for one, size in (("q", 8), ("k", 4), ("v", 4))},
+    "qwen3": {f"self_attn.{one}_norm.weight": (4,) for one in "qk"},
+}
+CONFIG = {
+    "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 16, "vocab_size": 7,
+    "rope_parameters": {"rope_theta": 5e5},
+}  # fmt: skip
+GPT2_LAYER = {
+    "ln_1.weight": (8,), "ln_1.bias": (8,), "ln_2.weight": (8,), "ln_2.bias": (8,), "attn.c_attn.weight": (8, 24),
+    "attn.c_attn.bias": (24,), "attn.c_proj.weight": (8, 8), "attn.c_proj.bias": (8,), "mlp.c_fc.weight": (8, 32),
+    "mlp.c_fc.bias": (32,), "mlp.c_proj.weight": (32, 8), "mlp.c_proj.bias": (8,),
+}  # fmt: skip
+GPT2 = {"n_positions": 5, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "vocab_size": 7}
+
+
+def model(kind, *, tied=False):
+    """Return the tensors of a model by the names of `transformers`, and its config.json."""
+    rng = np.random.default_rng(4)
+    if kind == "gpt2":
+        shapes = {f"transformer.h.{i}.{name}": shape for i in range(2) for name, shape in GPT2_LAYER.items()}
+        shapes |= {"transformer.wte.weight": (7, 8), "transformer.wpe.weight": (5, 8)}
+        shapes |= {f"transformer.ln_f.{leaf}": (8,) for leaf in ("weight", "bias")}
+    else:
+        layer = LAYER | MORE[kind]
+        shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
+        shapes |= {"model.embed_tokens.weight": (7, 8), "model.norm.weight": (8,)}
+        shapes |= {} if tied else {"lm_head.weight": (7, 8)}
+    state = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return state, {"model_type": kind, **(GPT2 if kind == "gpt2" else CONFIG)}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_models_become_those_of_transformers(tmp_path, kind, tied):
+    state, config = model(kind, tied=tied)
+    source = gguf_files.converted(tmp_path / "x.gguf", state, config)
+    target = tmp_path / "out"
+    layout = "hf-gpt2" if kind == "gpt2" else "hf-llama"
+    checkpoints.convert(source, target, to_layout=layout)
+    assert checkpoints.verify(source, target).passed
+    found = checkpoints.read(target)
+    assert found.keys() == state.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(found[name], array)
+    written = json.loads((target / "config.json").read_text())
+    wanted = {key: value for key, value in config.items() if key != "rope_parameters"}
+    assert {key: written[key] for key in wanted} == wanted
+    assert written["tie_word_embeddings"] == (tied or kind == "gpt2")
+    assert written.get("rope_theta") == (None if kind == "gpt2" else 5e5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_quantised_types_become_the_numbers_of_the_package(tmp_path, kind):
+    data = gguf_files.blocks(kind, (6, 512))
+    norm = np.float32([1.5, -2])
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a.weight": (kind, data), "b": norm})
+    exact = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+    assert np.isfinite(exact).all()
+    assert len(np.unique(exact)) > 100
+    for word, dtype in ((None, np.float32), ("bf16", ml_dtypes.bfloat16)):
+        target = tmp_path / f"{word}.safetensors"
+        checkpoints.convert(source, target, to_layout="same", dequantize=True, dtype=word)
+        assert checkpoints.verify(source, target).passed
+        np.testing.assert_array_equal(checkpoints.read(target)["a.weight"], exact.astype(dtype))
+        np.testing.assert_array_equal(checkpoints.read(target)["b"], norm.astype(dtype))
+    with open_reader(source) as reader:
+        found = Dequantised(reader, {}, "float32")
+        for start, stop in ((0, 1), (30, 34), (255, 257), (500, 1600), (3071, 3072)):
+            part = np.frombuffer(found.read_range("a.weight", 4 * start, 4 * stop), np.float32)
+            np.testing.assert_array_equal(part, exact.reshape(-1)[start:stop])
+        into = np.empty((2, 40), np.float32)
+        found.read_rows("a.weight", 250, 1024, into)
+        np.testing.assert_array_equal(into, exact[:3:2, 250:290])
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.float64])
+def test_floating_point_is_read_as_it_is(tmp_path, dtype):
+    arrays = {"a": np.random.default_rng(1).normal(size=(3, 5)).astype(dtype), "b": np.ones(7, np.float32)}
+    source = gguf_files.write(tmp_path / "x.gguf", "gemma", {"block_count": 2}, arrays)
+    found = checkpoints.read(source)
+    assert {name: (array.dtype, array.tobytes()) for name, array in found.items()} == {
+        name: (array.dtype, array.tobytes()) for name, array in arrays.items()
+    }
+    checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert checkpoints.inspect(source).metadata["gemma.block_count"] == 2
+
+
+def factors(factor):
+    """Return what llama.cpp's converter writes for Llama 3.1: `LlamaModel.generate_extra_tensors`."""
+    found = []
+    for frequency in 1 / 5e5 ** (np.arange(0, 32, 2) / 32):
+        length = 2 * np.pi / frequency
+        smooth = (8192 / length - 1) / 3
+        scaled = factor if length > 8192 else 1 / ((1 - smooth) / factor + smooth)
+        found.append(1 if length < 2048 else scaled)
+    return np.float32(found)
+
+
+def test_scaling_of_llama_3_is_found_in_its_factors(tmp_path):
+    keys = gguf_files.keys_of(model("llama")[1] | {"head_dim": 32})
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    assert len(set(factors(8))) == 3
+    for number in (8, 32):
+        source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, {"rope_freqs.weight": factors(number)})
+        with open_reader(source) as reader:
+            assert reader.config["rope_scaling"] == scaling | {"factor": number}
+    other = gguf_files.write(tmp_path / "y.gguf", "llama", keys, {"rope_freqs.weight": factors(8) + np.float32(0.01)})
+    with (
+        open_reader(other) as reader,
+        pytest.raises(CheckpointError, match=r"rope_freqs.weight are not the factors of Llama 3.1's scaling"),
+    ):
+        _ = reader.config
+
+
+def test_factors_of_frequencies_are_kept_aside(tmp_path):
+    state, config = model("llama")
+    keys = config | {"rope_parameters": {"rope_theta": 5e7}}
+    source = gguf_files.converted(tmp_path / "x.gguf", state | {"rope_freqs.weight": np.float32([1, 8])}, keys)
+    checkpoints.convert(source, tmp_path / "out", to_layout="hf-llama")
+    assert checkpoints.read(tmp_path / "out").keys() == state.keys()
+    assert checkpoints.verify(source, tmp_path / "out").passed
+
+
+def refusal(tmp_path, source, **options):
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(source, tmp_path / "out", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"to_layout": "same"}, {"to_layout": "hf-llama"}])
+def test_quantised_types_are_named_where_they_stay(tmp_path, options):
+    tensors = {"token_embd.weight": ("Q4_K", gguf_files.blocks("Q4_K", (2, 256)))}
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, tensors)
+    message = refusal(tmp_path, source, **options)
+    assert message.endswith("is quantised by GGUF, Q4_K; --dequantize makes floating point of it")
+
+
+KEYS = {"expert_count": 4, "rope.scaling.type": "longrope", "attention.sliding_window": 9, "rope.dimension_count": 2}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_that_make_another_model_are_refused(tmp_path, key):
+    state, config = model("llama")
+    tensors = {gguf_files.named(name): array for name, array in state.items()}
+    keys = gguf_files.keys_of(config) | {key: KEYS[key]}
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, tensors)
+    assert str(source) in refusal(tmp_path, source)
+
+
+def test_other_architectures_are_named(tmp_path):
+    state, config = model("llama")
+    tensors = {gguf_files.named(name): array for name, array in state.items()}
+    source = gguf_files.write(tmp_path / "x.gguf", "gemma2", gguf_files.keys_of(config), tensors)
+    assert "general.architecture (gemma2) must be llama, qwen2, qwen3, gpt2" in refusal(tmp_path, source)
+
+
+def test_types_that_are_not_read_are_named(tmp_path):
+    data = np.zeros((2, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.IQ2_XS][1]), np.uint8)
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("IQ2_XS", data), "b": np.ones(3, np.float32)})
+    message = refusal(tmp_path, source, to_layout="same", dequantize=True)
+    assert "it is quantised by GGUF as IQ2_XS, which is not read" in message
+    checkpoints.convert(source, tmp_path / "rest.npz", to_layout="same", drop="a")
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    data = gguf_files.blocks("Q8_0", (2, 32))
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("Q8_0", data), "b": np.ones(3, np.float32)})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert refusal(tmp_path, source, to_layout="same", dequantize=True).endswith("pip install 'attn-bridge[gguf]'")
+    assert checkpoints.inspect(source).tensors["a"].blocks == "Q8_0"
+
+
+def header(tensors, keys=b"", keys_count=0, version=3, count=None):
+    """Return a header of entries (name, sizes, type, offset)."""
+    data = b"GGUF" + struct.pack("<IQQ", version, len(tensors) if count is None else count, keys_count) + keys
+    for name, sizes, kind, offset in tensors:
+        data += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(sizes))
+        data += struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, offset)
+    return data + bytes(-len(data) % 32)
+
+
+def key(name, kind, value):
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+
+HOSTILE = {
+    "nothing": (b"", "is no GGUF file"),
+    "another file": (b"PK\3\4" + bytes(60), "is no GGUF file"),
+    "version 1": (header([], version=1), "is GGUF of version 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(8), "is GGUF big-endian"),
+    "a billion tensors": (header([], count=1 << 40), "claims 1099511627776 tensors"),
+    "cut short": (header([(b"a", (4,), 0, 0)])[:40], "the file ends in its header"),
+    "a long text": (header([], key(b"k", 8, struct.pack("<Q", 1 << 60)), 1), "the file ends in its header"),
+    "a long array": (header([], key(b"k", 9, struct.pack("<IQ", 4, 1 << 50)), 1), "is an array of"),
+    "nested arrays": (header([], key(b"k", 9, struct.pack("<IQ", 9, 2)), 1), "is an array of 2 items of type 9"),
+    "an unknown value": (header([], key(b"k", 77, b""), 1), "a value of the unknown type 77"),
+    "a key twice": (header([], key(b"k", 7, b"\1") * 2, 2), "its header has k twice"),
+    "a name of bytes": (header([(b"\xff\xfe", (4,), 0, 0)]) + bytes(16), "is not UTF-8"),
+    "a name twice": (header([(b"a", (4,), 0, 0), (b"a", (4,), 0, 32)]) + bytes(64), "has the tensor a twice"),
+    "overlaps": (header([(b"a", (16,), 0, 0), (b"b", (4,), 0, 32)]) + bytes(64), "a and b overlap"),
+    "beyond the end": (header([(b"a", (4,), 0, 1 << 62)]), "ends at byte"),
+    "more than a file": (header([(b"a", (1 << 62, 1 << 62), 0, 0)]), "which no file can hold"),
+    "half a block": (header([(b"a", (31,), 8, 0)]) + bytes(64), "must have rows of whole blocks of 32 numbers"),
+    "many axes": (header([(b"a", (1,) * 9, 0, 0)]) + bytes(64), "has 9 axes"),
+    "odd alignment": (header([], key(b"general.alignment", 4, struct.pack("<I", 24)), 1), "must be a power of two"),
+    "a part of several": (
+        header([(b"a", (4,), 0, 0)], key(b"split.count", 2, struct.pack("<H", 3)), 1) + bytes(32),
+        "llama-gguf-split --merge",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_malformed_files_are_refused_in_a_line(tmp_path, case):
+    data, message = HOSTILE[case]
+    source = tmp_path / "x.gguf"
+    source.write_bytes(data)
+    assert message in refusal(tmp_path, source, to_layout="same")
+
+
+def test_a_folder_with_a_single_file_is_read(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    state, config = model("llama")
+    gguf_files.converted(folder / "x.gguf", state, config)
+    checkpoints.convert(folder, tmp_path / "out", to_layout="hf-llama")
+    assert checkpoints.read(tmp_path / "out").keys() == state.keys()

@@ -1,0 +1,111 @@
+"""GGUF files as llama.cpp's converter writes them, by the `gguf` package, and what dequantising them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Types = gguf.GGMLQuantizationType
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
+    "model.layers.": "blk.", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "transformer.h.": "blk.", "transformer.wte": "token_embd", "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "ln_1": "attn_norm", "ln_2": "ffn_norm",
+}  # fmt: skip
+"""Part of a name of `transformers` -> what llama.cpp has in its place."""
+
+
+def named(name: str) -> str:
+    """Return llama.cpp's name of a tensor of `transformers`."""
+    for theirs, ours in NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def interleaved(array: Array, heads: int) -> Array:
+    """Return a projection of queries or keys as llama.cpp turns it: `LlamaModel.permute` of its converter."""
+    return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> Array:
+    """Return the bytes of random blocks of a type, with scales that are small numbers of float16."""
+    numbers, size = gguf.GGML_QUANT_SIZES[Types[kind]]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), np.uint8)
+    scales = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
+    for at in scales:
+        small = rng.uniform(0.01, 0.05, data.shape[:-1]).astype(np.float16)
+        data[..., at : at + 2] = small[..., None].view(np.uint8)
+    return data.reshape(*shape[:-1], -1)
+
+
+def write(path: Path, kind: str, keys: Mapping[str, Any], tensors: Mapping[str, Array | tuple[str, Array]]) -> Path:
+    """Write a file: tensors by their names, as arrays, or as the name of a type and its bytes."""
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bc"])
+    writer.add_array("tokenizer.ggml.scores", [0.5, 1.5])
+    for key, value in keys.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        (writer.add_string if isinstance(value, str) else add)(f"{kind}.{key}", value)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, tuple):
+            writer.add_tensor(name, tensor[1], raw_dtype=Types[tensor[0]])
+        elif tensor.dtype.name == "bfloat16":
+            writer.add_tensor(name, tensor.view(np.uint8), raw_dtype=Types.BF16)
+        else:
+            writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def keys_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a decoder that llama.cpp's converter writes, of a config.json."""
+    if config["model_type"] == "gpt2":
+        return {
+            "context_length": config["n_positions"], "embedding_length": config["n_embd"],
+            "feed_forward_length": 4 * config["n_embd"], "block_count": config["n_layer"],
+            "attention.head_count": config["n_head"], "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        }  # fmt: skip
+    rope = config.get("rope_parameters") or {}
+    return {
+        "context_length": config["max_position_embeddings"], "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"], "block_count": config["num_hidden_layers"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"],
+        "rope.dimension_count": config["head_dim"], "rope.freq_base": float(rope.get("rope_theta", 10000.0)),
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+
+
+def converted(path: Path, state: Mapping[str, Array], config: Mapping[str, Any], kind: str = "F32") -> Path:
+    """Write a model of `transformers` as llama.cpp's converter does: norms and biases in float32."""
+    found: dict[str, Array | tuple[str, Array]] = {}
+    for name, array in state.items():
+        if config["model_type"] == "llama" and ("q_proj" in name or "k_proj" in name):
+            array = interleaved(array, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if ".c_" in name and array.ndim == 2:  # a Conv1D
+            array = np.ascontiguousarray(array.T)
+        plain = array.ndim == 1 or kind == "F32"
+        found[named(name)] = array if plain else (kind, gguf.quantize(np.ascontiguousarray(array), Types[kind]))
+    return write(path, config["model_type"], keys_of(config), found)
+
+
+def through(array: Array, kind: str) -> Array:
+    """Return the numbers that an array has once it is quantised."""
+    code = Types[kind]
+    found: Array = gguf.dequantize(gguf.quantize(array, code), code)
+    return found
