@@ -29,7 +29,7 @@ def test_a_file_of_keywords_and_rules_are_used(here, capfd):
     (here / "rules.toml").write_text("\n".join(rules))
     arguments = ["--inputs", "kw.npz", "--rules", "rules.toml", "--seeds", "1", "--json"]
     assert run(["compare", "ours.py:module", "theirs.py:make", *arguments]) == 0
-    assert {one["how"] for one in json.loads(capfd.readouterr().out)["pairing"]} == {"rules"}
+    assert {one["how"] for one in json.loads(capfd.readouterr().out)["pairing"]} == {"rule"}
 
 
 def test_the_flax_side_may_take_its_arguments_in_another_way(here, capfd):
