@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import importlib
@@ -12,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from attn_bridge import backends
@@ -26,6 +27,16 @@ MAX_TEXT = 300
 _OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn")
 _FRAMEWORKS = ("torch", "jax", "flax", "numpy")
 _KINDS = "a torch.nn.Module, an nnx.Module, (Linen module, variables) or parity.function(f, weights)"
+
+REPLACEABLE = frozenset(
+    {"print", "input", "open", "breakpoint", "exit", "quit", "help", "copyright", "credits", "license"}
+)
+"""Built-in functions that code replaces for its own purposes (`print` on the first of several devices)."""
+
+MAX_NAMES = 5
+"""Most names that a message lists."""
+
+_BUILTINS = vars(builtins)
 
 _packages: dict[Path, str] = {}
 """Folder -> the package of ours that its files are imported into, so that two of one name don't clash."""
@@ -192,15 +203,56 @@ def workspace() -> Iterator[None]:
         sys.path[:] = former
 
 
-@contextlib.contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Turn whatever user code raises, SystemExit included, into a ValueError of one line that names `what`."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ValueError(f"{what} raised {type(error).__name__}: {text_of(error)}") from error
+class BuiltinsReplacedError(ValueError):
+    """User code replaced or deleted built-in functions that the frameworks and the judge compute with."""
+
+
+class intact_builtins(contextlib.AbstractContextManager[None]):
+    """Put back the built-in functions that user code replaces, and refuse it.
+
+    Functions that nothing computes with (`REPLACEABLE`) stay as user code wants them, and so do those that it adds.
+
+    Args:
+        what: the user code, for the message.
+        everything: put back the replaceable ones as well.
+
+    Raises:
+        BuiltinsReplacedError: one was replaced that is not replaceable.
+    """
+
+    def __init__(self, what: str, everything: bool = False):
+        self._what = what
+        self._saved = dict(_BUILTINS)
+        self._kept = () if everything else REPLACEABLE
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        after = {**_BUILTINS}  # before it is put back nothing here may call a built-in function
+        _BUILTINS.update(self._saved)
+        names = sorted(name for name, value in self._saved.items() if name not in after or after[name] is not value)
+        _BUILTINS.update({name: after[name] for name in names if name in self._kept and name in after})
+        names = [name for name in names if name not in REPLACEABLE]
+        if names and not isinstance(error, BuiltinsReplacedError):
+            text = ", ".join(names[:MAX_NAMES]) + f" and {len(names) - MAX_NAMES} more" * (len(names) > MAX_NAMES)
+            raise BuiltinsReplacedError(
+                f"{self._what} replaced Python's builtins ({text}), which the frameworks compute with, too"
+            )
+
+
+class guarded(intact_builtins):
+    """Turn whatever user code raises, SystemExit included, into a ValueError of one line that names it.
+
+    Args:
+        what: the user code, for the message.
+
+    Raises:
+        ValueError: it raises, or replaces functions that everything in this process computes with.
+    """
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        intact_builtins.__exit__(self, kind, error, at)  # super() is a built-in function
+        if error is None or isinstance(error, (KeyboardInterrupt, BuiltinsReplacedError)):
+            return
+        raise ValueError(f"{self._what} raised {type(error).__name__}: {text_of(error)}") from error
 
 
 def text_of(error: BaseException) -> str:

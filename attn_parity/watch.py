@@ -7,16 +7,17 @@ Whoever runs a side says so with `phase`. Where nobody said, what runs is read o
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+
+from . import breadcrumbs, stack
 
 STATUS = 2
 """Exit status of a process that is ended."""
@@ -29,11 +30,6 @@ IMPORTING = "importing"
 LIBRARIES = 120.0
 """Seconds that a library may take to be imported, whatever the limit is."""
 
-_ROOT = Path(__file__).resolve().parents[1]
-_OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "jax_attn", "torch_attn")
-_BACKWARD = (("torch/autograd", "backward"), ("torch/autograd", "grad"), ("jax/_src", "backward_pass"))
-_ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "frameworks", "jax"): "flax"}
-"""Folders of the rooms of frameworks -> label of the side that they run."""
 _exit = os._exit
 
 _phases: dict[int, list[tuple[str, str, float]]] = {}
@@ -50,12 +46,19 @@ def phase(side: str, what: str) -> Iterator[None]:
     """
     mine = _phases.setdefault(threading.get_ident(), [])
     mine.append((side, what, time.monotonic()))
+    _leave_crumb(mine)
     try:
         yield
     finally:
         mine.pop()
+        _leave_crumb(mine)
         if not mine:
             _phases.pop(threading.get_ident(), None)
+
+
+def _leave_crumb(mine: list[tuple[str, str, float]]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        breadcrumbs.note(phase=mine[-1][:2] if mine else ("", "running"))
 
 
 class Watchdog:
@@ -76,7 +79,7 @@ class Watchdog:
         self._there: set[Path] = set()
         self.end: Callable[[str], None] = self._end
         self._thread = threading.get_ident()
-        self._root = list(_outwards(sys._getframe()))[-1]
+        self._root = stack.live(sys._getframe())[-1].frame
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._stderr: int | None = None
         self._call: tuple[FrameType | None, float] = (None, 0.0)
@@ -112,34 +115,26 @@ class Watchdog:
     def _late(self) -> str | None:
         """Return the line that says what takes too long, None if nothing does."""
         # At once: a frame that returns meanwhile no longer knows who called it.
-        frames = list(_outwards(sys._current_frames().get(self._thread)))
-        if not frames or frames[-1] is not self._root:
+        lines = stack.live(sys._current_frames().get(self._thread))
+        if not lines or lines[-1].frame is not self._root:
             return None
-        said = _phases.get(self._thread)
-        side, what = said[-1][:2] if said else ("", "running")
-        call, limit = _outermost_call(frames), self.seconds
-        if what == IMPORTING and _is_in_library(frames):
+        phases = _phases.get(self._thread)
+        side, what = phases[-1][:2] if phases else ("", "running")
+        call, limit = stack.outermost_call(lines), self.seconds
+        if what == IMPORTING and stack.is_in_library(lines):
             limit = max(limit, LIBRARIES)  # a framework takes its time; the user's own code is what may hang
         elif what == IMPORTING:
-            call = _user_frame(frames, self.sources)
-        if call is not self._call[0]:
-            self._call = (call, time.monotonic())
-        since = self._call[1] if call is not None else said[-1][2] if said else None
+            call = stack.user_line(lines, self.sources)
+        frame = None if call is None else call.frame
+        if frame is not self._call[0]:
+            self._call = (frame, time.monotonic())
+        since = self._call[1] if call is not None else phases[-1][2] if phases else None
         if since is None or time.monotonic() - since < limit:
             return None
-        line = _user_frame(frames, self.sources)
-        side = side or self._side(call, line)
-        what = _what(frames) if what == "running" else what
-        name = f"the {self.names.get(side) or f'{side} side'}" if side else "the side"
-        where = f": {_place(line or frames[0])}"
-        return f"{name} has been {_doing(what)} for more than {limit:g} s ({self.option}){where}"
-
-    def _side(self, call: FrameType | None, line: FrameType | None) -> str:
-        file = Path(line.f_code.co_filename) if line is not None else None
-        for label, source in self.sources.items():
-            if label and file is not None and file.is_relative_to(source):
-                return label
-        return _framework(call.f_code.co_filename) if call is not None else ""
+        line = stack.user_line(lines, self.sources)
+        side = side or stack.side_of(call, line, self.sources)
+        name, what = named_side(side, self.names), stack.doing(what, lines)
+        return f"{name} has been {what} for more than {limit:g} s ({self.option}): {stack.place(line or lines[0])}"
 
     def _end(self, message: str) -> None:
         """Write the line, and end the process with all that it started."""
@@ -150,7 +145,18 @@ class Watchdog:
         if self._beside is not None:
             for folder in set(self._beside.glob(".*.part")) - self._there:
                 shutil.rmtree(folder, ignore_errors=True)
+        breadcrumbs.note(status=STATUS)
         _exit(STATUS)
+
+
+def named_side(side: str, names: Mapping[str, str]) -> str:
+    """Return what a sentence about a side begins with.
+
+    Args:
+        side: its label, "" where there is only that side.
+        names: label of a side -> what messages call it.
+    """
+    return f"the {names.get(side) or f'{side} side'}" if side else "the side"
 
 
 def end_children(parent: int | None = None) -> None:
@@ -167,80 +173,3 @@ def _children(parent: int) -> list[int]:
         for task in Path(f"/proc/{parent}/task").iterdir():
             found += map(int, (task / "children").read_text().split())
     return found
-
-
-# ---- reading the stack
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _outermost_call(frames: Sequence[FrameType]) -> FrameType | None:
-    """Return the outermost frame in a room of `frameworks`: the one call that is under way."""
-    return next((one for one in reversed(frames) if _framework(one.f_code.co_filename)), None)
-
-
-def _framework(file: str) -> str:
-    """Return the label of the side whose room a file is in, "" if it is in none."""
-    parts = Path(file).parts
-    runs = {parts[start : start + 3] for start in range(len(parts))}
-    return next((name for room, name in _ROOMS.items() if room in runs), "")
-
-
-def _user_frame(frames: Sequence[FrameType], sources: Mapping[str, Path]) -> FrameType | None:
-    """Return the innermost frame of the user's own code; of any code but ours and installed one, if there is none."""
-    ours = (place for place, one in enumerate(frames) if _is_ours(one.f_code.co_filename))
-    frames = frames[: next(ours, len(frames))]  # what called us is not what we called
-    for one in frames:
-        if any(_is_below(one.f_code.co_filename, source) for source in sources.values()):
-            return one
-    return next((one for one in frames if not _is_installed(one.f_code.co_filename)), None)
-
-
-def _is_in_library(frames: Sequence[FrameType]) -> bool:
-    """Tell whether what runs is a library that is being imported, and not the code that imports it."""
-    library = Path(os.__file__).resolve().parent
-    files = [Path(one.f_code.co_filename) for one in frames if not one.f_code.co_filename.startswith("<")]
-    inner = next((one for one in files if "site-packages" in one.parts or not one.is_relative_to(library)), None)
-    return inner is not None and _is_installed(str(inner))
-
-
-def _is_ours(file: str) -> bool:
-    return any(_is_below(file, _ROOT / package) for package in ("attn_bridge", "attn_parity", "fault_lab"))
-
-
-def _is_below(file: str, source: Path) -> bool:
-    return Path(file).is_relative_to(source)
-
-
-def _is_installed(file: str) -> bool:
-    if file.startswith("<"):
-        return True
-    path = Path(file)
-    library = Path(os.__file__).resolve().parent
-    is_own = path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in _OWN
-    return is_own or path.is_relative_to(library) or "site-packages" in path.parts
-
-
-def _what(frames: Sequence[FrameType]) -> str:
-    """Tell a backward pass from a forward one."""
-    for one in frames:
-        file = Path(one.f_code.co_filename).as_posix()
-        if any(part in file and one.f_code.co_name == name for part, name in _BACKWARD):
-            return "gradient"
-    return "running"
-
-
-def _doing(what: str) -> str:
-    return {"gradient": "computing its gradient"}.get(what, what)
-
-
-def _place(frame: FrameType) -> str:
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    source = linecache.getline(file, number).strip()
-    with contextlib.suppress(ValueError):
-        file = Path(file).relative_to(Path.cwd()).as_posix()
-    return f"{file}:{number} in {frame.f_code.co_name}" + (f": {source}" if source else "")

@@ -81,14 +81,20 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its status.
-
-    Without `arguments` the process is the command's own, and commands that can share their work among processes do;
-    with `arguments` everything runs in this process unless they ask for more.
-    """
-    status = _run_own(sys.argv[1:]) if arguments is None else run(list(arguments), is_own=False)
-    load_judge("commands.user_code").hush()
-    sys.exit(status)
+    """Run the command line and exit with its status; without `arguments` the process is the command's own."""
+    user_code = load_judge("commands.user_code")
+    if arguments is not None:
+        status = run(list(arguments), is_own=False)
+        user_code.hush()
+        sys.exit(status)
+    try:
+        status = _run_own(sys.argv[1:])
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    user_code.end(status)
 
 
 def _run_own(arguments: list[str]) -> int:

@@ -263,7 +263,7 @@ class Comparison:
         """Return the report, and the bundle that reproduces it if one is wanted and the two are not equal."""
         from attn_bridge.weights import Rules
 
-        from .. import factories, repro
+        from .. import breadcrumbs, factories, repro
         from ..compare.driver import compare as judge
         from .user_code import running, watched
 
@@ -274,12 +274,16 @@ class Comparison:
             ours, theirs = (
                 _loaded(one, what, self.build_seed) for one, what in zip(self.factories, names, strict=True)
             )
+            sources = _sources(ours, theirs)
+            breadcrumbs.note(sources={side: str(file) for side, file in sources.items()})
             if dog is not None:
-                dog.sources |= _sources(ours, theirs)
+                dog.sources |= sources
             call = example_inputs(ours, theirs) if self.call is None else self.call
             pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
+            sides = _names(factories.labels(pair))
+            breadcrumbs.note(names=sides)
             if dog is not None:
-                dog.names |= _names(factories.labels(pair))
+                dog.names |= sides
             more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
             more |= {"allow": after.allow}  # what is left of a difference then takes another run
             report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)

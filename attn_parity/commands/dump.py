@@ -78,7 +78,7 @@ def dump(
     from attn_bridge import whole_folders as folders
     from attn_bridge.weights import Rules
 
-    from .. import factories, watch
+    from .. import breadcrumbs, factories, watch
     from ..dumps import recording
     from .user_code import running, watched
 
@@ -99,10 +99,13 @@ def dump(
         with watch.phase("", "importing"), factories.seeded(build_seed):
             made = factories.load(factory, "FACTORY")
         file = getattr(made.module, "__file__", None)
+        sources = {} if file is None else {"": Path(file)}
+        names = dict.fromkeys(("torch", "flax"), "side")  # there is no other
+        breadcrumbs.note(names=names, sources={"": file} if file else {})
         if dog is not None:
             dog.leave_nothing_beside(out)
-            dog.sources |= {} if file is None else {"": Path(file)}
-            dog.names |= dict.fromkeys(("torch", "flax"), "side")  # there is no other
+            dog.sources |= sources
+            dog.names |= names
         if call is None and like is None:
             call = example_inputs(made)
         with watch.phase("", "building"):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import io
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from ..factories import guarded, workspace
-from ..watch import Watchdog
+from ..factories import guarded, intact_builtins, workspace
+from ..watch import Watchdog, end_children
+from . import supervision
 
+GRACE = 5.0
+"""Seconds that exit handlers of user code may take; those of multiprocessing wait for processes that it left."""
+
+_exit = os._exit
 _null: TextIO | None = None
 _has_run = False
 
@@ -28,7 +37,7 @@ def running(what: str) -> Iterator[None]:
     _has_run = True
     here = Path.cwd()
     try:
-        with _silence(), workspace(), _no_way_out():
+        with _silence(), workspace(), _no_way_out(), intact_builtins("your code", everything=True):
             try:
                 yield
             except (ValueError, TypeError, OSError, ImportError, KeyboardInterrupt):
@@ -112,3 +121,32 @@ def hush() -> None:
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             os.dup2(_null_stream().fileno(), descriptor)
+
+
+def end(status: int) -> NoReturn:
+    """End the process with an exit status that user code left running can neither change nor delay for long.
+
+    Exit handlers run, and files that are open are flushed; threads that are not daemons are not waited for, and exit
+    handlers for `GRACE` seconds at most.
+    """
+    supervision.finish(status)
+    hush()
+    if not _has_run:
+        raise SystemExit(status)
+    guard = threading.Timer(GRACE, _leave, (status,))
+    guard.daemon = True
+    guard.start()
+    if all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()):
+        raise SystemExit(status)  # not sys.exit, which user code may have replaced
+    with _no_way_out():
+        atexit._run_exitfuncs()
+    for stream in gc.get_objects():
+        if issubclass(type(stream), io.IOBase):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    _exit(status)
+
+
+def _leave(status: int) -> None:
+    end_children()
+    _exit(status)

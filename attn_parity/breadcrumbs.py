@@ -1,0 +1,71 @@
+"""Notes of what this process is doing, in memory shared with the process that finds out why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+from typing import TypedDict
+
+SIZE = 1 << 16
+"""Bytes of the memory: notes are a few paths and words."""
+
+_LENGTH = 4
+_memory: mmap.mmap | None = None
+
+
+class Notes(TypedDict, total=False):
+    """What is noted.
+
+    Attributes:
+        status: exit status, once the command has nothing more to do.
+        phase: side and phase under way, as `watch.phase` has them; absent before user code runs.
+        names: label of a side -> what messages call it.
+        sources: label of a side -> the file of its code.
+    """
+
+    status: int
+    phase: tuple[str, str]
+    names: dict[str, str]
+    sources: dict[str, str]
+
+
+_notes: Notes = {}
+
+
+def share() -> None:
+    """Have the notes shared with the processes that are forked from here on."""
+    global _memory
+    _memory = mmap.mmap(-1, SIZE)
+
+
+def note(
+    *,
+    status: int | None = None,
+    phase: tuple[str, str] | None = None,
+    names: dict[str, str] | None = None,
+    sources: dict[str, str] | None = None,
+) -> None:
+    """Replace notes; where no process reads them, do nothing."""
+    if _memory is None:
+        return
+    if status is not None:
+        _notes["status"] = status
+    if phase is not None:
+        _notes["phase"] = phase
+    if names is not None:
+        _notes["names"] = names
+    if sources is not None:
+        _notes["sources"] = sources
+    data = json.dumps(_notes).encode()
+    if len(data) <= SIZE - _LENGTH:
+        _memory[: _LENGTH + len(data)] = len(data).to_bytes(_LENGTH, "big") + data
+
+
+def read() -> Notes:
+    """Return the notes, also those of a process that has ended; nothing where it ended while it wrote them."""
+    notes: Notes = {}
+    if _memory is not None:
+        with contextlib.suppress(ValueError):
+            notes = json.loads(_memory[_LENGTH : _LENGTH + int.from_bytes(_memory[:_LENGTH], "big")])
+    return notes

@@ -1,0 +1,127 @@
+"""Commands that run user code run in a child process: a crash of it is one line, and its exit status is the command's.
+
+The command is forked before it loads a library. Its parent waits, passes signals on, and knows from notes in shared
+memory (`breadcrumbs`) and from the stack that `faulthandler` writes what the child was doing when it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from .. import breadcrumbs, stack, watch
+
+COMMANDS = ("compare", "digest", "dump")
+"""Commands that run user code in their own process."""
+
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that end a command by default, and that other processes send on purpose."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+
+STATUS = 2
+"""Exit status of a command whose process user code ended."""
+
+
+def begin(arguments: Sequence[str]) -> None:
+    """Fork a command that runs user code, and return in the child; the parent ends as the child does.
+
+    Other commands, and systems other than Linux, go on in this process.
+    """
+    if sys.platform != "linux" or not arguments or arguments[0] not in COMMANDS or "--separate" in arguments:
+        return
+    breadcrumbs.share()
+    stacks = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads that the fork loses: none of ours runs yet
+        child = os.fork()
+    if child:
+        _attend(child, stacks)
+    _end_with(parent)
+    faulthandler.enable(stacks, all_threads=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, signal.SIGCHLD))
+
+
+def finish(status: int) -> None:
+    """Note the exit status: nothing that happens while the interpreter ends changes it."""
+    breadcrumbs.note(status=status)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent has ended."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(STATUS)
+
+
+def _attend(child: int, stacks: IO[bytes]) -> NoReturn:
+    """Wait for the child, and end as it did."""
+    status, received = _wait(child)
+    notes = breadcrumbs.read()
+    if "status" in notes:
+        os._exit(notes["status"])
+    if -status in received:
+        signal.signal(-status, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
+        os.kill(os.getpid(), -status)
+    stacks.seek(0)
+    line = crash(status, notes, stacks.read().decode("utf-8", "replace"))
+    with contextlib.suppress(OSError):
+        os.write(2, f"error: {' '.join(line.split())}\n".encode("utf-8", "replace"))
+    os._exit(STATUS)
+
+
+def _wait(child: int) -> tuple[int, set[int]]:
+    """Return the child's exit status (negative: the signal that ended it), and the signals that came meanwhile."""
+    received: set[int] = set()
+    while True:
+        about = signal.sigwaitinfo((*FORWARDED, signal.SIGCHLD))
+        if about.si_signo != signal.SIGCHLD:
+            received.add(about.si_signo)
+            if about.si_pid:  # the kernel sends those of a terminal to the child as well
+                os.kill(child, about.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), received
+
+
+def crash(status: int, notes: breadcrumbs.Notes, text: str) -> str:
+    """Return the line on a process that ended before its command did.
+
+    Args:
+        status: its exit status; negative: the signal that ended it.
+        notes: what it noted.
+        text: the stack that `faulthandler` wrote; "" for none.
+    """
+    lines = stack.dumped(text)
+    sources = {label: Path(file) for label, file in notes.get("sources", {}).items()}
+    line = stack.user_line(lines, sources)
+    side, what = notes.get("phase", ("", ""))
+    side = side or stack.side_of(stack.outermost_call(lines), line, sources)
+    name = watch.named_side(side, notes.get("names", {})) if what else "the command"
+    doing = f" while {stack.doing(what, lines)}" if what else ""
+    return f"{name} {_ended(status)}{doing}{f': {stack.place(line)}' if line else ''}"
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended the process (exit status {status})"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"{'was killed' if name == 'SIGKILL' else 'crashed'} ({name}{'; out of memory?' * (name == 'SIGKILL')})"

@@ -1,0 +1,131 @@
+"""Reads a stack: which side runs, in which phase, and at which line of the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_ROOT = Path(__file__).resolve().parents[1]
+_OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "jax_attn", "torch_attn")
+_CALLING = ("attn_bridge", "attn_parity", "fault_lab")
+_BACKWARD = (("torch/autograd", "backward"), ("torch/autograd", "grad"), ("jax/_src", "backward_pass"))
+_ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "frameworks", "jax"): "flax"}
+_DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class Line(NamedTuple):
+    """A line of code that a stack passes through.
+
+    Attributes:
+        file: as Python names it.
+        number: of the line.
+        function: the name of the function.
+        frame: of a live stack.
+    """
+
+    file: str
+    number: int
+    function: str
+    frame: FrameType | None = None
+
+
+def live(frame: FrameType | None) -> list[Line]:
+    """Return the lines of a live stack, the innermost first."""
+    lines = []
+    while frame is not None:
+        lines.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, frame))
+        frame = frame.f_back
+    return lines
+
+
+def dumped(text: str) -> list[Line]:
+    """Return the lines of a stack that `faulthandler` wrote, the innermost first (at most 100 of them)."""
+    return [Line(file, int(number), function) for file, number, function in _DUMPED.findall(text)]
+
+
+def outermost_call(lines: Sequence[Line]) -> Line | None:
+    """Return the outermost line in a room of `frameworks`: the one call that is under way."""
+    return next((line for line in reversed(lines) if _framework(line.file)), None)
+
+
+def user_line(lines: Sequence[Line], sources: Mapping[str, Path]) -> Line | None:
+    """Return the innermost line of the user's own code; of any code but ours and installed code, if there is none.
+
+    Args:
+        lines: of a stack.
+        sources: label of a side -> the folder or file of its code.
+    """
+    ours = (number for number, line in enumerate(lines) if _is_calling(line.file))
+    lines = lines[: next(ours, len(lines))]  # what called us is not what we called
+    for line in lines:
+        if any(_is_below(line.file, source) for source in sources.values()):
+            return line
+    return next((line for line in lines if not _is_installed(line.file)), None)
+
+
+def is_in_library(lines: Sequence[Line]) -> bool:
+    """Tell whether what runs is a library that is being imported, and not the code that imports it."""
+    library = Path(os.__file__).resolve().parent
+    files = [Path(line.file) for line in lines if not line.file.startswith("<")]
+    inner = next((file for file in files if "site-packages" in file.parts or not file.is_relative_to(library)), None)
+    return inner is not None and _is_installed(str(inner))
+
+
+def side_of(call: Line | None, line: Line | None, sources: Mapping[str, Path]) -> str:
+    """Return the label of the side that runs; "" where the stack does not tell.
+
+    Args:
+        call: from `outermost_call`.
+        line: from `user_line`.
+        sources: label of a side -> the folder or file of its code.
+    """
+    for label, source in sources.items():
+        if label and line is not None and _is_below(line.file, source):
+            return label
+    return _framework(call.file) if call is not None else ""
+
+
+def doing(what: str, lines: Sequence[Line]) -> str:
+    """Return a phase as a sentence names it; ``running`` is a backward pass where the stack has one."""
+    calls = {(Path(line.file).as_posix(), line.function) for line in lines}
+    is_backward = any(part in file and function == name for file, function in calls for part, name in _BACKWARD)
+    return "computing its gradient" if what == "running" and is_backward else what
+
+
+def place(line: Line) -> str:
+    """Return file, number, function and text of a line."""
+    file = line.file
+    source = linecache.getline(file, line.number).strip()
+    with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
+        file = Path(file).relative_to(Path.cwd()).as_posix()
+    return f"{file}:{line.number} in {line.function}" + (f": {source}" if source else "")
+
+
+def _framework(file: str) -> str:
+    """Return the label of the side whose room a file is in, "" if it is in none."""
+    parts = Path(file).parts
+    runs = {parts[start : start + 3] for start in range(len(parts))}
+    return next((name for room, name in _ROOMS.items() if room in runs), "")
+
+
+def _is_calling(file: str) -> bool:
+    return any(_is_below(file, _ROOT / package) for package in _CALLING)
+
+
+def _is_below(file: str, source: Path) -> bool:
+    return Path(file).is_relative_to(source)
+
+
+def _is_installed(file: str) -> bool:
+    if file.startswith("<"):
+        return True
+    path = Path(file)
+    library = Path(os.__file__).resolve().parent
+    is_own = path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in _OWN
+    return is_own or path.is_relative_to(library) or "site-packages" in path.parts
