@@ -112,7 +112,7 @@ def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
                 "give a (T, S) mask as (1, 1, T, S)"
             )
     elif not _broadcasts(shape, scores_shape):
-        raise ValueError(f"attention mask {_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}")
+        raise ValueError(f"attention mask {_misfit(shape, scores_shape)}")
 
 
 def check_mask_rows(name: str, rows: int, batch: int) -> None:
@@ -160,7 +160,11 @@ def check_attention(
     if query[3] < 1:
         raise ValueError(f"head_dim of query ({query[3]}) must be at least 1")
     if key[2] < 1 or query[2] % key[2]:
-        raise ValueError(f"heads of query ({query[2]}) must be a multiple of the heads of key ({key[2]})")
+        is_swapped = key[1] > 0 and query[1] % key[1] == 0
+        advice = (
+            "; the axes are (B, T, H, D), and these shapes fit (B, H, T, D): swap axes 1 and 2" if is_swapped else ""
+        )
+        raise ValueError(f"heads of query ({query[2]}) must be a multiple of the heads of key ({key[2]}){advice}")
     check_rate("dropout", dropout)
     if softcap is not None:
         check_number("softcap", softcap)
@@ -178,7 +182,7 @@ def check_scores_operand(name: str, shape: Shape, dtype: str, scores_shape: Shap
     if not is_floating(dtype):
         raise TypeError(f"{name} must have a floating-point dtype, got {dtype}")
     if not _broadcasts(shape, scores_shape):
-        raise ValueError(f"{name} {_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}")
+        raise ValueError(f"{name} {_misfit(shape, scores_shape)}")
 
 
 def check_sinks(shape: Shape, dtype: str, num_heads: int) -> None:
@@ -370,6 +374,15 @@ def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:
         raise TypeError(f"positions must have an integer dtype, got {dtype}")
     if len(shape) not in (1, 2) or not _broadcasts(shape, (batch, tokens)) or shape[-1] != tokens:
         raise ValueError(f"positions must have shape (T,) or (B, T) = {_show((batch, tokens))}, got {_show(shape)}")
+
+
+def _misfit(shape: Shape, scores_shape: Shape) -> str:
+    """Return what does not fit the scores; where it fits those of ``(B, H, T, D)`` arrays, say so."""
+    batch, heads, queries, _ = scores_shape
+    text = f"{_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}"
+    if not _broadcasts(shape, (batch, queries, heads, heads)):
+        return text
+    return f"{text}; the axes of query are (B, T, H, D), and this fits (B, H, T, D): swap axes 1 and 2"
 
 
 def _broadcasts(shape: Shape, target: Shape) -> bool:

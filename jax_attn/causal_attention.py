@@ -5,7 +5,7 @@ Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b ba
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -62,7 +62,7 @@ class CausalAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -82,7 +82,9 @@ class CausalAttention(nnx.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
+        batch = functional.as_batch(
+            x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length, misplaced=_misplaced
+        )
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

@@ -6,7 +6,7 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -35,6 +35,7 @@ class CrossAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
+    @CrossAttentionConfig.takes
     def __init__(self, config: CrossAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config = CrossAttentionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -48,7 +49,7 @@ class CrossAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         context: Float[Array, "... s e"] | None = None,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         cache: KeyValueCache | None = None,
@@ -74,7 +75,7 @@ class CrossAttention(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:

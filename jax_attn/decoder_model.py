@@ -43,6 +43,7 @@ class DecoderModel(Pretrained, nnx.Module):
         TypeError: `config` is something else.
     """
 
+    @DecoderConfig.takes
     def __init__(self, config: DecoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = DecoderConfig.read(config)
         config = self.config

@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ class DifferentialAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
+    @DifferentialAttentionConfig.takes
     def __init__(
         self, config: DifferentialAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
     ):
@@ -54,7 +55,7 @@ class DifferentialAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
@@ -80,7 +81,7 @@ class DifferentialAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
         at = positions_of(batch, positions, cache, attention_mask)

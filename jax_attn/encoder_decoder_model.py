@@ -44,6 +44,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         TypeError: `config` is something else.
     """
 
+    @EncoderDecoderConfig.takes
     def __init__(self, config: EncoderDecoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = EncoderDecoderConfig.read(config)
         config = self.config

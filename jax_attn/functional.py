@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
@@ -15,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
-from attn_bridge import validation
+from attn_bridge import misuse, validation
 from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
@@ -120,6 +121,7 @@ def _checked(
     shape = validation.check_attention(
         query.shape, key.shape, value.shape, dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
+    misuse.warn_of_axes(tuple(query.shape), tuple(key.shape))
     if bias is not None:
         validation.check_scores_operand("bias", jnp.shape(bias), dtype_name(bias), shape)
         bias = jnp.asarray(bias)
@@ -128,11 +130,28 @@ def _checked(
         sinks = jnp.asarray(sinks)
     if mask is not None:
         mask = as_mask(mask).with_arrays(jnp.asarray)
-        mask.check_arrays(lambda array: validation.check_attention_mask(array.shape, dtype_name(array), shape))
+        mask.check_arrays(lambda array: _check_mask(array, shape))
         mask.check_sizes(shape[0])
         mask = mask.placed(*shape[2:])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+
+
+def _check_mask(mask: Bool[Array, "..."], scores_shape: tuple[int, ...]) -> None:
+    validation.check_attention_mask(mask.shape, dtype_name(mask), scores_shape)
+    if mask.ndim == 2:
+        look_at_mask(mask, scores_shape)
+
+
+def look_at_mask(mask: Bool[Array, "B S"], scores_shape: tuple[int, ...]) -> None:
+    """Warn of a padding mask that is inverted or causal, where its values are known."""
+    if _has_values(mask) and misuse.should_look():
+        misuse.warn_of_mask(np.asarray(mask), scores_shape)
+
+
+def _has_values(array: Array) -> bool:
+    """Return whether an array may be looked at: nothing is traced, and all of it is in this process."""
+    return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
 
 
 def as_batch(
@@ -142,11 +161,14 @@ def as_batch(
     d_in: int | None = None,
     context_length: int | None = None,
     cache: Any = None,
+    misplaced: tuple[object, ...] = (),
 ) -> Float[Array, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
     `layer`, or the matrix itself, is what `x` goes into; JAX promotes the two to a common dtype.
+    `misplaced` are further arguments by position, which there must not be.
     """
+    misuse.check_alone(misplaced)
     validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
     validation.check_cache(cache, "jax_attn")
     x = jnp.asarray(x)

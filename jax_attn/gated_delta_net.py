@@ -6,7 +6,7 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class GatedDeltaNet(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
+    @GatedDeltaNetConfig.takes
     def __init__(self, config: GatedDeltaNetConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config = GatedDeltaNetConfig.check(config)
         self.dtype = dtype
@@ -57,7 +58,7 @@ class GatedDeltaNet(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "B S"] | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
@@ -81,7 +82,7 @@ class GatedDeltaNet(nnx.Module):
             ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
         if cache is not None:
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))

@@ -46,6 +46,7 @@ class GPTModel(Pretrained, nnx.Module):
         ValueError: missing or unknown keys, or a value that does not fit.
     """
 
+    @GPTModelConfig.takes
     def __init__(
         self,
         config: GPTModelConfig | Mapping[str, Any],

@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class GroupedQueryAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
+    @GroupedQueryAttentionConfig.takes
     def __init__(
         self,
         config: GroupedQueryAttentionConfig,
@@ -64,7 +65,7 @@ class GroupedQueryAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
@@ -91,7 +92,7 @@ class GroupedQueryAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         at = positions_of(batch, positions, cache, attention_mask)
         query, key, value = self._heads(batch, at)
         if cache is None:

@@ -6,7 +6,7 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -34,6 +34,7 @@ class LinearAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
+    @LinearAttentionConfig.takes
     def __init__(self, config: LinearAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config = LinearAttentionConfig.check(config)
         self.dtype = dtype
@@ -47,7 +48,7 @@ class LinearAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
@@ -75,7 +76,7 @@ class LinearAttention(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
         if cache is not None:
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         query, key, value = (

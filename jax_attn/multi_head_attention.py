@@ -6,7 +6,7 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -66,7 +66,7 @@ class MultiHeadAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -86,7 +86,9 @@ class MultiHeadAttention(nnx.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
+        batch = functional.as_batch(
+            x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length, misplaced=_misplaced
+        )
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)

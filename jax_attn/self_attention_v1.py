@@ -5,7 +5,7 @@ Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -49,7 +49,7 @@ class SelfAttention_v1(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -68,7 +68,7 @@ class SelfAttention_v1(nnx.Module):
             ValueError: shapes that do not fit.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, misplaced=_misplaced)
         matrices = self.W_query[...], self.W_key[...], self.W_value[...]
         batch, *matrices = promote_dtype((batch, *matrices), dtype=self.dtype)
         query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)

@@ -5,6 +5,8 @@ Twins: `jax_attn.simple_self_attention`, `torch_attn.simple_self_attention`. Let
 
 from __future__ import annotations
 
+from typing import Never
+
 from einops import rearrange
 from jax import Array
 from jaxtyping import Bool, Float
@@ -16,7 +18,7 @@ from . import functional
 
 def simple_self_attention(
     x: Float[Array, "... t c"],
-    *,
+    *_misplaced: Never,
     attention_mask: Mask | Bool[Array, "..."] | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "... t c"] | tuple[Float[Array, "... t c"], Float[Array, "... t t"]]:
@@ -32,7 +34,7 @@ def simple_self_attention(
         ValueError: shapes that do not fit.
         TypeError: an input that is not floating point, or a mask that is not bool.
     """
-    tokens = rearrange(functional.as_batch(x), "b t c -> b t 1 c")
+    tokens = rearrange(functional.as_batch(x, misplaced=_misplaced), "b t c -> b t 1 c")
     result = functional.dot_product_attention(
         tokens, tokens, tokens, mask=attention_mask, scale=1.0, return_weights=return_weights
     )

@@ -45,6 +45,7 @@ class BertEncoder(Pretrained, nn.Module):
         ValueError: missing keys, a value that does not fit, or a config of another model.
     """
 
+    @BertEncoderConfig.takes
     def __init__(
         self,
         config: BertEncoderConfig | Mapping[str, Any],

@@ -6,7 +6,7 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -34,6 +34,7 @@ class CrossAttention(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @CrossAttentionConfig.takes
     def __init__(
         self, config: CrossAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
@@ -50,7 +51,7 @@ class CrossAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         context: Float[Tensor, "... s e"] | None = None,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: KeyValueCache | None = None,
@@ -76,7 +77,7 @@ class CrossAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:

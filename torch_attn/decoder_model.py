@@ -43,6 +43,7 @@ class DecoderModel(Pretrained, nn.Module):
         TypeError: `config` is something else.
     """
 
+    @DecoderConfig.takes
     def __init__(self, config: DecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
         self.config = DecoderConfig.read(config)

@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from einops import rearrange
@@ -35,6 +35,7 @@ class DifferentialAttention(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @DifferentialAttentionConfig.takes
     def __init__(
         self, config: DifferentialAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
@@ -54,7 +55,7 @@ class DifferentialAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
@@ -80,7 +81,7 @@ class DifferentialAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
         at = positions_of(batch, positions, cache, attention_mask)

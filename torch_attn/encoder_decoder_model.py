@@ -44,6 +44,7 @@ class EncoderDecoderModel(Pretrained, nn.Module):
         TypeError: `config` is something else.
     """
 
+    @EncoderDecoderConfig.takes
     def __init__(
         self, config: EncoderDecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):

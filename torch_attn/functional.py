@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attn_bridge import validation
+from attn_bridge import misuse, validation
 from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
@@ -121,17 +121,39 @@ def _checked(
     shape = validation.check_attention(
         tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
+    misuse.warn_of_axes(tuple(query.shape), tuple(key.shape))
     if bias is not None:
         validation.check_scores_operand("bias", tuple(bias.shape), dtype_name(bias), shape)
     if sinks is not None:
         validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
     if mask is not None:
         mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=query.device))
-        mask.check_arrays(lambda array: validation.check_attention_mask(tuple(array.shape), dtype_name(array), shape))
+        mask.check_arrays(lambda array: _check_mask(array, shape))
         mask.check_sizes(shape[0])
         mask = mask.placed(*shape[2:])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+
+
+def _check_mask(mask: Bool[Tensor, "..."], scores_shape: tuple[int, ...]) -> None:
+    validation.check_attention_mask(tuple(mask.shape), dtype_name(mask), scores_shape)
+    if mask.ndim == 2:
+        look_at_mask(mask, scores_shape)
+
+
+def look_at_mask(mask: Bool[Tensor, "B S"], scores_shape: tuple[int, ...]) -> None:
+    """Warn of a padding mask that is inverted or causal, where its values are known."""
+    if _has_values(mask) and misuse.should_look():
+        misuse.warn_of_mask(mask.numpy(force=True), scores_shape)
+
+
+def _has_values(array: Tensor) -> bool:
+    """Return whether an array may be looked at: nothing is traced, transformed or recorded."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return False
+    if type(array) is not Tensor or array.is_meta or torch._C._len_torch_dispatch_stack():
+        return False
+    return not (array.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def as_batch(
@@ -141,11 +163,14 @@ def as_batch(
     d_in: int | None = None,
     context_length: int | None = None,
     cache: Any = None,
+    misplaced: tuple[object, ...] = (),
 ) -> Float[Tensor, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
     `layer`, or the matrix itself, is what `x` goes into; torch multiplies equal dtypes only (autocast aside).
+    `misplaced` are further arguments by position, which there must not be.
     """
+    misuse.check_alone(misplaced)
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)

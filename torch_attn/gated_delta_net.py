@@ -6,7 +6,7 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from einops import rearrange
@@ -36,6 +36,7 @@ class GatedDeltaNet(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @GatedDeltaNetConfig.takes
     def __init__(
         self, config: GatedDeltaNetConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
@@ -58,7 +59,7 @@ class GatedDeltaNet(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
@@ -82,7 +83,7 @@ class GatedDeltaNet(nn.Module):
             ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
         if cache is not None:
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))

@@ -43,6 +43,7 @@ class GPTModel(Pretrained, nn.Module):
         ValueError: missing or unknown keys, or a value that does not fit.
     """
 
+    @GPTModelConfig.takes
     def __init__(
         self,
         config: GPTModelConfig | Mapping[str, Any],

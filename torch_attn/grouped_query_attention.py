@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from einops import rearrange
@@ -36,6 +36,7 @@ class GroupedQueryAttention(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @GroupedQueryAttentionConfig.takes
     def __init__(
         self,
         config: GroupedQueryAttentionConfig,
@@ -64,7 +65,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
@@ -90,7 +91,7 @@ class GroupedQueryAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         at = positions_of(batch, positions, cache, attention_mask)
         query, key, value = self._heads(batch, at)
         if cache is None:

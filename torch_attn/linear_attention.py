@@ -6,7 +6,7 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
@@ -33,6 +33,7 @@ class LinearAttention(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @LinearAttentionConfig.takes
     def __init__(
         self, config: LinearAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
@@ -48,7 +49,7 @@ class LinearAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
@@ -76,7 +77,7 @@ class LinearAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
         if cache is not None:
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         query, key, value = (

@@ -6,7 +6,7 @@ h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -67,7 +67,7 @@ class MultiHeadAttentionWrapper(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -88,7 +88,11 @@ class MultiHeadAttentionWrapper(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(
-            x, self.heads[0].W_query, d_in=self.config.d_in, context_length=self.config.context_length
+            x,
+            self.heads[0].W_query,
+            d_in=self.config.d_in,
+            context_length=self.config.context_length,
+            misplaced=_misplaced,
         )
         query, key, value = functional.project_heads(batch, self.heads)
         result = functional.dot_product_attention(

@@ -6,7 +6,7 @@ position, s key position, h head, c channel of a head, l channel of the latent.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -36,6 +36,7 @@ class MultiHeadLatentAttention(nn.Module):
         dtype: dtype of the parameters and of the computation.
     """
 
+    @MultiHeadLatentAttentionConfig.takes
     def __init__(
         self,
         config: MultiHeadLatentAttentionConfig,
@@ -65,7 +66,7 @@ class MultiHeadLatentAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
@@ -94,7 +95,7 @@ class MultiHeadLatentAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
         query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")

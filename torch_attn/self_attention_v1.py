@@ -5,7 +5,7 @@ Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -47,7 +47,7 @@ class SelfAttention_v1(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -66,7 +66,7 @@ class SelfAttention_v1(nn.Module):
             ValueError: shapes that do not fit.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, misplaced=_misplaced)
         matrices = self.W_query, self.W_key, self.W_value
         query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)
         arguments = {"return_weights": return_weights, **functional.attention_arguments(self)}

@@ -5,7 +5,7 @@ Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -55,7 +55,7 @@ class SelfAttention_v2(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "... t d"],
-        *,
+        *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -74,7 +74,7 @@ class SelfAttention_v2(nn.Module):
             ValueError: shapes that do not fit.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, misplaced=_misplaced)
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import operator
-from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, ParamSpec, Self, get_args
 
 from ..printable import printable
 from ..validation import MAX_INDEX, check_number, check_rate
 from ..weights import Rule, Rules
+
+P = ParamSpec("P")
 
 LATER = "later"
 """Metadata of a field that came after configs had been written to files: its default is left out of them."""
@@ -65,6 +69,13 @@ class Parameter:
         return tuple(self.axes[torch_side.index(letter)] for letter in flax_side)
 
 
+def _without_config(name: str, config: type[Config], sizes: Mapping[str, object]) -> str:
+    """Return the message that puts sizes into a config, with those that it needs as well."""
+    needed = [field.name for field in dataclasses.fields(config) if field.default is field.default_factory]
+    shown = [f"{key}={printable(sizes.get(key, '...'))}" for key in dict.fromkeys([*needed, *sizes])]
+    return f"{name} takes a config, not sizes; use {name}({config.__name__}({', '.join(shown) or '...'}))"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Base of the variants' configs; a subclass validates itself in ``__post_init__`` and lists its parameters."""
@@ -94,6 +105,26 @@ class Config:
             return config
         advice = f"; use {cls.__name__}(**config)" if isinstance(config, Mapping) else ""
         raise TypeError(f"config must be a {cls.__name__}, got {type(config).__name__}{advice}")
+
+    @classmethod
+    def takes(cls, constructor: Callable[P, None]) -> Callable[P, None]:
+        """Decorate the constructor of a module whose first argument is this config: it refuses sizes in its place.
+
+        Raises:
+            TypeError: no config, or arguments that this config would take; the message puts them into one.
+        """
+        sizes = {field.name for field in dataclasses.fields(cls)} - set(inspect.signature(constructor).parameters)
+
+        @functools.wraps(constructor)
+        def construct(*arguments: P.args, **options: P.kwargs) -> None:
+            given = arguments[1:]
+            if len(given) != 1 or not sizes.isdisjoint(options):
+                named = {name: value for name, value in options.items() if name in sizes}
+                if given or named or "config" not in options:
+                    raise TypeError(_without_config(type(arguments[0]).__name__, cls, named))
+            constructor(*arguments, **options)
+
+        return construct
 
     @classmethod
     def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:

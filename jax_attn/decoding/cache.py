@@ -233,7 +233,7 @@ class KeyValueCache:
     def _known_view(self, first: int, tokens: int, mask: Mask) -> View:
         """Return what the last tokens attend to, where their numbers are known: no array says who sees whom."""
         seen = slice(min(mask.first_key(first), first), first + tokens)
-        mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, seen])
+        mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, None, None, seen])
         return View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
     def _view(self, tokens: int, mask: Mask) -> View:
@@ -264,6 +264,7 @@ class KeyValueCache:
         if array.ndim == 2:
             shape, dtype = array.shape, functional.dtype_name(array)
             validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            functional.look_at_mask(array, (self.key.shape[0], 1, 0, self.capacity))
             return array, mask
         return None, mask.restrict(array[..., :length] if array.ndim else array)
 
@@ -320,7 +321,7 @@ class KeyValueCache:
         visible = (cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)) | ~has_context
         if running.is_known(self.length):
             *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
-        return cache, View(held[0], held[1], mask.restrict(visible), held[2])
+        return cache, View(held[0], held[1], mask.restrict(visible[:, None, None]), held[2])
 
     def next_positions(self) -> Int[Array, "B 1"]:
         """Return the position of each row's next token."""

@@ -34,7 +34,8 @@ SEQUENCES = ("x", "tokens", "ids", "source", "context")
 @functools.cache
 def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
     """Return the subclass of a module's class whose calls put inputs and outputs on the devices of `sharding`."""
-    order = list(inspect.signature(kind.__call__).parameters)[1:]
+    parameters = list(inspect.signature(kind.__call__).parameters.values())[1:]
+    order = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         sharding: Sharding = self.sharding

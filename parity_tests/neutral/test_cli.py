@@ -12,8 +12,9 @@ import pytest
 from attn_bridge.checkpoints.verification import Verification
 from attn_bridge.cli import app, main
 from attn_bridge.cli.app import run
-from attn_bridge.cli.output import Outputs, written
+from attn_bridge.cli.output import written
 from attn_parity.check import matrix
+from attn_parity.commands.outputs import Outputs
 from attn_parity.results.report import Report
 
 from ..support.reports import different_report

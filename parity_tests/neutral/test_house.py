@@ -209,8 +209,8 @@ DRIFTS = {
         "attention_mask: Mask",
         "padding_mask: Mask",
         [
-            "-def forward(self, x, attention_mask=None, return_weights=False)",
-            "+def forward(self, x, padding_mask=None, return_weights=False)",
+            "-def forward(self, x, _misplaced, attention_mask=None, return_weights=False)",
+            "+def forward(self, x, _misplaced, padding_mask=None, return_weights=False)",
         ],
     ),
     "attribute renamed": ("self.out_proj = ", "self.proj = ", ["-self.out_proj", "+self.proj"]),

@@ -160,7 +160,7 @@ class KeyValueCache:
         seen = slice(min(mask.first_key(first), first), length)
         mask = mask.offset(first, keys=seen.start)
         if self.padded:
-            mask = mask.restrict(self.visible[:, seen])
+            mask = mask.restrict(self.visible[:, None, None, seen])
         return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
     def fill(
@@ -223,6 +223,7 @@ class KeyValueCache:
         if array.ndim == 2:
             shape, dtype = tuple(array.shape), functional.dtype_name(array)
             validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            functional.look_at_mask(array, (self.key.shape[0], 1, 0, self.capacity))
             return array, mask
         return None, mask.restrict(array[..., :length] if array.ndim else array)
 
@@ -250,7 +251,7 @@ class KeyValueCache:
             seen = [one[:, :length] for one in held]
             mask = self._of_slots(mask)
         if self.padded:
-            mask = mask.restrict(seen[3])
+            mask = mask.restrict(seen[3][:, None, None])
         return View(seen[0], seen[1], mask, seen[2])
 
     def _of_slots(self, mask: Mask) -> Mask:
@@ -281,7 +282,7 @@ class KeyValueCache:
         self._advance(self.length, hidden is not None)
         seen = slice(0, self.length)
         if self.padded:
-            mask = mask.restrict(self.visible[:, seen])
+            mask = mask.restrict(self.visible[:, None, None, seen])
         return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
     def next_positions(self) -> Int[Tensor, "B 1"]:

@@ -38,7 +38,8 @@ def enter_by(module: nn.Module, sharding: Devices) -> None:
 @functools.cache
 def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the subclass of a module's class whose calls put inputs and outputs on the devices of `sharding`."""
-    order = list(inspect.signature(kind.forward).parameters)[1:]
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    order = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
     takes_frames = issubclass(kind, EncoderDecoderModel)
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
