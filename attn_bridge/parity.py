@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 __all__ = [
     "CheckReport",
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 FAULT_LAB = "fault_lab"
 """The package that plants faults; a clone of the repository has it, an installed distribution has not."""
 
+ABSENT = f"planting faults takes the package {FAULT_LAB}, which only a clone of the repository has: run it there"
+
 _PLANTING = {
     "MutationReport": "report",
     "mutate": "driver",
@@ -72,19 +74,27 @@ def require_fault_lab() -> None:
         ImportError: it cannot.
     """
     if importlib.util.find_spec(FAULT_LAB) is None:
-        raise ImportError(
-            f"planting faults takes the package {FAULT_LAB}, which only a clone of the repository has: run it there"
-        )
+        raise ImportError(ABSENT)
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
     if name in _PLANTING:
-        require_fault_lab()
+        if importlib.util.find_spec(FAULT_LAB) is None:
+            return _absent  # raises when it is called: `import *` and tools that look at every name go on
         return getattr(importlib.import_module(f"{FAULT_LAB}.{_PLANTING[name]}"), name)
     if name in __all__:
         return getattr(importlib.import_module("attn_parity"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _absent(*_: Any, **__: Any) -> NoReturn:
+    """Say that the package which plants faults is not installed.
+
+    Raises:
+        ImportError: always.
+    """
+    raise ImportError(ABSENT)
 
 
 def __dir__() -> list[str]:

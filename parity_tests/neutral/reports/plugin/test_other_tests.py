@@ -69,3 +69,22 @@ except AttributeError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("module 'attn_bridge.parity' has no attribute 'nonsense'\n", "")
+
+
+def test_planting_faults_without_its_package_is_refused_when_called():
+    program = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "fault_lab" else find(name, *more)
+from attn_bridge.parity import *
+assert callable(compare)
+from attn_bridge.cli import main
+try:
+    mutate(3)
+except ImportError as error:
+    print(error)
+main(["mutate", "--configs", "3"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    rule = "planting faults takes the package fault_lab, which only a clone of the repository has: run it there\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, rule, f"error: {rule}")
