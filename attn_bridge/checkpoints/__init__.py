@@ -71,11 +71,12 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     """
     from ..models import layouts
     from ..printable import printable
-    from . import configs, containers, manifest
+    from . import configs, containers, manifest, random_state
     from .containers import remote
     from .planning import reading
     from .selection import Selection
     from .unwrapping import unwrap
+    from .wrapped import Filtered
 
     path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:
@@ -84,7 +85,9 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         taken, selection = reader, Selection()
         try:
             taken, unwrapped = unwrap(reader)
-            selection = Selection(unwrapped=unwrapped)
+            streams = random_state.names_of(taken.tensors)
+            selection = Selection(unwrapped=unwrapped, parts={random_state.REASON: tuple(streams)} if streams else {})
+            taken = Filtered(taken, streams, ()) if streams else taken
             is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
             layout = (
                 known.layout
@@ -117,6 +120,8 @@ def plan(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
@@ -135,6 +140,8 @@ def plan(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with asked.opened() as prepared:
         return prepared.plan
@@ -155,6 +162,8 @@ def tasks(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
 ) -> list[dict[str, Any]]:
@@ -174,6 +183,8 @@ def tasks(
         drop: see there.
         source_format: see there.
         adapter: see there.
+        step: see there.
+        item: see there.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
 
@@ -203,6 +214,8 @@ def tasks(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
@@ -223,6 +236,8 @@ def convert(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -252,6 +267,8 @@ def convert(
         drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
         source_format: container of the source, where its extension says none, or another.
         adapter: folder of a LoRA of peft, merged into the source in float32, rounded once to `dtype` or the source's.
+        step: which step of a run of Orbax's CheckpointManager is read; None is the newest.
+        item: which item of such a step; None is the only one, or the one that holds a model by its name.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -288,6 +305,8 @@ def convert(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
@@ -341,6 +360,8 @@ def convert_share(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -369,6 +390,8 @@ def convert_share(
         drop: see there.
         source_format: see there.
         adapter: see there.
+        step: see there.
+        item: see there.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
@@ -398,6 +421,8 @@ def convert_share(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with asked.opened() as prepared:
         if planned is not None:
@@ -421,6 +446,8 @@ def finish(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
@@ -449,6 +476,8 @@ def finish(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with asked.opened() as prepared:
         if planned is not None:
@@ -517,6 +546,8 @@ def verify(
     drop: str | Sequence[str] | None = None,
     source_format: str | None = None,
     adapter: PathLike | None = None,
+    step: int | None = None,
+    item: str | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -535,6 +566,8 @@ def verify(
         drop: patterns of names that were left out; None is what the manifest says, if there is one, and [] nothing.
         source_format: container of the source, where its extension says none, or another.
         adapter: folder of the adapter that was merged into the source.
+        step: the step that was read; None is what the manifest says, if there is one.
+        item: the item that was read, likewise.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -544,7 +577,7 @@ def verify(
     from ..models import layouts
     from ..weights import WeightsMismatchError
     from . import configs, containers, manifest, requests, verification
-    from .containers import remote
+    from .containers import following, remote
     from .containers.base import CheckpointError
     from .selection import check_patterns, patterns_in, select
     from .unwrapping import without_wrappers
@@ -567,7 +600,9 @@ def verify(
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
-            with containers.open_reader(origin, source_format) as opened:
+            if step is None and item is None and known is not None:
+                step, item = following.again(origin, known.source)
+            with containers.open_reader(origin, source_format, step=step, item=item) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")

@@ -39,6 +39,8 @@ class Request:
         drop: patterns of names that are left out.
         source_format: container of the source; None goes by its extension.
         adapter: folder of an adapter of peft that is merged into the source.
+        step: step of a run of Orbax; None is the newest.
+        item: item of a step; None is the one that holds a model.
     """
 
     source: str
@@ -54,6 +56,8 @@ class Request:
     drop: tuple[str, ...] = ()
     source_format: str | None = None
     adapter: str | None = None
+    step: int | None = None
+    item: str | None = None
 
     @classmethod
     def of(
@@ -71,6 +75,8 @@ class Request:
         drop: str | Iterable[str] | None = None,
         source_format: str | None = None,
         adapter: str | os.PathLike[str] | None = None,
+        step: int | None = None,
+        item: str | None = None,
     ) -> Self:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
@@ -88,6 +94,8 @@ class Request:
             check_patterns(drop),
             source_format,
             None if adapter is None else remote.text_of(adapter),
+            step,
+            item,
         )
 
     @contextlib.contextmanager
@@ -101,7 +109,7 @@ class Request:
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
         there = stamps_of(source)
-        with containers.open_reader(source, self.source_format) as opened:
+        with containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened:
             keep_wrappers = self.rules is not None or self.to_layout == "same"
             taken, selection = select(opened, self.strip, self.drop, keep_wrappers=keep_wrappers)
             if not keep_wrappers:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..models.parts import Part
 from ..printable import printable
+from . import random_state
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .unwrapping import unwrap, without_wrappers
@@ -29,7 +30,8 @@ class Selection:
         dropped: pattern of ``--drop`` -> the names that it leaves out.
         left_out: names that do not begin with the prefix, but for those that are dropped.
         unwrapped: part of names that a wrapper added and that is removed -> number of names.
-        parts: why parts that the layout knows are left out -> their names.
+        parts: why parts that are known are left out -> their names.
+        chosen: the step and the item of a run of Orbax that are read.
     """
 
     names: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ class Selection:
     left_out: tuple[str, ...] = ()
     unwrapped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    chosen: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
 
     @property
     def count_left_out(self) -> int:
@@ -47,7 +50,7 @@ class Selection:
 
     def without(self, left_out: Mapping[str, Part]) -> Selection:
         """Return the selection without tensors that a layout leaves out: name -> the part it belongs to."""
-        parts: dict[str, tuple[str, ...]] = {}
+        parts = dict(self.parts)
         for name, part in left_out.items():
             parts[part.reason] = (*parts.get(part.reason, ()), name)
         return dataclasses.replace(self, parts=parts)
@@ -71,7 +74,7 @@ class Selection:
         said = {
             "stripped": self.prefix, "unwrapped": sorted(self.unwrapped), "dropped": dropped, "left_out": parts
         }  # fmt: skip
-        return {key: value for key, value in said.items() if value}
+        return {**{key: value for key, value in said.items() if value}, **self.chosen}
 
     def notes(self) -> list[str]:
         """Return what is left out, counted and named, the first few of each kind."""
@@ -101,6 +104,8 @@ def select(
         drop: patterns of names, with wrappers or without, that are left out.
         keep_wrappers: whether names keep what wrappers added to them.
 
+    State of random streams is left out where names lose their wrappers.
+
     Raises:
         CheckpointError: a pattern or a prefix fits no name, nothing is left, a tensor that is taken can't be read, or
             two names are one without wrappers.
@@ -126,9 +131,13 @@ def select(
     if not keep_wrappers:
         reader, more = unwrap(reader)
         unwrapped = {**unwrapped, **more}
+    streams = () if keep_wrappers else tuple(random_state.names_of(reader.tensors))
+    if streams and len(streams) < len(reader.tensors):
+        reader = Filtered(reader, streams, ())
     prefix = strip or ""
-    names = (*(prefix + name for name in reader.tensors), *left_out, *gone)
-    return reader, Selection(names, prefix, dropped, left_out, unwrapped)
+    names = (*(prefix + name for name in (*reader.tensors, *streams)), *left_out, *gone)
+    parts = {random_state.REASON: streams} if streams else {}
+    return reader, Selection(names, prefix, dropped, left_out, unwrapped, parts, reader.chosen)
 
 
 def _below(names: Iterable[str], prefix: str) -> list[str]:

@@ -22,6 +22,7 @@ class Wrapped(Reader):
         self.path: Path = reader.path
         self.metadata: dict[str, Any] = reader.metadata
         self.notes = reader.notes
+        self.chosen = reader.chosen
 
     @property
     def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several

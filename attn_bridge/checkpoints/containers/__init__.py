@@ -103,8 +103,14 @@ INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch"}
 """Ending of an index -> format."""
 
 
-def open_reader(path: Path, format: str | None = None) -> Reader:
+def open_reader(path: Path, format: str | None = None, *, step: int | None = None, item: str | None = None) -> Reader:
     """Open a checkpoint; without a format, its extension or what is in its folder decides.
+
+    Args:
+        path: file or folder.
+        format: name of the container.
+        step: which step of a run of Orbax; None is the newest.
+        item: which item of a step; None is the one that holds a model.
 
     Raises:
         CheckpointError: there is none, none of a known format, or a malformed one.
@@ -112,7 +118,7 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
     path = path if is_remote(path) else to_path(path)
     format = format.partition("+")[0] if format in _VARIANTS else format
     try:
-        return _reader_of(path, format)
+        return _reader_of(path, format, step, item)
     except OSError as error:
         raise bad(path, f"can't be read: {printable(error.strerror or error)}") from None
     except RecursionError:
@@ -121,23 +127,39 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
         raise bad(path, "takes more memory than there is") from None
 
 
-def _reader_of(path: Path, format: str | None) -> Reader:
+def _reader_of(path: Path, format: str | None, step: int | None, item: str | None) -> Reader:
     if "\0" in str(path) or not path.exists():
         raise bad(path, "does not exist")
     if path.name == DCP_METADATA and format in (None, "dcp"):
         path, format = path.parent, "dcp"
     if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():
         raise bad(path, f"is being written, or was never finished: it has {UNFINISHED}")
-    source = path
     if ORBAX_UNFINISHED in path.name and format in (None, "orbax") and path.is_dir():
         raise bad(
             path, "is an unfinished save of Orbax, which renames a folder when all of it is there; read another step"
         )
+    chosen: Mapping[str, int | str] = {}
+    note, kind = "", None
+    if format in (None, "orbax") and path.is_dir():
+        kind = _kind_of(path)
+        if kind is None or step is not None or item is not None:
+            from .following import follow  # most folders lead nowhere else
+
+            before, (path, chosen, note) = path, follow(path, step, item)
+            kind = kind if path == before else _kind_of(path)
+    elif step is not None or item is not None:
+        raise bad(path, "is no folder of Orbax, whose steps and items --step and --item choose")
+    source = path
     if format is None and path.is_dir():
-        path, format = _look_into(path)
+        if kind is None:
+            raise bad(path, f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}")
+        path, format = kind
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else {**ENDINGS, **TRAINERS}.get(path.suffix)
+        if path.suffix == ".npy":
+            raise bad(path, "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and "
+                      "convert that")  # fmt: skip
         if format is None or format in FOLDERS:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:
@@ -146,11 +168,13 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     reader: Reader = open_one(path) if path == source else open_one(path, source)
+    reader.chosen = chosen
+    reader.notes = (*reader.notes, note) if note else reader.notes
     return reader
 
 
-def _look_into(folder: Path) -> tuple[Path, str]:
-    """Return the format of a folder, and the folder or the one file in it that is meant."""
+def _kind_of(folder: Path) -> tuple[Path, str] | None:
+    """Return the folder, or the one file in it that is meant, and its format; None where it is of no format."""
     names = sorted(one.name for one in folder.iterdir())
     for ending in (".safetensors", ".safetensors.index.json"):
         if any(name.endswith(ending) and not name.startswith(".") for name in names):
@@ -164,7 +188,7 @@ def _look_into(folder: Path) -> tuple[Path, str]:
     single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) == 1:
         return folder / single[0], {**ENDINGS, **TRAINERS}[Path(single[0]).suffix]
-    raise bad(folder, f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}")
+    return None
 
 
 def format_of(path: Path, format: str | None = None) -> str:

@@ -103,6 +103,7 @@ class Reader(abc.ABC):
             for the user to know.
         unread: names of tensors that can't be read -> the reason.
         config: the model's config.json, of containers that hold one; None of the others.
+        chosen: the step and the item that were read of a folder with several.
     """
 
     format: ClassVar[str]
@@ -110,6 +111,7 @@ class Reader(abc.ABC):
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = MappingProxyType({})
     config: Mapping[str, Any] | None = None
+    chosen: Mapping[str, int | str] = MappingProxyType({})
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]

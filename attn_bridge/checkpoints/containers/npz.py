@@ -104,7 +104,7 @@ class NpzReader(Reader):
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(given).itemsize:
                 raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {given}")
         else:
-            given = dtype.name
+            given = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
             if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:
                 kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
                 raise bad(self.path, f"{shown} is an array of {kind}")

@@ -24,12 +24,14 @@ from .options import (
     Drop,
     Dtype,
     FromLayout,
+    Item,
     Json,
     Memory,
     Rules,
     Settings,
     Source,
     SourceContainer,
+    Step,
     Strip,
     TaskBytes,
     ToLayout,
@@ -67,6 +69,8 @@ def convert(
     drop: Drop = None,
     source_format: SourceContainer = None,
     adapter: Adapter = None,
+    step: Step = None,
+    item: Item = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -118,7 +122,7 @@ def convert(
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
     layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop, "source_format": source_format}
-    layouts["adapter"] = adapter
+    layouts |= {"adapter": adapter, "step": step, "item": item}
     options = {**layouts, "dtype": dtype, "settings": given}
     console = make_console()
 
@@ -291,6 +295,8 @@ def verify(
     ] = None,
     source_format: SourceContainer = None,
     adapter: Adapter = None,
+    step: Step = None,
+    item: Item = None,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -322,6 +328,8 @@ def verify(
             "--drop": " ".join(drop) if drop else None,
             "--source-format": source_format,
             "--adapter": adapter,
+            "--step": step,
+            "--item": item,
         }
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
@@ -342,6 +350,8 @@ def verify(
                 drop=drop or None,
                 source_format=source_format,
                 adapter=adapter,
+                step=step,
+                item=item,
                 max_memory=memory,
                 progress=advance,
             )

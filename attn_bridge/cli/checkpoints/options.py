@@ -61,6 +61,12 @@ Adapter = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Merge this LoRA of peft into SRC, in float32, rounded once.", parser=place),
 ]
+Step = Annotated[
+    int | None, typer.Option(metavar="N", help="Step of SRC, a run of Orbax's CheckpointManager; default: the newest.")
+]
+Item = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Item of a step of Orbax, where it has several, such as params.")
+]
 Drop = Annotated[
     list[str] | None,
     typer.Option(

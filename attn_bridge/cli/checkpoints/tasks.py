@@ -19,11 +19,13 @@ from .options import (
     Drop,
     Dtype,
     FromLayout,
+    Item,
     Json,
     Rules,
     Settings,
     Source,
     SourceContainer,
+    Step,
     Strip,
     TaskBytes,
     ToLayout,
@@ -56,6 +58,8 @@ def plan(
     drop: Drop = None,
     source_format: SourceContainer = None,
     adapter: Adapter = None,
+    step: Step = None,
+    item: Item = None,
     task_bytes: TaskBytes = None,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
@@ -90,6 +94,8 @@ def plan(
         drop,
         source_format,
         adapter,
+        step,
+        item,
     )
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)

@@ -241,7 +241,7 @@ def test_a_right_npz_made_by_hand_is_read(tmp_path):
         (npy(said(shape="(" + "1," * 65 + ")"), b"x" * 4), "a has 65 axes"),
         (npy(said("'|O'"), b"x" * 16), "a is an array of objects"),
         (npy(said("'O'"), b"x" * 16), "a is an array of objects"),
-        (npy(said("'<V2'"), b"x" * 4), "a is an array of |V2, which is no dtype of a tensor"),
+        (npy(said("'<V4'"), b"x" * 8), "a is an array of |V4, which is no dtype of a tensor"),
         (npy(said("'<U1'"), b"x" * 8), "a is an array of <U1, which is no dtype of a tensor"),
         (npy(said("'<M8[s]'"), b"x" * 16), "which is no dtype of a tensor"),
         (npy(said("'<f16'"), b"x" * 32), "which is no dtype of a tensor"),
