@@ -21,8 +21,8 @@ import numpy as np
 from ..hints import hint_for, of_devices
 from ..interrupts import orderly_interrupts
 from ..localisation import Remainder, find, remainder
-from ..pairing.pair import SIDES, Pair, Progress, few_threads
-from ..pairing.submodule_pairs import differing_settings
+from ..localisation.submodule_pairs import differing_settings
+from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.allowances import accept, checked
 from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
@@ -152,7 +152,7 @@ def compare(
             fixed=fixed,
             vary=vary,
             progress=progress or (lambda what, done, total: None),
-            fold=True,
+            adapt=True,
         )
         with few_threads(pair):
             try:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attn_bridge import backends
-from attn_bridge.module_weights import check_same_meaning, own_rules
-from attn_bridge.weights import Rules, WeightsMismatchError
 
-from .. import pairing as pairings
+from .. import matching
 from ..adapters import load_adapter
-from ..pairing import Pairing, state
-from ..pairing.pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
+from ..matching import state
+from ..matching.outputs import check_outputs, plain_outputs
+from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
+from ..pairing import Pairing
 from ..results.findings import Side, shown
 from ..samples import inputs as calls
-from ..samples.sampling import Outputs, draw_weights
+from ..samples.sampling import Outputs
 from ..sides.dropout_masks import differences
-from ..sides.dtypes import is_float
-from ..sides.folded import FoldedSubject, folds
-from ..sides.subject import Arguments, Arrays, Parameter, Run, Subject
-from ..verdict.runner import Live
-from .outputs import apart, check_outputs, class_of, plain_outputs
-
-PROBE_LIMIT = 1e-4
-"""How far apart outputs may be that are said to agree, where one side has no float64."""
-
-
-PAIRING_WORK = 3e11
-"""Operations that trying out pairings may take: about 30 s of float64 on two cores, forward passes alone."""
-
-LEAST_CANDIDATES = 8
-"""Pairings that are tried out however large the sides are."""
+from ..sides.dtypes import class_of, is_float
+from ..sides.subject import Arguments, Arrays, Subject
 
 
 def prepare(
@@ -50,11 +35,12 @@ def prepare(
     fixed: Iterable[int | str] | int | str = (),
     vary: Iterable[int | str] | int | str = (),
     progress: Progress = lambda what, done, total: None,
-    fold: bool = False,
+    adapt: bool = False,
 ) -> Pair:
     """Return the pair that `compare` judges; its arguments are those of `compare`.
 
-    With `fold`, biases that torch's recurrent layers add are one parameter where the other side holds their sum.
+    With `adapt`, biases that torch's recurrent layers add are one parameter where the other side holds their sum, state
+    is carried, and parameters without effect are set aside.
     """
     devices = device if isinstance(device, tuple) else (device, device)
     subjects = [
@@ -94,10 +80,8 @@ def prepare(
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
     # In eval mode, so that masks make no difference to it.
-    pair.pairing = (_folded if fold else _paired)(pair, (first, second), rules)
-    pair.notes += [
-        f"{name} of {pair.shown[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped
-    ]
+    pair.pairing = matching.paired(pair, (first, second), rules, adapt=adapt)
+    pair.notes += state.dropped_notes(pair)
     pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
     pair.kept = state.kept(pair.pairing, pair.first.parameters())
     pair.notes += state.frozen_notes(pair)
@@ -147,10 +131,6 @@ def _refusal(value: Any, what: str) -> str:
     return f"{rule}, got {type(value).__name__}"
 
 
-def _side(name: str) -> Side:
-    return "first" if name == "first" else "second"
-
-
 def _common_structure(pair: Pair) -> Outputs:
     """Check that both sides return the same structure, and return it."""
     ours, theirs = (pair.subject(side).describe_outputs(pair.held[side], pair.arguments[side]) for side in SIDES)
@@ -171,112 +151,6 @@ def _common_structure(pair: Pair) -> Outputs:
             )
     pair.notes += plain_outputs(pair.first.plain, pair.second.plain, (labels["first"], labels["second"]))
     return list(ours)
-
-
-def _folded(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
-    """Pair the parameters; where that can't be, with the biases of one side's recurrent layers added."""
-    try:
-        return _paired(pair, sides, rules)
-    except WeightsMismatchError:
-        for side in SIDES:
-            subject, held = pair.subject(side), pair.held[side]
-            added = folds(subject.parameters())
-            if not added:
-                continue
-            folded = FoldedSubject(subject, added)
-            setattr(pair, side, folded)
-            pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(held))
-            with contextlib.suppress(WeightsMismatchError):
-                found = _paired(pair, sides, rules)
-                names = ", ".join(f"{one.folded} to {one.kept}" for one in added)
-                pair.notes.append(
-                    f"{pair.shown[side]} adds two biases of a recurrent layer and the other side holds one: they are "
-                    f"judged as their sum ({names})"
-                )
-                return found
-            setattr(pair, side, subject)
-            pair.held[side] = held
-        raise
-
-
-def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
-    ours, theirs = pair.first.parameters(), pair.second.parameters()
-    ours, theirs = _weights_of(pair.first, ours, theirs), _weights_of(pair.second, theirs, ours)
-    if isinstance(rules, Pairing):  # it is known beforehand
-        return rules
-    labels = (pair.shown["first"], pair.shown["second"])
-    if rules is None:
-        own = _rules_of_configs(pair, sides)
-        if own is not None:
-            with contextlib.suppress(ValueError):
-                return pairings.from_rules(own, ours, theirs, how="rule")
-    runner = Live(pair)
-
-    @functools.cache
-    def drawn(kept: frozenset[str]) -> Arrays:
-        return draw_weights(ours, pair.held["first"], (0, 1), kept)
-
-    @functools.cache
-    def wanted(kept: frozenset[str]) -> Run:
-        return runner.precisely("first", drawn(kept), pair.arguments["first"])
-
-    def probe(candidate: Pairing) -> float:
-        kept = state.kept(candidate, ours)
-        weights = {**pair.held["second"], **candidate.to_second(drawn(kept))}
-        distance = apart(wanted(kept), runner.precisely("second", weights, pair.arguments["second"]))
-        return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
-
-    def orders() -> tuple[dict[str, int], dict[str, int]]:
-        first, second = (_uses(pair, side) for side in SIDES)
-        return first, second
-
-    try:
-        return pairings.pair_parameters(ours, theirs, probe, rules, labels, orders, _most_candidates(pair))
-    except WeightsMismatchError as error:
-        tied = [
-            f"in {pair.shown[side]} {name} is {own}"
-            for side in SIDES
-            for name, own in pair.subject(side).tied().items()
-        ]
-        error.args = (f"{error}; tied: {', '.join(tied)}" if tied else str(error),)
-        raise
-
-
-def _uses(pair: Pair, side: Side) -> dict[str, int]:
-    """Return name of a weight of a side -> when it is used first; nothing if that can't be told."""
-    with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
-        found: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])
-        return found
-    return {}
-
-
-def _most_candidates(pair: Pair) -> int:
-    """Return how many pairings are tried at most, which follows from the work of a run and not from a clock."""
-    affordable = int(PAIRING_WORK / max(pair.effort.work, 1.0))
-    return max(LEAST_CANDIDATES, min(pairings.MAX_CANDIDATES, affordable))
-
-
-def _weights_of(
-    subject: Subject, own: Mapping[str, Parameter], others: Mapping[str, Parameter]
-) -> Mapping[str, Parameter]:
-    """Return the parameters of a side; of a function's tree without whole numbers and bools that it has alone."""
-    if not subject.kind.endswith("function"):
-        return own
-    return {name: one for name, one in own.items() if class_of(one.dtype) == "float" or name in others}
-
-
-def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
-    """Return the rules of our own modules inside both, if there are any."""
-    if (pair.first.kind, pair.second.kind) != ("torch module", "NNX module"):
-        return None
-    readers = [backends.load(pair.subject(side).framework) for side in SIDES]
-    configs = [reader.find_configs(module) for reader, module in zip(readers, sides, strict=True)]
-    if not configs[0] or configs[0].keys() != configs[1].keys():
-        return None
-    with contextlib.suppress(ValueError):
-        check_same_meaning(*configs)
-        return own_rules(readers[0], sides[0])
-    return None
 
 
 def _start_to_train(pair: Pair) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from attn_bridge.weights import Rule
 
-from ..compare.outputs import check_outputs
-from ..pairing import Match, Pairing, state, whole
-from ..pairing.pair import Pair, narrowed, widened
+from ..matching import state
+from ..matching.outputs import check_outputs
+from ..pair import Pair, narrowed, widened
+from ..pairing import Match, Pairing, whole
 from ..results.findings import shown
 from ..samples import inputs as calls
 from ..sides.dtypes import is_float

@@ -20,10 +20,10 @@ from attn_bridge import whole_folders as folders
 from .. import pairing as pairings
 from ..adapters import load_adapter
 from ..compare import prepare
-from ..compare.outputs import apart
 from ..interrupts import orderly_interrupts
+from ..matching.outputs import apart
+from ..pair import Pair, Progress, few_threads
 from ..pairing import Match, Pairing
-from ..pairing.pair import Pair, Progress, few_threads
 from ..results.findings import Side
 from ..samples import inputs as calls
 from ..samples import sampling

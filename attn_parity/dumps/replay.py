@@ -13,11 +13,11 @@ import numpy as np
 
 from .. import pairing as pairings
 from ..compare.driver import judged, peak_memory
-from ..compare.outputs import check_outputs
 from ..localisation import find_in_calls
 from ..localisation.sides import sides_of
+from ..matching.outputs import check_outputs
+from ..pair import SIDES, Pair, Progress
 from ..pairing import Match, Pairing, Tensor, lies_within, uncovered
-from ..pairing.pair import SIDES, Pair, Progress
 from ..results.findings import Side
 from ..results.report import Report
 from ..samples import inputs as calls

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.subject import Array, Call
 from .leaves import apart, match_leaves, relative

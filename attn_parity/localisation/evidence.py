@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..hints import Evidence
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, Call

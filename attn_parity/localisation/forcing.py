@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.subject import Arrays, Call, Run
 from ..verdict.measures import scale_of

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..hints import Evidence
-from ..pairing.pair import SIDES, Pair
-from ..pairing.submodule_pairs import alternatives, differing, pair_modules
+from ..pair import SIDES, Pair
 from ..results.findings import Divergence, ModuleNode, Side
 from ..samples.sampling import Sample
 from ..sides.subject import Arguments, Array, Call
@@ -24,6 +23,7 @@ from .evidence import evidence_between, evidence_of
 from .forcing import Feed, Trial, compare_freely, force, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
 from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
+from .submodule_pairs import alternatives, differing, pair_modules
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..pairing.pair import SIDES, Pair
+from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
 from .forcing import Trial

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call

@@ -6,12 +6,14 @@ itself, and knows no framework beyond the names of its layers.
 
 from __future__ import annotations
 
+from .leftovers import Suited, UnpairedError, rule_of, rules_for, suited
 from .proposal import propose
 from .rules import AnyRules, from_rules, pair_parameters, partial, read_rules
-from .settling import MAX_CANDIDATES, Partial, Probe
+from .settling import AGREE, MAX_CANDIDATES, Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [
+    "AGREE",
     "MAX_CANDIDATES",
     "AnyRules",
     "Cut",
@@ -19,13 +21,18 @@ __all__ = [
     "Pairing",
     "Partial",
     "Probe",
+    "Suited",
     "Tensor",
+    "UnpairedError",
     "from_rules",
     "lies_within",
     "pair_parameters",
     "partial",
     "propose",
     "read_rules",
+    "rule_of",
+    "rules_for",
+    "suited",
     "uncovered",
     "whole",
 ]

@@ -14,10 +14,9 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from attn_bridge.weights import WeightsMismatchError
-
 from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
+from .leftovers import UnpairedError
 from .names import is_counted_alike, last_word, layer_of, read
 from .parts import Split, splits, unstacked
 from .patterns import Lay, Options, Way, kind_of, lay, options
@@ -57,7 +56,7 @@ def propose(
         limit: most pairings that are tried out.
 
     Raises:
-        WeightsMismatchError: there is no bijection; lists what is left over.
+        UnpairedError: (a WeightsMismatchError) there is no bijection; lists what is left over.
         ValueError: several pairings are left open, and nothing speaks for one; lists them.
     """
     given = given or Partial()
@@ -89,7 +88,7 @@ def propose(
 
 def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
     """Return a pairing in the order of the first side's parameters."""
-    place = {name: i for i, name in enumerate(first)}
+    place = collections.defaultdict(lambda: len(first), {name: i for i, name in enumerate(first)})
     offsets = {id(one): one.first.cut.offset if one.first.cut else 0 for one in pairing.matches}
     matches = sorted(pairing.matches, key=lambda one: (place[one.first.source], offsets[id(one)]))
     return dataclasses.replace(pairing, matches=tuple(matches))
@@ -268,9 +267,10 @@ def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     return choice
 
 
-def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> WeightsMismatchError:
+def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> UnpairedError:
     """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
     left, right = left_over(scores)
+    over = [sides.first[i] for i in left], [sides.second[j] for j in right]
     misshapen = []
     by_name = {sides.names[1][j].same: j for j in right}
     for i in list(left):
@@ -280,10 +280,12 @@ def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> WeightsMismatc
             misshapen.append(f"{one.name} is {one.shape} in {labels[0]} and {two.name} is {two.shape} in {labels[1]}")
             left.remove(i)
             right.remove(j)
-    return WeightsMismatchError(
+    return UnpairedError(
         missing=[_no_counterpart(sides.second[j], labels[1], labels[0]) for j in right],
         unexpected=[_no_counterpart(sides.first[i], *labels) for i in left],
         misshapen=misshapen,
+        first=over[0],
+        second=over[1],
     )
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from .assignment import template
+from .leftovers import rules_of
 from .patterns import Options, Way
 from .tensors import Match, Pairing, Tensor
 
@@ -114,7 +115,7 @@ def settle(
     if probe is None and (is_ordered or not is_permuted):
         return _untried(first, by_name)
     if probe is None:
-        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+        raise _ambiguous("", some, names)
     is_whole = len(some) <= limit and not any(len(choice) == MAX_SHOWN for choice in choices)
     tried = some if is_whole else some[: min(limit, MAX_SHOWN)]
     distances = _distances(tried, probe, first if is_ordered else None)
@@ -128,15 +129,13 @@ def settle(
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
         if not is_ordered:
-            raise ValueError(
-                f"the pairing of parameters is ambiguous and {what}, give rules; candidates: {_listed(some, names)}"
-            )
+            raise _ambiguous(f" and {what}", some, names)
         why = f"{what}; the first follows the order of execution and is judged; rules of your own settle it"
         return _doubtful(first, by_name, why, _listed(tried, names))
     if found:
         return found[0]
     if not is_whole and is_permuted and not is_ordered:
-        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+        raise _ambiguous("", some, names)
     order = " by the order of execution" * is_ordered
     why = (
         f"no pairing makes the outputs agree; the first{order} is gone on with, and if another one is right, they may "
@@ -235,6 +234,15 @@ def _candidates(
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
     names = {link.first.name for choice in choices if len(choice) > 1 for links in choice for link in links}
     return names | {link.first.name for link in fixed if len(_open_ways(link, usual)) > 1}
+
+
+def _ambiguous(what: str, candidates: Sequence[Pairing], names: set[str]) -> ValueError:
+    """Return the refusal of a choice that names and runs leave open, with the rules for the first candidate."""
+    rules = rules_of(candidates[0].matches, names)
+    return ValueError(
+        f"the pairing of parameters is ambiguous{what}, give rules; candidates: {_listed(candidates, names)}"
+        f"{'; rules for the first (rules=, --rules): ' if rules else ''}{rules}"
+    )
 
 
 def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:

@@ -173,6 +173,14 @@ class Pairing:
                 found[match.first.name] = array if is_first(side) else match.carry(array, "second")
         return found
 
+    def drawn_as(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        """Return the first side's parameters, with state described as what it is on the other side."""
+        roles = {match.first.source: match.second.parameter.role for match in self.matches}
+        return {
+            name: dataclasses.replace(one, role=roles[name]) if one.role == "state" and name in roles else one
+            for name, one in parameters.items()
+        }
+
     def rows(self) -> list[Pair]:
         """Return the pairs for a report."""
         return [Pair(match.first.name, match.second.name, match.pattern, match.how) for match in self.matches]

@@ -28,6 +28,11 @@ def is_float(array: Any) -> bool:
     return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
 
 
+def class_of(dtype: str) -> str:
+    """Return whether the numbers of a dtype are bools, whole numbers or floating-point ones."""
+    return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
+
+
 def wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return floating-point numbers in float64, and anything else as it is."""
     return array.astype(np.float64) if is_float(array) else array

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -191,8 +191,10 @@ class Arguments:
 class Parameter:
     """A weight of a module: shape, dtype, the class and path of the module that owns it, and what it is.
 
-    `role` is ``parameter`` (trainable), or ``statistic`` (a running mean or variance); `framework` is ``torch`` or
-    ``flax``; `frozen` parameters are not trained: they have no gradient, and every sample keeps their numbers.
+    `role` is ``parameter`` (trainable), ``statistic`` (a running mean or variance) or ``state`` (everything else that
+    holds numbers between calls); `framework` is ``torch`` or ``flax``; `frozen` parameters are not trained: they have
+    no gradient, and every sample keeps their numbers. State that is not `persistent` is in no checkpoint: code computes
+    it.
     """
 
     shape: tuple[int, ...]
@@ -202,6 +204,7 @@ class Parameter:
     role: str = "parameter"
     framework: str = ""
     frozen: bool = False
+    persistent: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +302,13 @@ class Subject(Protocol):
         """Whether modules can hold float64: JAX makes it float32 unless ``jax_enable_x64`` is set."""
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+
+    def state(self) -> dict[str, Parameter]:
+        """Return name -> buffer, variable or collection's leaf that holds numbers and is not among the parameters."""
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the state of these names, and no other, among the parameters from now on."""
 
     def weights(self) -> Arrays:
         """Return copies of the weights that the module holds."""

@@ -26,7 +26,7 @@ from attn_bridge.weights import Rule, Rules
 from ..adapters import load_adapter
 from ..compare.prepare import prepare
 from ..interrupts import orderly_interrupts
-from ..pairing.pair import Pair, Progress, few_threads
+from ..pair import Pair, Progress, few_threads
 from ..results.findings import worst
 from ..samples import inputs as calls
 from ..samples.sampling import draw_weights

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..pair import Pair
 from ..pairing import Pairing
-from ..pairing.pair import Pair
 from ..results.findings import Verdict
 from ..sides.dropout_masks import Masks
 from ..sides.dtypes import is_float, numpy_dtype, unit_of, wide

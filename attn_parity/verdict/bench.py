@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..pairing.pair import SIDES, Pair
+from ..pair import SIDES, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..pairing.pair import SIDES, Pair
 from ..results.findings import TensorVerdict
 from ..samples import inputs as calls
 from ..sides.dtypes import is_float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side, TensorVerdict
 from ..samples.sampling import Planned
 from ..sides.large import is_large

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..pairing.pair import SIDES, Pair
+from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples import sampling
 from ..samples.sampling import FIRST, Planned, Sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..pairing.pair import SIDES
+from ..pair import SIDES
 from ..results.findings import Side, TensorVerdict
 from .criterion import precision_used
 from .limits import flushed_below

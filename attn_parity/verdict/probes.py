@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from ..pairing.pair import Pair
+from ..pair import Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..pairing.pair import SIDES, Pair
+from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.subject import Run

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..pairing.pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples import inputs as calls
 from ..samples import sampling

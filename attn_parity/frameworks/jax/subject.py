@@ -152,8 +152,18 @@ class JaxSubject:
         return bool(jax.config.jax_enable_x64)
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
         return self._adapter.parameters()
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the variables of other kinds, or the leaves of other collections, by name."""
+        return self._adapter.state()
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the state of these names, and no other, among the parameters."""
+        self._adapter.carry(names)
+        for made_before in (self._parts, self._programs, self._promoted, self._asked):
+            made_before.clear()
 
     def weights(self) -> Arrays:
         """Return copies of the weights that the side holds."""

@@ -8,7 +8,7 @@ state stay as they are, and what a checkpoint computes again is computed with th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -93,9 +93,18 @@ class TorchSubject:
         return True
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
         with ONE_AT_A_TIME:
             return self.side.parameters()
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the buffers that are no running statistics by name."""
+        with ONE_AT_A_TIME:
+            return self.side.state()
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the buffers of these names, and no other, among the parameters."""
+        self.side.carry(names)
 
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds; large ones are its own, where they lie in memory as NumPy has it.

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,10 @@ from ...sides.function import Function
 from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
 
 STATISTICS = ("running_mean", "running_var")
-"""Buffers that training changes and that Flax keeps as batch statistics; every other buffer is a constant."""
+"""Buffers that training changes and that Flax keeps as batch statistics; every other buffer is state."""
+
+COUNTER = "num_batches_tracked"
+"""The buffer in which torch's norms count batches: no output depends on it in eval mode, and Flax has none."""
 
 Call = Callable[[Arguments], Any]
 
@@ -61,7 +64,13 @@ class Side(Protocol):
         """Return argument name -> whether it can be given by position."""
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the buffers that are no running statistics by name."""
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the buffers of these names, and no other, among the parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of `parameters`, and every other one whose device says where the side lives."""
@@ -82,21 +91,46 @@ class ModuleSide:
     def __init__(self, module: nn.Module):
         self.module = module
         self.name = type(module).__name__
+        self._carried: frozenset[str] = frozenset()
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
         return _signature(self.module.forward)
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
-        owners, frozen = self.modules(), self._frozen()
-        found = {}
-        for name, tensor, role in named_weights(self.module):
-            path, _, _ = name.rpartition(".")
-            owner = _stock_name(owners[path]) if path in owners else ""
-            is_frozen = id(tensor) in frozen
-            found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch", is_frozen)
-        return found
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+        frozen = self._frozen()
+        return {
+            name: dataclasses.replace(self._described(name, tensor, role), frozen=id(tensor) in frozen)
+            for name, tensor, role in self._named(self.module)
+        }
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the buffers that are no running statistics by name; those of a state dict are persistent."""
+        kept = self.module.state_dict(keep_vars=True)
+        return {
+            name: dataclasses.replace(self._described(name, one, "state"), persistent=name in kept)
+            for name, one in self.module.named_buffers()
+            if name.rpartition(".")[2] not in (*STATISTICS, COUNTER) and not unreadable(one)
+        }
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the buffers of these names, and no other, among the parameters."""
+        self._carried = frozenset(names)
+
+    def _described(self, name: str, tensor: Tensor, role: str) -> Parameter:
+        path, _, _ = name.rpartition(".")
+        owners = self.modules()
+        owner = _stock_name(owners[path]) if path in owners else ""
+        return Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
+
+    def _named(self, module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
+        """Yield what `named_weights` does of a submodule, and its carried buffers."""
+        yield from named_weights(module)
+        carried = {id(one) for name, one in self.module.named_buffers() if name in self._carried}
+        for name, one in module.named_buffers():
+            if id(one) in carried:
+                yield name, one, "state"
 
     def _frozen(self) -> set[int]:
         """Return the ids of the parameters without gradients; none where all are: the module was frozen as a whole."""
@@ -111,7 +145,7 @@ class ModuleSide:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters, running statistics and other buffers by name."""
-        found = {name: tensor for name, tensor, _ in named_weights(self.module)}
+        found = {name: tensor for name, tensor, _ in self._named(self.module)}
         return {**found, **{name: one for name, one in self.module.named_buffers() if name not in found}}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -121,8 +155,8 @@ class ModuleSide:
     def part(self, path: str) -> Part:
         """Return the module or a submodule."""
         module = self.module.get_submodule(path)
-        whole = {id(tensor): name for name, tensor, _ in named_weights(self.module)}
-        own = list(named_weights(module))
+        whole = {id(tensor): name for name, tensor, _ in self._named(self.module)}
+        own = list(self._named(module))
         names = {name: whole[id(tensor)] for name, tensor, _ in own}  # one that is tied elsewhere has its name there
         return Part(
             type(module).__name__,
@@ -159,6 +193,13 @@ class FunctionSide:
             name: Parameter(tuple(one.shape), dtype_name(one), "", name.rpartition(".")[0], framework="torch")
             for name, one in self.tensors().items()
         }
+
+    def state(self) -> dict[str, Parameter]:
+        """Return nothing: every leaf of a tree is a weight."""
+        return {}
+
+    def carry(self, names: Collection[str]) -> None:
+        """Do nothing: every leaf of a tree is a weight."""
 
     def tied(self) -> dict[str, str]:
         """Return nothing: each leaf of a tree is a weight of its own."""

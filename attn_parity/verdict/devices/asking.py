@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...pairing.pair import SIDES, Pair
+from ...pair import SIDES, Pair
 from ...results.findings import Side
 from ...sides.subject import Run
 

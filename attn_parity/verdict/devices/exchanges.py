@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ...pairing.pair import SIDES
+from ...pair import SIDES
 from ...results.findings import Side
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...pairing.pair import SIDES
+from ...pair import SIDES
 from ...results.findings import Side, TensorVerdict
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide

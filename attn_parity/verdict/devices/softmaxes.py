@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ...pairing.pair import SIDES
+from ...pair import SIDES
 from ...results.findings import Side, shown
 from ...samples.sampling import Sample
 from ...sides.dtypes import is_float, wide

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import attn_parity
-from attn_parity.pairing.pair import work_of
+from attn_parity.pair import work_of
 from attn_parity.samples import inputs as calls
 from attn_parity.samples import sampling
 from attn_parity.samples.sampling import FIRST, LARGE, QUICK, Effort, Planned, Sample
 from attn_parity.sides.subject import Arguments, ModuleFailedError, Parameter
 
 JUDGE = Path(attn_parity.__file__).parent
-TRUNK = ("compare", "hints", "localisation", "pairing", "results", "samples", "sides", "verdict")
+TRUNK = ("compare", "hints", "localisation", "matching", "pairing", "results", "samples", "sides", "verdict")
 """Rooms that a comparison passes through."""
 
 SMALL, MEDIUM, BIG = Effort(1e3), Effort(1e10), Effort(1e12)

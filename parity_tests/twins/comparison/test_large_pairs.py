@@ -14,10 +14,10 @@ from torch import nn
 import attn_parity.frameworks.torch.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
+from attn_parity import pair
 from attn_parity.compare.prepare import prepare
 from attn_parity.frameworks.jax.subject import JaxSubject
 from attn_parity.frameworks.torch.subject import TorchSubject
-from attn_parity.pairing import pair
 from attn_parity.samples import sampling
 from attn_parity.verdict import criterion, judging, limits
 

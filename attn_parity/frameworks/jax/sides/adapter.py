@@ -71,7 +71,13 @@ class Adapter(Protocol):
         """Return argument name -> whether it can be given by position."""
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+
+    def state(self) -> dict[str, Parameter]:
+        """Return what else holds numbers by name: variables of other kinds, leaves of other collections."""
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the state of these names, and no other, among the parameters."""
 
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds."""
@@ -122,6 +128,12 @@ def stock_name(module: Any) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
     return next((kind.__name__ for kind in own if kind.__name__ not in ("Module", "ModuleBase")), type(module).__name__)
+
+
+def is_numeric(value: Any) -> bool:
+    """Tell whether a value is an array of numbers or bools; random keys are none."""
+    kind = getattr(value, "dtype", None)
+    return kind is not None and hasattr(value, "shape") and not jnp.issubdtype(kind, jax.dtypes.extended)
 
 
 def is_jax_float(array: Any) -> bool:

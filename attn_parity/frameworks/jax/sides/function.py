@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -66,6 +66,13 @@ class FunctionSide:
             name: Parameter(tuple(leaf.shape), leaf.dtype.name, "", name.rpartition(".")[0], "parameter", "flax")
             for name, leaf in self._held.items()
         }
+
+    def state(self) -> dict[str, Parameter]:
+        """Return nothing: every leaf of a tree is a weight."""
+        return {}
+
+    def carry(self, names: Collection[str]) -> None:
+        """Do nothing: every leaf of a tree is a weight."""
 
     def weights(self) -> Arrays:
         """Return copies of the weights that were given."""

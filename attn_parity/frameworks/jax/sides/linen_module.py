@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.core
@@ -25,7 +25,7 @@ from ....hints.settings import read as read_settings
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
-from .adapter import Setting, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
+from .adapter import Setting, cache_off, constant, dotted, home_of, is_numeric, off_in_eval_mode, stock_name
 from .linen_template import Path, Template
 from .nnx_module import signature_of
 
@@ -81,10 +81,13 @@ class LinenModule:
             )
         self.home = home_of({dotted(path): one for path, one in self.variables.items()}, wanted)
         self.places: dict[str, tuple[str, Path]] = {}  # name -> collection and path
-        for (collection, path), _ in self.variables.items():
-            name = dotted(path)
-            if collection in ROLES:
-                self.places[name if name not in self.places else f"{collection}.{name}"] = collection, path
+        self._others: dict[str, tuple[str, Path]] = {}  # the same of state
+        for is_weight, places in ((True, self.places), (False, self._others)):
+            for (collection, path), leaf in self.variables.items():
+                name = dotted(path)
+                if (collection in ROLES) == is_weight and (is_weight or is_numeric(leaf)):
+                    taken = name in self.places or name in self._others
+                    places[f"{collection}.{name}" if taken else name] = collection, path
         self.known: dict[Path, _Known] = {}
 
     @property
@@ -97,13 +100,28 @@ class LinenModule:
         return signature_of(self.module.__call__) if hasattr(self.module, "__call__") else {}  # noqa: B004
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name; owners are guessed until the first call shows them."""
+        """Return the parameters and running statistics by name, and the state that `carry` named.
+
+        Owners are guessed until the first call shows them.
+        """
+        return self._described(self.places)
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the leaves of collections that hold neither parameters nor running statistics by name."""
+        return self._described(self._others)
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the leaves of these names, and no other state, among the parameters."""
+        weights = {name: place for name, place in self.places.items() if place[0] in ROLES}
+        self.places = weights | {name: place for name, place in self._others.items() if name in names}
+
+    def _described(self, places: Mapping[str, tuple[str, Path]]) -> dict[str, Parameter]:
         found = {}
-        for name, (collection, path) in self.places.items():
+        for name, (collection, path) in places.items():
             array = self.variables[collection, path]
             owner = self.known[path[:-1]].stock if path[:-1] in self.known else self._guessed(path[:-1])
             found[name] = Parameter(
-                tuple(array.shape), array.dtype.name, owner, dotted(path[:-1]), ROLES[collection], "flax"
+                tuple(array.shape), array.dtype.name, owner, dotted(path[:-1]), ROLES.get(collection, "state"), "flax"
             )
         return found
 
@@ -198,7 +216,8 @@ class LinenModule:
         except Exception:  # it fails for another reason
             return ""
         expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}
-        missing, extra = sorted(expected - set(self.places)), sorted(set(self.places) - expected)
+        given = {name for name, (collection, _) in self.places.items() if collection in ROLES}
+        missing, extra = sorted(expected - given), sorted(given - expected)
         if not missing:
             return ""
         instead = f", and there are {_some(extra)}" if extra else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,12 +21,25 @@ from ....sides.patching import replaced
 from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
 from ..drawing import _prepare, drawing
 from ..recording import Tape
-from .adapter import Setting, asks_for_mode, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
+from .adapter import (
+    Setting,
+    asks_for_mode,
+    cache_off,
+    constant,
+    dotted,
+    home_of,
+    is_numeric,
+    off_in_eval_mode,
+    stock_name,
+)
 
 METHODS = ("__call__", "attend")
 """Methods of submodules whose calls are recorded."""
 
 _PATH = "attn_bridge_path"
+
+_NO_STATE = (nnx.RngState, nnx.Intermediate)
+"""Kinds of variables that hold random streams, or what a call leaves behind."""
 
 
 class NNXModule:
@@ -43,6 +56,7 @@ class NNXModule:
         self.module = module
         self.name = type(module).__name__
         self._weights = nnx.state(module, WEIGHTS)
+        self._carried: frozenset[str] = frozenset()
         self._failed: dict[int, str] = {}  # id of a submodule of the call that has failed -> its path
         flat = nnx.to_flat_state(self._weights)
         self.home = home_of({dotted(path): one.get_value() for path, one in flat}, wanted)
@@ -57,22 +71,42 @@ class NNXModule:
         return signature_of(self.module)
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+        return self._described(self._held())
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the variables that are neither parameters, running statistics, random state nor sown by name."""
+        return self._described(self._others())
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the variables of these names, and no other state, among the parameters."""
+        self._carried = frozenset(names)
+
+    def _others(self) -> dict[str, nnx.Variable[Any]]:
+        flat = nnx.to_flat_state(nnx.state(self.module, nnx.Not(nnx.Any(*WEIGHTS, *_NO_STATE))))
+        found = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
+        return {name: one for name, one in found.items() if is_numeric(one.get_value())}
+
+    def _held(self) -> dict[str, nnx.Variable[Any]]:
+        """Return name -> variable of the weights and of the state that is carried."""
+        found = {dotted(path): variable for path, variable in nnx.to_flat_state(self._weights)}
+        return found | {name: one for name, one in self._others().items() if name in self._carried}
+
+    def _described(self, variables: Mapping[str, nnx.Variable[Any]]) -> dict[str, Parameter]:
         owners = {dotted(path): child for path, child in nnx.iter_modules(self.module)}
         found = {}
-        for path, variable in nnx.to_flat_state(self._weights):
-            name = dotted(path)
+        for name, variable in variables.items():
             parent, _, _ = name.rpartition(".")
             owner = stock_name(owners[parent]) if parent in owners else ""
-            role = "statistic" if isinstance(variable, nnx.BatchStat) else "parameter"
             value = variable.get_value()
+            role = "parameter" if isinstance(variable, nnx.Param) else "state"
+            role = "statistic" if isinstance(variable, nnx.BatchStat) else role
             found[name] = Parameter(tuple(value.shape), value.dtype.name, owner, parent, role, "flax")
         return found
 
     def weights(self) -> Arrays:
         """Return copies of the weights that the module holds; large ones are its own."""
-        flat = nnx.to_flat_state(self._weights)
-        held = {dotted(path): to_numpy(variable.get_value()) for path, variable in flat}
+        held = {name: to_numpy(variable.get_value()) for name, variable in self._held().items()}
         return {name: array if is_large(array) else array.copy() for name, array in held.items()}
 
     def tied(self) -> dict[str, str]:
@@ -116,7 +150,7 @@ class NNXModule:
 
     def part(self, path: str) -> Part:
         """Return the submodule at a dotted path."""
-        return Part(self.module, path, self._failed)
+        return Part(self.module, path, self._failed, self._carried)
 
     def culprit(self, error: Exception) -> str:
         """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
@@ -135,12 +169,19 @@ class NNXModule:
 class Part:
     """A submodule taken apart, to be merged around other weights."""
 
-    def __init__(self, module: nnx.Module, path: str, failed: dict[int, str] | None = None):
+    def __init__(
+        self,
+        module: nnx.Module,
+        path: str,
+        failed: dict[int, str] | None = None,
+        carried: Collection[str] = (),
+    ):
         self._failed = {} if failed is None else failed
-        whole = nnx.to_flat_state(nnx.state(module, WEIGHTS))
+        is_weight = _weights_and(module, carried)
+        whole = nnx.to_flat_state(nnx.state(module, is_weight))
         owners = {id(variable.get_value()): dotted(where) for where, variable in whole}
         known = {dotted(where) for where, _ in whole}
-        self._graphdef, weights, rest = nnx.split(_at(module, path), WEIGHTS, ...)
+        self._graphdef, weights, rest = nnx.split(_at(module, path), is_weight, ...)
         self._weights, self._rest = nnx.to_flat_state(weights), nnx.to_flat_state(rest)
         self.changed: set[str] = set()
         self._names: dict[Any, str] = {}
@@ -189,6 +230,19 @@ class Part:
         after = _values(module)
         self.changed |= {name for name, value in after.items() if before.get(name) is not value}
         return result
+
+
+def _weights_and(module: nnx.Module, names: Collection[str]) -> Callable[[Any, Any], bool]:
+    """Return the filter of NNX for weights and the state of these names, which also finds it in submodules."""
+    flat = nnx.to_flat_state(nnx.state(module)) if names else ()
+    variables = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
+    carried = {id(one.get_value()) for name, one in variables.items() if name in names}
+
+    def is_weight(path: Any, one: Any) -> bool:
+        del path
+        return isinstance(one, WEIGHTS) or (isinstance(one, nnx.Variable) and id(one.get_value()) in carried)
+
+    return is_weight
 
 
 def _values(module: nnx.Module) -> dict[str, Any]:

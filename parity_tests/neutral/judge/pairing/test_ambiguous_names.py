@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import pytest
 
-from attn_parity.pairing import MAX_CANDIDATES, propose
+from attn_parity.pairing import MAX_CANDIDATES, pair_parameters, propose
 from attn_parity.pairing.settling import MAX_SHOWN
 
 from .parameters import BARE, D, linear, norm, parameters
@@ -57,6 +60,12 @@ def test_two_fitting_candidates_are_refused_and_listed():
         propose(*SQUARES, lambda one: 0.0)
     assert "alpha.weight = x.kernel (a1 a0 -> a0 a1), beta.weight = y.kernel" in str(caught.value)
     assert "alpha.weight = y.kernel (a1 a0 -> a0 a1), beta.weight = x.kernel" in str(caught.value)
+    (line,) = re.findall(r"rule = \[.*\]", str(caught.value))
+    pairing = pair_parameters(*SQUARES, rules=tomllib.loads(line)["rule"])
+    assert [(row.first, row.second, row.how) for row in pairing.rows()] == [
+        ("alpha.weight", "x.kernel", "rule"),
+        ("beta.weight", "y.kernel", "rule"),
+    ]
 
 
 def test_ambiguous_names_are_refused_without_a_run():

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..results.findings import Side, shown
-from ..samples import inputs as calls
-from ..samples.sampling import Effort, Outputs, Sample, draw_weights
-from ..sides.dropout_masks import Difference
-from ..sides.dtypes import is_float, wide
-from ..sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
-from . import Pairing
+from .pairing import Pairing
+from .results.findings import Side, shown
+from .samples import inputs as calls
+from .samples.sampling import Effort, Outputs, Sample, draw_weights
+from .sides.dropout_masks import Difference
+from .sides.dtypes import is_float, wide
+from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
 
 SIDES: tuple[Side, Side] = ("first", "second")
 
@@ -118,7 +118,7 @@ class Pair:
 
     def draw(self, seed: tuple[int, ...]) -> Arrays:
         """Draw weights of the first side."""
-        return draw_weights(self.first.parameters(), self.held["first"], seed, self.kept)
+        return draw_weights(self.pairing.drawn_as(self.first.parameters()), self.held["first"], seed, self.kept)
 
     def weights(self, sample: Sample, side: Side) -> Arrays:
         """Return the weights of a sample for one side."""

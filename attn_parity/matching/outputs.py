@@ -80,11 +80,6 @@ def apart(one: Run, two: Run) -> float:
     return found / scale if np.isfinite(found) else float("inf")
 
 
-def class_of(dtype: str) -> str:
-    """Return whether the numbers of a dtype are bools, whole numbers or floating-point ones."""
-    return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
-
-
 def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:
     places = [f"{place or 'an array'} {shape}" for place, shape, _ in outputs]
     return f"{len(outputs)} ({', '.join(places)})"

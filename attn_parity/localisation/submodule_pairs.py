@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+from ..pair import Pair
 from ..sides.subject import Submodule
-from .pair import Pair
 
 NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
 """Settings that are worth a note even where both sides agree on what was run."""

@@ -1,0 +1,105 @@
+"""Pairs the weights of both sides, and the state that belongs to them, by rules, names and trial runs.
+
+Comes in: a `Pair` without a pairing. Goes out: the `Pairing`; state that takes part in it counts among the parameters
+of its side from then on. In this order: rules; parameters alone; biases of recurrent layers added; where some are left
+over, state of the same name, parameters that no output depends on, state that fits, and frozen parameters. State is
+paired with state only if the outputs differ without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from attn_bridge import backends
+from attn_bridge.module_weights import check_same_meaning, own_rules
+from attn_bridge.weights import Rules, WeightsMismatchError
+
+from .. import pairing as pairings
+from ..pair import SIDES, Pair, weights_held, widened
+from ..pairing import Pairing, UnpairedError
+from ..samples import inputs as calls
+from ..sides.folded import FoldedSubject, folds
+from . import state
+from .matcher import Matcher
+
+
+def paired(pair: Pair, sides: tuple[Any, Any], rules: Any, *, adapt: bool) -> Pairing:
+    """Return the pairing of the weights of a pair.
+
+    Args:
+        pair: the pair; with `adapt`, state that is carried and recurrent biases that are added become its parameters.
+        sides: what the caller gave.
+        rules: what the caller knows; a `Pairing` is returned as it is.
+        adapt: whether state may be carried, biases added and parameters set aside.
+
+    Raises:
+        WeightsMismatchError: there is no bijection; names what is left over and the rules that would settle it.
+        ValueError: names and runs leave several pairings open, or two rules claim one parameter.
+    """
+    if isinstance(rules, Pairing):
+        return rules
+    matcher = Matcher(pair, rules, adapt=adapt)
+    found = _by_configs(pair, sides, matcher) if rules is None else None
+    if found is None:
+        matcher, found = _by_names(pair, rules, matcher, adapt=adapt)
+        found = matcher.with_state(found) if adapt else found
+    pair.notes += state.notes(pair, matcher.carrying.state, found)
+    return found
+
+
+def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing | None:
+    own = _rules_of_configs(pair, sides)
+    if own is not None:
+        with contextlib.suppress(ValueError):
+            parameters = matcher.carrying.parameters
+            return pairings.from_rules(own, parameters["first"], parameters["second"], how="rule")
+    return None
+
+
+def _by_names(pair: Pair, rules: Any, matcher: Matcher, *, adapt: bool) -> tuple[Matcher, Pairing]:
+    """Return the pairing that rules and names give, and the matcher of the parameters that it is of."""
+    try:
+        return matcher, matcher.proposed()
+    except UnpairedError as error:
+        if not adapt:
+            raise matcher.refused(error) from None
+        return _folded(pair, rules) or (matcher, matcher.completed(error))
+
+
+def _folded(pair: Pair, rules: Any) -> tuple[Matcher, Pairing] | None:
+    """Pair the parameters with the biases of one side's recurrent layers added, if that gives a bijection."""
+    for side in SIDES:
+        subject, held = pair.subject(side), pair.held[side]
+        added = folds(subject.parameters())
+        if not added:
+            continue
+        folded = FoldedSubject(subject, added)
+        setattr(pair, side, folded)
+        pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(held))
+        with contextlib.suppress(WeightsMismatchError):
+            matcher = Matcher(pair, rules, adapt=True)
+            found = matcher.proposed()
+            names = ", ".join(f"{one.folded} to {one.kept}" for one in added)
+            pair.notes.append(
+                f"{pair.shown[side]} adds two biases of a recurrent layer and the other side holds one: they are "
+                f"judged as their sum ({names})"
+            )
+            return matcher, found
+        setattr(pair, side, subject)
+        pair.held[side] = held
+    return None
+
+
+def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
+    """Return the rules of our own modules inside both, if there are any."""
+    if (pair.first.kind, pair.second.kind) != ("torch module", "NNX module"):
+        return None
+    readers = [backends.load(pair.subject(side).framework) for side in SIDES]
+    configs = [reader.find_configs(module) for reader, module in zip(readers, sides, strict=True)]
+    if not configs[0] or configs[0].keys() != configs[1].keys():
+        return None
+    with contextlib.suppress(ValueError):
+        check_same_meaning(*configs)
+        return own_rules(readers[0], sides[0])
+    return None

@@ -1,0 +1,126 @@
+"""The tensors of a pair whose numbers are not drawn, and the state that both sides hold beside parameters.
+
+Comes in: a pairing, arrays. Goes out: names, decisions and notes for the report. Nothing here runs a side.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..pair import SIDES, Pair
+from ..pairing import Pairing
+from ..results.findings import Side
+from ..sides.dtypes import wide
+from ..sides.subject import Array, Parameter
+
+MAX_SHOWN = 6
+"""Most names in a note."""
+
+IDLE = "no effect on the outputs"
+"""Why a parameter is set aside that no output depends on."""
+
+FROZEN = "frozen"
+"""How the reason begins for which a frozen parameter is set aside."""
+
+SMOOTH = 1.3
+"""Mean square of the steps along an axis, in variances, below which an array is taken for a table. It is 2 for numbers
+drawn at random, and 0.97 for five positions of a table of sines and cosines with the frequencies 1 to 0.001."""
+
+LONG, SMOOTH_LINE = 16, 0.5
+"""Length of a line from which on it is looked at alone, and what `SMOOTH` is there. Of the lines of a Fourier basis a
+quarter is below, of random ones of that length one in thousands."""
+
+
+def kept(pairing: Pairing, first: Mapping[str, Parameter]) -> frozenset[str]:
+    """Return the first side's weights whose numbers every sample keeps: frozen, dropped, and state on both sides."""
+    dropped = {name for side, name, _ in pairing.dropped if side == "first"}
+    frozen = {name for name, one in first.items() if one.frozen}
+    frozen |= {match.first.source for match in pairing.matches if match.second.parameter.frozen}
+    both = {match.first.source for match in pairing.matches if _roles(match) == ("state", "state")}
+    return frozenset(dropped | frozen | both)
+
+
+def _roles(match: object) -> tuple[str, str]:
+    return match.first.parameter.role, match.second.parameter.role  # type: ignore[attr-defined]
+
+
+def waits_for_data(array: Array) -> bool:
+    """Tell whether the second side's numbers are first values that data of the first side replace, and not a table.
+
+    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers, and numbers that
+    change little from one to the next along an axis, or only rise or fall, are computed by code: there a difference is
+    a fault, which carrying the first side's would hide.
+    """
+    numbers = np.nan_to_num(wide(array).astype(np.float64))
+    distinct = np.unique(numbers)
+    if array.dtype == bool or distinct.size <= 2:
+        return array.dtype != bool and distinct.size < 2 and bool(np.isin(distinct, (0.0, 1.0)).all())
+    return not any(_is_smooth(np.moveaxis(numbers, axis, -1)) for axis in range(numbers.ndim))
+
+
+def _is_smooth(lines: Array) -> bool:
+    """Tell whether numbers change little, or only rise or fall, along their last axis; in a tenth of lines suffices."""
+    if lines.shape[-1] < 3:
+        return False
+    steps = np.diff(lines, axis=-1)
+    if (steps >= 0).all() or (steps <= 0).all():
+        return True
+    rough, spread = (steps**2).mean(-1), lines.var(axis=-1)
+    if rough.sum() < SMOOTH * spread.sum():
+        return True
+    few = np.quantile(rough / np.maximum(spread, 1e-300), 0.1)
+    return lines.shape[-1] >= LONG and bool(few < SMOOTH_LINE)
+
+
+def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pairing) -> Iterator[str]:
+    """Name the state that is carried between parameters and state, and the state that is not carried.
+
+    Args:
+        pair: the pair.
+        held: the state of each side.
+        pairing: its pairing.
+    """
+    for side in SIDES:
+        label, at = pair.shown[side], SIDES.index(side)
+        pairs = [
+            match for match in pairing.matches if _roles(match)[at] == "state" and _roles(match)[1 - at] != "state"
+        ]
+        names = [match.tensor(side).name for match in pairs if "int" not in match.tensor(side).parameter.dtype]
+        if names:
+            yield f"state in {label} and weights on the other side, so that no gradient is compared: {listed(names)}"
+    both = [match.first.name for match in pairing.matches if _roles(match) == ("state", "state")]
+    if both and pair.transfer:
+        yield f"state that is carried from {pair.shown['first']} to {pair.shown['second']}: {listed(both)}"
+    for side in SIDES:
+        taken = {match.tensor(side).source for match in pairing.matches}
+        taken |= {name for where, name, _ in pairing.dropped if where == side}
+        left = [name for name in held[side] if name not in taken]
+        if left:
+            label = pair.shown[side]
+            yield f"state that is not carried, so that {label} keeps its own: {listed(left)}"
+
+
+def dropped_notes(pair: Pair) -> Iterator[str]:
+    """Name what is left out of the pairing, by side and reason."""
+    rows: dict[tuple[Side, str], list[str]] = collections.defaultdict(list)
+    for where, name, why in pair.pairing.dropped:
+        rows["first" if where == "first" else "second", why].append(name)
+    for (side, why), names in rows.items():
+        yield f"{listed(names)} of {pair.shown[side]} {'are' if len(names) > 1 else 'is'} left out: {why}"
+
+
+def frozen_notes(pair: Pair) -> Iterator[str]:
+    """Name the frozen parameters of each side."""
+    for side in SIDES:
+        frozen = [name for name, one in pair.subject(side).parameters().items() if one.frozen]
+        if frozen:
+            yield f"frozen in {pair.shown[side]}, so every sample keeps the given numbers: {listed(frozen)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a row, the first ones of many."""
+    more = len(names) - MAX_SHOWN
+    return ", ".join(names[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

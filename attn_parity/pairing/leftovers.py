@@ -1,0 +1,204 @@
+"""The tensors that a pairing leaves over: which state suits them, and the rules that would settle them.
+
+Comes in: tensors of both sides. Goes out: pairs of names, or rules as text. Nothing here runs a side.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attn_bridge.weights import WeightsMismatchError
+
+from ..sides.dtypes import class_of
+from .assignment import Sides, equals, template
+from .tensors import Match, Tensor
+
+DROP = "REASON"
+"""Stands for the reason that a user has to give for a rule that drops."""
+
+_LETTERS = "ijklmn"
+
+
+class UnpairedError(WeightsMismatchError):
+    """There is no bijection.
+
+    Attributes:
+        first: the tensors of the first side that are left over.
+        second: those of the second side.
+    """
+
+    def __init__(
+        self,
+        missing: Iterable[str] = (),
+        unexpected: Iterable[str] = (),
+        misshapen: Iterable[str] = (),
+        first: Sequence[Tensor] = (),
+        second: Sequence[Tensor] = (),
+    ):
+        super().__init__(missing, unexpected, misshapen)
+        self.first, self.second = tuple(first), tuple(second)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suited:
+    """Two tensors that may be the same.
+
+    Attributes:
+        first: the first side's.
+        second: the second side's.
+        is_named: whether their names are the same; else their shapes and dtypes alone suit.
+        is_only: whether every other tensor that suits either differs from its counterpart in numbers alone.
+    """
+
+    first: Tensor
+    second: Tensor
+    is_named: bool
+    is_only: bool
+
+
+def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
+    """Return the tensors of two lists that suit each other: by equal names, then by shapes as names speak for them."""
+    from scipy.optimize import linear_sum_assignment  # JAX brings scipy
+
+    if not first or not second:
+        return []
+    sides = Sides(first, second)
+    kinds = [np.array([class_of(one.parameter.dtype) for one in side], dtype=object) for side in (first, second)]
+    scores = np.where(kinds[0][:, None] == kinds[1][None, :], sides.likeness(), -np.inf)
+    named = [(i, j) for i, j in equals(sides) if math.isfinite(scores[i, j])]
+    rest = scores.copy()
+    rest[[i for i, _ in named], :], rest[:, [j for _, j in named]] = -np.inf, -np.inf
+    rows, columns = linear_sum_assignment(np.where(np.isfinite(rest), -rest, 1e6))
+    fitting = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if math.isfinite(rest[i, j])]
+    names = [[template(one.spelled) for one in side] for side in (first, second)]
+
+    def is_only(i: int, j: int) -> bool:
+        others = {names[1][k] for k in np.flatnonzero(np.isfinite(rest[i]))}
+        return len(others | {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j]))}) <= 2 and len(others) == 1
+
+    pairs = [(i, j, True) for i, j in named] + [(i, j, False) for i, j in fitting]
+    return [Suited(first[i], second[j], by_name, by_name or is_only(i, j)) for i, j, by_name in pairs]
+
+
+# ---- rules that a user may paste
+
+
+def rules_for(
+    error: UnpairedError, known: tuple[Mapping[str, Any], Mapping[str, Any]], state: tuple[list[Tensor], list[Tensor]]
+) -> str:
+    """Return the smallest set of rules that settles what is left over, as a line of TOML.
+
+    Args:
+        error: says what is left over.
+        known: the parameters of both sides by name; a pattern must not cover others than it is meant for.
+        state: tensors of the state of both sides, which a rule may pair with what is left.
+    """
+    first, second = (list({one.source: one for one in side}.values()) for side in (error.first, error.second))
+    pairs = [*suited(state[0], second), *suited(first, state[1])]
+    pairs = [one for one in pairs if _pattern(one) is not None and one.first.cut is None and one.second.cut is None]
+    done = {one.first.source for one in pairs}, {one.second.source for one in pairs}
+    rules = _paired_rules(pairs, (known[0].keys() | {one.name for one in state[0]}))
+    for key, side, names in (("first", first, done[0]), ("second", second, done[1])):
+        own = known[0 if key == "first" else 1]
+        rules += _dropping_rules(key, [one.source for one in side if one.source not in names], own)
+    return f"rule = [{', '.join(rules)}]"
+
+
+def rules_of(matches: Sequence[Match], names: Collection[str]) -> str:
+    """Return rules for some of the pairs as a line of TOML; "" where one is a part of a tensor, or read backwards.
+
+    Args:
+        matches: all pairs; a pattern must not say anything else of the others.
+        names: the first side's names of the pairs that rules are wanted for.
+    """
+    patterns: dict[str, set[tuple[str, str]]] = collections.defaultdict(set)
+    for match in matches:
+        patterns[_lettered(match.first.source)].add(_lettered_pair(match))
+    rules: dict[str, None] = {}
+    for match in matches:
+        if match.first.name not in names:
+            continue
+        if match.first.cut is not None or match.second.cut is not None or match.text:
+            return ""
+        first, second = _lettered_pair(match)
+        if len(patterns[first]) > 1:
+            first, second = match.first.source, match.second.source
+        pattern: dict[str, str | int] = {"pattern": match.rule.pattern} if match.rule.pattern != "... -> ..." else {}
+        rules[_table({"first": first, "second": second, **pattern, **match.rule.sizes})] = None
+    return f"rule = [{', '.join(rules)}]"
+
+
+def _lettered_pair(match: Match) -> tuple[str, str]:
+    """Return the names of a pair with a placeholder for each number, as they are where their numbers differ."""
+    names = match.first.source, match.second.source
+    return (_lettered(names[0]), _lettered(names[1])) if _numbers(names[0]) == _numbers(names[1]) else names
+
+
+def rule_of(first: str, second: str) -> str:
+    """Return the rule that pairs two tensors, as a line of TOML."""
+    return f"rule = [{_table({'first': first, 'second': second})}]"
+
+
+def _pattern(one: Suited) -> str | None:
+    """Return the pattern between two tensors, "" for equal axes, and None where a short rule can't say it."""
+    ways = Sides([one.first], [one.second]).options(0, 0).ways
+    if not ways or ways[0].flips or ways[0].sizes:
+        return None
+    return "" if ways[0].pattern == "... -> ..." else ways[0].pattern
+
+
+def _paired_rules(pairs: Sequence[Suited], names: Iterable[str]) -> list[str]:
+    groups: dict[tuple[str, str, str], list[Suited]] = collections.defaultdict(list)
+    for one in pairs:
+        key = (_lettered(one.first.source), _lettered(one.second.source), _pattern(one) or "")
+        same = _numbers(one.first.source) == _numbers(one.second.source)
+        groups[key if same else (one.first.source, one.second.source, key[2])].append(one)
+    every = collections.Counter(map(_lettered, names))
+    rules = []
+    for (first, second, pattern), some in groups.items():
+        more = {"pattern": pattern} if pattern else {}
+        is_whole = len(some) > 1 and every[first] == len(some)
+        shown = [(first, second)] if is_whole else [(one.first.source, one.second.source) for one in some]
+        rules += [_table({"first": one, "second": two} | more) for one, two in shown]
+    return rules
+
+
+def _dropping_rules(key: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for name in names:
+        groups[_lettered(name)].append(name)
+    every = collections.Counter(map(_lettered, known))
+    shown: list[str] = []
+    for lettered, some in groups.items():
+        shown += [lettered] if len(some) > 1 and every[lettered] == len(some) else some
+    return [_table({key: name, "drop": DROP}) for name in shown]
+
+
+def _table(entries: Mapping[str, str | int]) -> str:
+    return "{" + ", ".join(f"{key} = {_value(value)}" for key, value in entries.items()) + "}"
+
+
+def _value(value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"[0-9]+", name)
+
+
+def _lettered(name: str) -> str:
+    """Return a name with a placeholder for each of its numbers; unchanged where there are too many."""
+    if len(_numbers(name)) > len(_LETTERS):
+        return name
+    letters = iter(_LETTERS)
+    return re.sub(r"[0-9]+", lambda hit: f"{{{next(letters)}}}", name)
