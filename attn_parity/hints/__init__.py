@@ -7,6 +7,8 @@ settings    attributes of layers by one name for all frameworks, and what it mea
 relations   what holds between two tensors: a ratio, an order, a shift
 devices     what devices that share a side explain: sums taken twice, pieces of a sequence in another order
 layers      layers computed both ways: activations, gates, convolutions
+norms       norms of one input: the statistic, eps and affine step of each side
+reshaping   reductions, resizing, padding, softmax and modulation computed both ways
 attention   attention computed both ways, with one step taken wrongly on one side
 """
 

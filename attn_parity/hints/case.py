@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +32,17 @@ LARGEST = 1 << 17
 MIN = 4
 """Smallest width that a ratio is named by; 2 and 3 are too common to mean one."""
 
+Part = Literal["attention", "embedding", "norm"]
+
+PARTS: dict[Part, re.Pattern[str]] = {
+    "attention": re.compile(
+        r"(?<!fl)atte?n|mha|num_(kv_)?heads|is_causal|(^|[\s._])(q|k|qkv|query|key)(_?proj)?($|[\s._])"
+    ),
+    "embedding": re.compile(r"emb|lookup|vocab|padding_idx|(^|[\s._])(wte|wpe)($|[\s._])"),
+    "norm": re.compile(r"norm|rms|(^|[\s._])(ln|bn|gn|eps)(_?\w)?($|[\s._])"),
+}
+"""Part of a model -> what its classes, paths, weights or settings are called."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -45,6 +57,7 @@ class Case:
         labels: what the sides are called, as people read it.
         is_gradient: whether the tensor is a gradient.
         counts: whole numbers that the settings of both sides give: heads, widths of a head.
+        words: classes, paths, weights and settings of the place, in lower case.
     """
 
     name: str
@@ -55,6 +68,11 @@ class Case:
     labels: tuple[str, str]
     is_gradient: bool = False
     counts: Sequence[int] = ()
+    words: str = ""
+
+    def may_hold(self, part: Part) -> bool:
+        """Tell whether the place holds a part by its names: a cause that lies in one needs it."""
+        return PARTS[part].search(self.words) is not None
 
     @property
     def apart(self) -> Array:
@@ -85,6 +103,17 @@ class Case:
             return False
         finite = np.isfinite(self.one).all() and np.isfinite(self.two).all()
         return bool(finite and float(np.abs(self.apart).max()) > DIFFERS * self.scale)
+
+
+def told(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
+    """Return the ways that give the first side's result and the second's, if both are found and differ."""
+    ours = its = ""
+    for name, value in ways:
+        ours = ours or (name if case.fits(case.one, value) else "")
+        its = its or (name if case.fits(case.two, value) else "")
+        if ours and its:
+            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
+    return ""
 
 
 # ---- numbers with names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,11 +12,14 @@ import numpy as np
 from ..results.findings import shown
 from .case import Array, Arrays, Case, ratio_of
 from .layers import BY_WEIGHTS, LAYERS
+from .norms import norms
 from .relations import RELATIONS, variance
 from .settings import differing
 
 MAX = 2
 """Most things that a hint says."""
+
+CLASSES = ("first_class", "second_class")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +77,13 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: b
     given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
     names = shown(given[0]), shown(given[1])
     classes = evidence.first_class, evidence.second_class
-    found = differing(evidence.first_settings, evidence.second_settings, names, classes)
+    found = differing(evidence.first_settings, evidence.second_settings, names, classes, evidence.direction)
     if numbers and len(found) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
-        found += [text] if text else []
+        is_eps = any(setting.startswith("eps is ") for setting in found)
+        # Formulas of two norms say nothing more than the settings of their eps.
+        found += [text] if text and not (is_eps and text == relation(evidence, names, (norms,))) else []
     return "; ".join(found[:MAX])
 
 
@@ -100,11 +106,11 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     """
     inputs = [_wide(one) for one in evidence.inputs if not np.iscomplexobj(one)]
     weights = {name: _wide(one) for name, one in evidence.first_weights.items() if not np.iscomplexobj(one)}
-    counts = _counts(evidence)
+    counts, words = _counts(evidence), _words(evidence)
     found = []
     for place, (one, two) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
         name = "the output" if len(evidence.first_outputs) == 1 else f"output {place}"
-        found.append(Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts))
+        found.append(Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts, words=words))
     found = [case for case in found if case.is_real and case.differs]
     if found:
         return found
@@ -112,8 +118,30 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     for name in gradients:
         if name in evidence.second_gradients:
             one, two = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
-            found.append(Case(f"the gradient of {name}", one, two, inputs, weights, labels, True, counts))
+            found.append(
+                Case(
+                    f"the gradient of {name}",
+                    one,
+                    two,
+                    inputs,
+                    weights,
+                    labels,
+                    True,
+                    counts,
+                    f"{words} {name.lower()}",
+                )
+            )
     return [case for case in found if case.is_real and case.differs]
+
+
+def _words(evidence: Any) -> str:
+    """Return the names at a place, in lower case: classes, paths, weights and settings."""
+    classes = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", str(getattr(evidence, name, ""))) for name in CLASSES]
+    paths = (getattr(evidence, name, "") for name in ("path", "second_path"))
+    settings = {*evidence.first_settings, *evidence.second_settings}
+    between = getattr(evidence, "between", None)
+    inside = between or evidence.first_weights  # the weights are those of the whole module around
+    return " ".join([*classes, *paths, *inside, *sorted(settings)]).lower()
 
 
 def _counts(evidence: Any) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from .attention import attention
-from .case import LARGEST, Array, Case
+from .case import LARGEST, Array, Case, told
+from .norms import norms
 from .recurrent import recurrent
+from .reshaping import modulated, padded, reductions, resized, softmaxes
 
 
 def _activation(case: Case) -> str:
@@ -65,22 +68,11 @@ def _near(one: Array, two: Array) -> bool:
     return bool(float(np.abs(one - two).max()) <= 1e-7 * max(float(np.abs(two).max()), 1e-300))
 
 
-def _told(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
-    """Return the ways that give the first side's result and the second's, if both are found and differ."""
-    ours = its = ""
-    for name, value in ways:
-        ours = ours or (name if case.fits(case.one, value) else "")
-        its = its or (name if case.fits(case.two, value) else "")
-        if ours and its:
-            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
-    return ""
-
-
 def _gated(case: Case) -> str:
     """Recognise a gated unit whose two halves are exchanged, or that has another activation."""
     if case.is_gradient or not case.one.ndim or case.one.size > LARGEST:
         return ""
-    return _told(case, _gates(case))
+    return told(case, _gates(case))
 
 
 def _gates(case: Case) -> Iterator[tuple[str, Array]]:
@@ -104,11 +96,20 @@ def _gates(case: Case) -> Iterator[tuple[str, Array]]:
 
 def _convolution(case: Case) -> str:
     """Recognise a convolution with another padding, or with a kernel that is transposed or flipped."""
-    kernel = next((one for one in case.weights.values() if one.ndim == 4), None)
-    given = next((one for one in case.inputs if one.ndim == 4), None)
-    if case.is_gradient or case.one.ndim != 4 or kernel is None or given is None or given.size > LARGEST:
+    axes = case.one.ndim
+    kernel = next((one for one in case.weights.values() if one.ndim == axes), None)
+    given = next((one for one in case.inputs if one.ndim == axes), None)
+    if case.is_gradient or axes not in (3, 4) or kernel is None or given is None or given.size > LARGEST:
         return ""
-    return _told(case, _convolutions(case, given, kernel))
+    if axes == 4:
+        return told(case, _convolutions(case, given, kernel))
+    for axis in (2, 1):  # a signal is an image of height 1, whose height is the axis before
+        one, two, image = (np.expand_dims(array, axis) for array in (case.one, case.two, given))
+        wide = dataclasses.replace(case, one=one, two=two)
+        text = told(wide, _convolutions(wide, image, np.expand_dims(kernel, 2 if axis == 2 else 0)))
+        if text:
+            return text
+    return ""
 
 
 def _convolutions(case: Case, given: Array, kernel: Array) -> Iterator[tuple[str, Array]]:
@@ -140,10 +141,11 @@ def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[i
     """Return a convolution with so much padding before the image, and as much behind it as the output's size takes."""
     pads = [(0, 0), (0, 0)]
     for extent, wide, out in zip(image.shape[2:], kernel.shape[2:], size, strict=True):
-        high = (out - 1) * stride + wide - extent - low
+        before = min(low, wide - 1)
+        high = (out - 1) * stride + wide - extent - before
         if not -stride < high < wide:
             return None
-        pads.append((low, max(high, 0)))
+        pads.append((before, max(high, 0)))
     padded = np.pad(image, pads)
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], axis=(2, 3))
     found: Array = np.einsum("nchwij,ocij->nohw", windows[:, :, ::stride, ::stride][:, :, : size[0], : size[1]], kernel)
@@ -154,7 +156,7 @@ def _feed_forward(case: Case) -> str:
     """Recognise a feed-forward layer by its weights: another activation, or gate and unit exchanged."""
     if case.is_gradient or case.one.size > LARGEST:
         return ""
-    return _told(case, _feed_forwards(case))
+    return told(case, _feed_forwards(case))
 
 
 def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
@@ -211,9 +213,15 @@ BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
 LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
     _gated,
+    softmaxes,
+    modulated,
+    norms,
     attention,
     *BY_WEIGHTS,
     _convolution,
+    resized,
+    padded,
+    reductions,
     _gelu_pattern,
 )
 """Before the relations: what is found here says what each side computes."""

@@ -22,7 +22,7 @@ PER_ROW = 0.1
 def _constant_ratio(case: Case) -> str:
     """Recognise a scale by another number: one side is a multiple of the other."""
     ratio = ratio_of(case.one, case.two)
-    if ratio is None:
+    if ratio is None or float(np.ptp(case.one)) <= FIT * case.scale:  # any number is a multiple of another
         return ""
     first, second = case.labels
     return f"{second} is {ratio:.6g} times {first} everywhere{named(ratio, widths_of(case))}"
@@ -30,7 +30,7 @@ def _constant_ratio(case: Case) -> str:
 
 def _padding_row(case: Case) -> str:
     """Recognise padding_idx: a row of an embedding that is zero, or gets no gradient, on one side."""
-    if case.one.ndim < 2:
+    if case.one.ndim < 2 or not case.may_hold("embedding"):
         return ""
     rows = case.one.reshape(-1, case.one.shape[-1]), case.two.reshape(-1, case.two.shape[-1])
     off = np.flatnonzero((np.abs(rows[0] - rows[1]) > FIT * case.scale).any(axis=-1))
@@ -52,6 +52,8 @@ def _added_bias(case: Case) -> str:
         return ""
     rows = case.apart.reshape(-1, case.apart.shape[-1])
     if len(rows) < 2 or float(np.abs(rows - rows[:1]).max()) > FIT * case.scale:
+        return ""
+    if float(np.ptp(case.one.reshape(rows.shape), axis=0).max()) <= FIT * case.scale:  # all rows are the same
         return ""
     first, second = case.labels
     for name, weight in case.weights.items():
@@ -130,7 +132,8 @@ def _reordered(case: Case) -> str:
         for text, order in _orders(width):
             if case.fits(_moved(few[0], order), few[1]) and case.fits(_moved(case.one, order), case.two):
                 inside = "" if width == size else f" in each {width} channels"
-                return f"{case.labels[1]} has the same numbers in another order: {text}{inside}"
+                turned = " (as rotary positions take them)" if "pairs" in text and case.may_hold("attention") else ""
+                return f"{case.labels[1]} has the same numbers in another order: {text}{inside}{turned}"
     alike = case.fits(np.sort(few[0], axis=-1), np.sort(few[1], axis=-1))
     if alike and case.one.ndim > 1 and case.fits(np.sort(case.one, axis=-1), np.sort(case.two, axis=-1)):
         return "both have the same numbers in another order along the last axis: consistent with permuted channels"
@@ -148,8 +151,8 @@ def _orders(width: int) -> list[tuple[str, Array]]:
     found = []
     places = np.arange(width)
     if width % 2 == 0 and width > 2:
-        found.append(("pairs interleaved instead of in halves (rotary)", places.reshape(2, -1).T.reshape(-1)))
-        found.append(("pairs in halves instead of interleaved (rotary)", places.reshape(-1, 2).T.reshape(-1)))
+        found.append(("pairs interleaved instead of in halves", places.reshape(2, -1).T.reshape(-1)))
+        found.append(("pairs in halves instead of interleaved", places.reshape(-1, 2).T.reshape(-1)))
     for parts in (2, 3, 4):
         if width % parts == 0:
             chunks = places.reshape(parts, -1)
@@ -157,7 +160,7 @@ def _orders(width: int) -> list[tuple[str, Array]]:
                 for two in range(one + 1, parts):
                     order = chunks.copy()
                     order[[one, two]] = order[[two, one]]
-                    found.append((f"chunks {one} and {two} of {parts} exchanged (gates)", order.reshape(-1)))
+                    found.append((f"chunks {one} and {two} of {parts} exchanged", order.reshape(-1)))
     return found
 
 
@@ -197,6 +200,8 @@ def _normalised(case: Case) -> str:
     if case.one.ndim < 2 or case.one.shape[-1] < 2 or case.is_gradient:
         return ""
     one, two = _without_affine(case)
+    if float(np.ptp(one)) <= FIT * case.scale:  # any number is a multiple of another
+        return ""
     rows = one.reshape(-1, one.shape[-1])[:ROWS], two.reshape(-1, two.shape[-1])[:ROWS]
     ratios = [ratio_of(first, second) for first, second in zip(*rows, strict=True)]
     known = np.array([ratio for ratio in ratios if ratio is not None])
@@ -204,16 +209,19 @@ def _normalised(case: Case) -> str:
         return _by_channel(case, *rows, one.size // one.shape[-1])
     middle = float(np.median(known))
     before = f"each row of {case.labels[1]} is {middle:.6g} times that of {case.labels[0]}"
-    recognised = variance(middle, rows[0].shape[-1])
+    recognised = variance(middle, rows[0].shape[-1]) if case.may_hold("norm") else ""
     if recognised and float(np.ptp(known)) <= 0.05 * abs(middle - 1):
         return f"{before}{recognised}"
     if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
         return f"{before} but for weight and bias{named(middle, widths_of(case))}"
+    measured = (
+        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} times"
+    )
+    if not case.may_hold("norm"):
+        return measured
     rows_apart = float(np.abs(np.log(np.abs(known))).max()) > PER_ROW if known.all() else True
-    return (
-        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} "
-        "times: consistent with another eps or another variance in a norm"
-        + (", or with another weight per row, as a router's" if rows_apart else "")
+    return f"{measured}: consistent with another eps or another variance in a norm" + (
+        ", or with another weight per row, as a router's" if rows_apart else ""
     )
 
 
@@ -235,8 +243,9 @@ def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
         return ""
     known = np.array(ratios, dtype=np.float64)
     middle = float(np.median(known))
-    recognised = variance(middle, count) if float(np.ptp(known)) <= 0.05 * abs(middle - 1) else ""
-    what = recognised or ": consistent with other statistics, another eps or another scale per channel"
+    is_norm = case.may_hold("norm")
+    recognised = variance(middle, count) if is_norm and float(np.ptp(known)) <= 0.05 * abs(middle - 1) else ""
+    what = recognised or is_norm * ": consistent with other statistics, another eps or another scale per channel"
     times = f"{middle:.6g} times" if recognised else "a multiple of"
     return f"each channel of {case.labels[1]} is {times} {case.labels[0]}'s, shifted{what}"
 
@@ -269,7 +278,7 @@ def _positions(case: Case) -> str:
     if case.one.ndim < 2 or case.is_gradient:
         return ""
     moved = _shifted(case) or _turned_round(case)
-    if moved or _is_batch(case):
+    if moved or _is_batch(case) or _is_image(case):
         return moved
     axis = case.one.ndim - 2
     others = tuple(place for place in range(case.one.ndim) if place != axis)
@@ -278,20 +287,35 @@ def _positions(case: Case) -> str:
     if not 0 < len(places) < len(off):
         return ""
     first, last, size = int(places[0]), int(places[-1]), len(off)
-    if len(places) == last - first + 1:
-        if first == 0:
-            text = f"positions 0 to {last} of {size} differ, later ones agree"
-            return f"{text}: consistent with a mask or padding at the start"
-        if (first, last) == (1, size - 1):
-            text = f"position 0 of {size} agrees, later ones differ"
-            return f"{text}: consistent with other scores, positions or masks where the first attends to itself alone"
-        if last == size - 1:
-            text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
-            return f"{text}: consistent with a mask, window or padding"
-    if list(places) == [0, size - 1] or (len(places) <= size // 2 and {0, size - 1} <= set(places.tolist())):
-        return f"only positions at both edges differ ({len(places)} of {size}): consistent with another padding"
-    text = f"{len(places)} of {size} positions differ, from {first} on"
-    return f"{text}: consistent with a mask, packed positions, or what goes by distance"
+    is_run = len(places) == last - first + 1
+    edges = {0, size - 1}
+    if is_run and first == 0:
+        text, cause = f"positions 0 to {last} of {size} differ, later ones agree", "a mask or padding at the start"
+    elif is_run and (first, last) == (1, size - 1):
+        text = f"position 0 of {size} agrees, later ones differ"
+        cause = "other scores, positions or masks where the first attends to itself alone"
+    elif is_run and last == size - 1:
+        text, cause = f"positions 0 to {first - 1} of {size} agree, later ones differ", "a mask, window or padding"
+    elif set(places.tolist()) == edges or (len(places) <= size // 2 and edges <= set(places.tolist())):
+        text, cause = f"only positions at both edges differ ({len(places)} of {size})", "another padding"
+    else:
+        text = f"{len(places)} of {size} positions differ, from {first} on"
+        cause = "a mask, packed positions, or what goes by distance"
+    if _is_same_in_every_sequence(case):
+        return f"{text}, by the same numbers in every sequence: consistent with other positions that are added"
+    return f"{text}: consistent with {cause}" if case.may_hold("attention") else text
+
+
+def _is_same_in_every_sequence(case: Case) -> bool:
+    """Tell whether the difference does not depend on the sequence, as that of a table of positions; masks' do."""
+    apart = case.apart
+    return len(apart) > 1 and bool(float(np.abs(apart - apart[:1]).max()) <= FIT * case.scale)
+
+
+def _is_image(case: Case) -> bool:
+    """Tell whether the axes are those of an image, or of the signal of one convolution: no position attends there."""
+    is_convolution = len(case.weights) in (1, 2) and any(one.ndim > 2 for one in case.weights.values())
+    return case.one.ndim > 3 or (is_convolution and not case.may_hold("attention"))
 
 
 def _is_batch(case: Case) -> bool:

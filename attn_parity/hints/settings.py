@@ -92,15 +92,20 @@ def read(module: Any) -> dict[str, Value]:
 
 
 def differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str], classes: tuple[str, str] = ("", "")
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    labels: tuple[str, str],
+    classes: tuple[str, str] = ("", ""),
+    direction: str = "backward",
 ) -> list[str]:
-    """Say which settings mean something else on the two sides.
+    """Return a sentence per setting that means something else on the two sides.
 
     Args:
         first: name -> value on the first side.
         second: the same of the second side.
         labels: what the two sides are called.
-        classes: classes of the submodules, which say whose momentum it is.
+        classes: classes of the submodules.
+        direction: of the fault; what changes gradients alone is not named for a forward one.
     """
     found = []
     for name in sorted(first.keys() & second.keys(), key=_order):
@@ -111,7 +116,7 @@ def differing(
         found.append(
             f"{NAMES.get(name, name)} is {_written(one)} in {labels[0]} and {_written(two)} in {labels[1]}{more}"
         )
-    lone = _lone(first, second, labels, classes)
+    lone = [] if direction == "forward" else _lone(first, second, labels, classes)
     return [*found, *lone]
 
 

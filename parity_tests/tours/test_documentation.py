@@ -204,7 +204,7 @@ def check_compare(page: Page) -> None:
     assert [report.verdict for report in names["reports"]] == ["equal"] * 4
     assert {report.samples for report in names["reports"]} == {17}
     assert names["ruled"].verdict == "equal"
-    assert [pair.how for pair in names["ruled"].pairing] == ["rules"] * 2
+    assert [pair.how for pair in names["ruled"].pairing] == ["rule"] * 2
 
 
 def check_checkpoints(page: Page) -> None:

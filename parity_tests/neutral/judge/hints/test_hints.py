@@ -11,6 +11,7 @@ import pytest
 
 from attn_parity.hints import Evidence, hint_for, of_statistic
 from attn_parity.hints.layers import ACTIVATIONS
+from attn_parity.hints.reshaping import RESIZINGS
 from parity_tests.support.work import count_calls
 
 RANDOM = np.random.default_rng(5)
@@ -51,13 +52,27 @@ def attention(q: Any, k: Any, v: Any, heads: int, scale: float, causal: bool = F
     return (weights @ v).swapaxes(1, 2).reshape(b, t, d)
 
 
-def convolved(x: np.ndarray, kernel: np.ndarray, low: int, high: int) -> np.ndarray:
-    padded = np.pad(x, ((0, 0), (0, 0), (low, high), (low, high)))
+def convolved(
+    x: np.ndarray, kernel: np.ndarray, low: int, high: int, wide: tuple[int, int] | None = None
+) -> np.ndarray:
+    padded = np.pad(x, ((0, 0), (0, 0), (low, high), wide or (low, high)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], axis=(2, 3))
     return np.einsum("nchwij,ocij->nohw", windows, kernel)
 
 
-KERNEL, IMAGE = draw(4, 3, 3, 3), draw(2, 3, 6, 6)
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
+
+
+def resize(x: np.ndarray, kind: str, size: int = 9) -> np.ndarray:
+    matrix = RESIZINGS[kind](x.shape[-1], size)
+    return np.einsum("ai,bj,...ij->...ab", matrix, matrix, x)
+
+
+CENTRED = X - X.mean(-1, keepdims=True)
+KERNEL, IMAGE, SIGNAL = draw(4, 3, 3, 3), draw(2, 3, 6, 6), draw(2, 3, 1, 8)
+SHIFTS = np.repeat(draw(3, 1, 32), 7, 1)
+TABLE, Q9 = draw(16, 4, 4), draw(2, 9, 16)
 SQUARE = draw(16, 16)
 Q, K, V = draw(3, 2, 5, 16)
 GATES = draw(3, 7, 32)
@@ -104,6 +119,13 @@ PLANTED = {
         normed(X, weight=1 + WEIGHT, bias=0),
         [X],
         {"first_weights": {"w": WEIGHT}},
+        "/ sqrt(var + 1e-05) * w, Flax (x - mean) / sqrt(var + 1e-05) * (1 + w)",
+    ),
+    "1 + w behind other code": (
+        normed(X, bias=0),
+        normed(X, weight=1 + WEIGHT, bias=0),
+        [],
+        {"first_weights": {"w": WEIGHT}},
         "Flax multiplies by 1 + w where torch",
     ),
     "1 + w and a bias": (
@@ -111,28 +133,134 @@ PLANTED = {
         normed(X),
         [X],
         NORM,
-        "torch multiplies by 1 + norm.weight where Flax",
+        "torch computes (x - mean) / sqrt(var + 1e-05) * (1 + norm.weight) + norm.bias, Flax (x - mean) / sqrt(var",
     ),
     "1 + w of ones": (
         normed(X, weight=1),
         normed(X, weight=2),
         [X],
         {"first_weights": {"w": np.ones(16), "b": BIAS}},
-        "Flax multiplies by 1 + w where torch",
+        "Flax (x - mean) / sqrt(var + 1e-05) * (1 + w) + b",
     ),
-    "another eps": (normed(X, 1e-5), normed(X, 1e-2), [X], NORM, "each row of Flax is a multiple of torch's, 0.9"),
+    "another eps": (
+        normed(X, 1e-5),
+        normed(X, 1e-2),
+        [X],
+        NORM,
+        "torch computes (x - mean) / sqrt(var + 1e-05) * norm.weight + norm.bias, Flax (x - mean) / sqrt(var + 0.01) *",
+    ),
+    "another eps of an input that is not known": (
+        normed(X, 1e-5),
+        normed(X, 1e-2),
+        [],
+        NORM,
+        "times: consistent with another eps or another variance in a norm",
+    ),
+    "weights per row": (X, X * draw(3, 7, 1), [], {}, "each row of Flax is a multiple of torch's, "),
+    "an unbiased deviation": (
+        WEIGHT * CENTRED / (X.std(-1, keepdims=True, ddof=1) + 1e-6) + BIAS,
+        normed(X, 1e-6),
+        [X],
+        NORM,
+        "torch computes (x - mean) / (std by n - 1 + 1e-06) * norm.weight + norm.bias, Flax (x - mean) / sqrt(var + 1e",
+    ),
+    "eps beside the root": (
+        X / np.sqrt(np.square(X).mean(-1, keepdims=True) + 1e-6),
+        X / (np.sqrt(np.square(X).mean(-1, keepdims=True)) + 1e-6),
+        [X],
+        {},
+        "torch computes x / sqrt(mean(x^2) + 1e-06), Flax x / (rms + 1e-06)",
+    ),
+    "weight and bias of a norm exchanged": (
+        normed(X),
+        normed(X, weight=BIAS, bias=WEIGHT),
+        [X],
+        NORM,
+        "* norm.weight + norm.bias, Flax (x - mean) / sqrt(var + 1e-05) * norm.bias + norm.weight",
+    ),
+    "statistics of a batch": (
+        normed(IMAGE.transpose(1, 0, 2, 3).reshape(3, -1), weight=1, bias=0).reshape(3, 2, 6, 6).swapaxes(0, 1),
+        normed(IMAGE.transpose(1, 0, 2, 3).reshape(3, -1), 1e-3, 0, 1, 0).reshape(3, 2, 6, 6).swapaxes(0, 1),
+        [IMAGE],
+        {},
+        "Flax (x - mean) / sqrt(var + 0.001) (statistics over axes 0, 2, 3)",
+    ),
+    "scale and shift exchanged": (
+        X * (1 + SHIFTS[..., :16]) + SHIFTS[..., 16:],
+        X * (1 + SHIFTS[..., 16:]) + SHIFTS[..., :16],
+        [X, SHIFTS[:, 0]],
+        {},
+        "part 0 of 2 of input 1 as scale, part 1 of 2 of input 1 as shift, Flax x * (1 + scale) + shift with part 1",
+    ),
+    "the axis of a softmax": (
+        softmax(X, -1),
+        softmax(X, 1),
+        [X],
+        {},
+        "torch computes a softmax over axis 2 of 3, Flax a softmax over axis 1 of 3",
+    ),
+    "a sum for a mean": (
+        X.mean(1),
+        X.sum(1),
+        [X],
+        {},
+        "torch computes the mean of the input over axis 1, Flax the sum of the input over axis 1",
+    ),
+    "a class token for a mean": (X.mean(1), X[:, 0], [X], {}, "over axis 1, Flax the first of the input over axis 1"),
+    "a loss that is added up": (
+        np.square(X - X[::-1] / 3).mean(),
+        np.square(X - X[::-1] / 3).sum(),
+        [X, X[::-1]],
+        {},
+        "Flax is 336 (3 x 7 x 16) times torch: consistent with a sum in Flax, a mean in torch",
+    ),
+    "a mean over the batch alone": (
+        np.square(X).sum() / 3,
+        np.square(X).sum(),
+        [X],
+        {},
+        "Flax is 3 (3) times torch: consistent with a sum in Flax, a mean in torch",
+    ),
+    "corners of an image aligned": (
+        resize(IMAGE, "linear resizing, corners aligned"),
+        resize(IMAGE, "linear resizing, corners not aligned"),
+        [IMAGE],
+        {},
+        "torch computes linear resizing, corners aligned, Flax linear resizing, corners not aligned",
+    ),
+    "a resized table of positions": (
+        Q9 + resize(TABLE, "cubic resizing, corners not aligned", 3).reshape(16, 9).T,
+        Q9 + resize(TABLE, "linear resizing, corners not aligned", 3).reshape(16, 9).T,
+        [Q9],
+        {"first_weights": {"pos_embed": TABLE.reshape(16, 16).T[None], "conv.weight": draw(16, 3, 2, 2)}},
+        "torch computes cubic resizing, corners not aligned of pos_embed, Flax linear resizing, corners not aligned of",
+    ),
+    "padding on one side": (
+        np.pad(X, ((0, 0), (2, 0), (0, 0))),
+        np.pad(X, ((0, 0), (1, 1), (0, 0))),
+        [X],
+        {},
+        "torch computes padding with zeros by (2, 0) of axis 1, Flax padding with zeros by (1, 1) of axis 1",
+    ),
+    "a causal convolution": (
+        convolved(SIGNAL, KERNEL[:, :, :1], 0, 0, (2, 0))[:, :, 0],
+        convolved(SIGNAL, KERNEL[:, :, :1], 0, 0, (1, 1))[:, :, 0],
+        [SIGNAL[:, :, 0]],
+        {"first_weights": {"conv.weight": KERNEL[:, :, 0]}},
+        "torch computes the kernel as it is, 2 of padding before it, Flax the kernel as it is, 1 of padding before it",
+    ),
     "an unbiased variance": (
         normed(X),
         normed(X, ddof=1),
         [X],
         NORM,
-        "= 1/(sqrt(n/(n-1))) with n = 16: consistent with the unbiased variance",
+        "Flax (x - mean) / sqrt(var by n - 1 + 1e-05) * norm.weight + norm.bias",
     ),
     "n/(n-1) in a batch": (
         normed(X.reshape(-1, 16).T, weight=1, bias=0).T,
         normed(X.reshape(-1, 16).T, ddof=1, weight=1, bias=0).T,
         [],
-        {},
+        {"first_class": "BatchNorm"},
         "with n = 21: consistent with the unbiased variance",
     ),
     "interleaved heads": (
@@ -147,14 +275,14 @@ PLANTED = {
         X.reshape(3, 7, 2, 2, 4).swapaxes(-1, -2).reshape(X.shape),
         [],
         {},
-        "pairs interleaved instead of in halves (rotary) in each 8 channels",
+        "pairs interleaved instead of in halves in each 8 channels",
     ),
     "gates exchanged": (
         X,
         X[..., [*range(4, 8), *range(4), *range(8, 16)]],
         [],
         {},
-        "chunks 0 and 1 of 4 exchanged (gates)",
+        "chunks 0 and 1 of 4 exchanged",
     ),
     "channels permuted": (X, X[..., RANDOM.permutation(16)], [], {}, "permuted channels"),
     "a transposed kernel": (
@@ -244,6 +372,13 @@ PLANTED = {
         {},
         "positions 0 to 3 of 7 agree, later ones differ",
     ),
+    "a table from the third position on": (
+        X,
+        X + np.maximum(np.arange(7) - 2, 0)[:, None] * draw(16),
+        [],
+        {"path": "attn"},
+        "by the same numbers in every sequence: consistent with other positions that are added",
+    ),
     "a mask at the start": (
         X,
         np.concatenate([X[:, :2] + draw(3, 2, 16), X[:, 2:]], 1),
@@ -256,7 +391,7 @@ PLANTED = {
         X,
         np.concatenate([X[:, :1], X[:, 1:] + draw(3, 6, 16)], 1),
         [],
-        {},
+        {"path": "blocks.0.attn"},
         "position 0 of 7 agrees, later ones differ: consistent with other scores, positions or masks",
     ),
     "an eps that hardly shows": (
@@ -264,7 +399,7 @@ PLANTED = {
         normed(X, 1.1e-5),
         [X],
         NORM,
-        "each row of Flax is a multiple of torch's, 0.99999",
+        "Flax (x - mean) / sqrt(var + 1.1e-05) * norm.weight + norm.bias",
     ),
     "1 + w where w is 0": (
         np.zeros_like(X),
@@ -339,6 +474,32 @@ def test_noisy_relations_get_no_hint(label):
     assert hint(one, two * noise + 0.2 * noise.mean(), *inputs, **fields) == ""
 
 
+def test_causes_are_not_named_where_they_cannot_exist():
+    """Masks need attention, padding_idx an embedding, a scale more than one number, an eps a norm."""
+    later, rows = np.concatenate([X[:, :4], X[:, 4:] + draw(3, 3, 16)], 1), draw(9, 4)
+    convolution = {"path": "conv", "first_class": "Conv1d", "first_weights": {"conv.weight": draw(16, 16, 3)}}
+    assert hint(X, later, path="mixer") == "positions 0 to 3 of 7 agree, later ones differ"
+    assert hint(X, later, path="flatten").endswith("differ")
+    assert hint(X, later, **convolution) == ""
+    for first_class in ("SelfAttention", "MHA"):
+        assert hint(X, later, first_class=first_class).endswith("differ: consistent with a mask, window or padding")
+    emptied = np.where(np.arange(9)[:, None] == 3, 0, rows)
+    assert hint(rows, emptied, path="fc") == "1 of 9 positions differ, from 3 on"
+    assert "padding_idx" in hint(rows, emptied, first_class="Embedding")
+    backward = {"first_gradients": {"fc.weight": rows}, "second_gradients": {"fc.weight": emptied}}
+    assert hint_for(Evidence(direction="backward", **backward)) == ""
+    assert hint(np.asarray(2.0), np.asarray(2.001), X) == ""
+    assert hint(np.full((3, 4), 2.0), np.full((3, 4), 2.6)) == ""
+    assert hint(X, X * draw(3, 7, 1), path="router").endswith(" times")
+    assert hint(X, X * draw(16) + draw(16), path="adapter").endswith("a multiple of torch's, shifted")
+    halves, paired = X, X.reshape(3, 7, 2, 8).swapaxes(-1, -2).reshape(X.shape)
+    assert "rotary" not in hint(halves, paired, path="shuffle")
+    assert "rotary" in hint(halves, paired, path="attn")
+    assert (
+        hint(X, X + 1, first_settings={"padding_idx": 0}, first_class="Model", second_class="Model").count("idx") == 0
+    )
+
+
 def test_equal_and_nonfinite_values_get_no_hint():
     assert hint(X, X) == ""
     assert hint(X, X + 1e-15) == ""
@@ -361,6 +522,11 @@ def test_a_hint_has_at_most_two_parts():
     assert found == "eps is 1 in torch and 2 in Flax; num_heads is 2 in torch and 4 in Flax"
     found = hint(X, X * 4, first_settings={"eps": 1.0}, second_settings={"eps": 2.0})
     assert found.startswith("eps is 1 in torch and 2 in Flax; Flax is 4 times torch everywhere")
+
+
+def test_formulas_of_norms_are_left_out_where_settings_name_their_eps():
+    eps = {"first_settings": {"eps": 1e-5}, "second_settings": {"eps": 1e-2}}
+    assert hint(normed(X, 1e-5), normed(X, 1e-2), X, **NORM, **eps) == "eps is 1e-05 in torch and 0.01 in Flax"
 
 
 def test_hints_name_whole_modules_before_their_last_code():

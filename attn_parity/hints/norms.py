@@ -1,0 +1,149 @@
+"""Norms of one input as ports write them: each side's statistic, eps and affine step, recovered from its numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .case import Array, Case
+
+LARGEST = 1 << 20
+"""Most elements of an output that norms are fitted to."""
+
+RESOLVED = 1e-13
+"""Smallest eps that shows, relative to the variance: a few units of float64."""
+
+CONSTANT = 1e-5
+"""Largest spread of a fitted eps, relative to it."""
+
+VARIED = 1e-3
+"""Smallest relative spread of variances by which an eps can be told from a factor."""
+
+MAX_VECTORS = 2
+"""Most weights and biases that a norm has."""
+
+
+class Affine(NamedTuple):
+    """What a norm does to normalised values.
+
+    Attributes:
+        scale: what they are multiplied by.
+        shift: what is added.
+        text: both, as a formula goes on.
+    """
+
+    scale: Array
+    shift: Array
+    text: str
+
+
+class Layout(NamedTuple):
+    """Axes of a norm: those that statistics are taken over, and the axis of weight and bias.
+
+    Attributes:
+        axes: of the statistics.
+        channels: the axis of weight and bias.
+        text: names the axes where they are not the last alone.
+    """
+
+    axes: tuple[int, ...]
+    channels: int
+    text: str
+
+
+def norms(case: Case) -> str:
+    """Recognise two norms of one input: another eps or variance, weight and bias exchanged or left out."""
+    if case.is_gradient or case.one.ndim < 2 or case.one.size > LARGEST:
+        return ""
+    for given in (one for one in case.inputs[::-1] if one.shape == case.one.shape):
+        for layout in _layouts(case.one.ndim):
+            first = _formula(case, given, case.one, layout)
+            second = _formula(case, given, case.two, layout) if first else ""
+            if first and second and first != second:
+                return f"{case.labels[0]} computes {first}, {case.labels[1]} {second}{layout.text}"
+    return ""
+
+
+def _layouts(ndim: int) -> Iterator[Layout]:
+    yield Layout((ndim - 1,), ndim - 1, "")
+    for channels in dict.fromkeys((1, ndim - 1)):
+        spatial = tuple(axis for axis in range(1, ndim) if axis != channels)
+        for axes in ((channels,), spatial, (0, *spatial), tuple(range(1, ndim))):
+            if axes and (axes, channels) != ((ndim - 1,), ndim - 1):
+                yield Layout(axes, channels, f" (statistics over axes {', '.join(map(str, sorted(axes)))})")
+
+
+def _formula(case: Case, given: Array, made: Array, layout: Layout) -> str:
+    """Return the norm of an input that gives an output; "" if none does."""
+    centred = given - given.mean(axis=layout.axes, keepdims=True)
+    count = math.prod(given.shape[axis] for axis in layout.axes)
+    for (name, variance, values), affine in itertools.product(
+        (("(x - mean)", "var", centred), ("x", "mean(x^2)", given)), _affines(case, layout)
+    ):
+        plain = (made - affine.shift) / affine.scale
+        divisor = _divisor(values, plain, layout.axes)
+        if divisor is None or not case.fits(values / divisor * affine.scale + affine.shift, made):
+            continue
+        below = _below(divisor, np.square(values).mean(axis=layout.axes, keepdims=True), count, variance)
+        if below:
+            return f"{name} / {below}{affine.text}"
+    return ""
+
+
+def _affines(case: Case, layout: Layout) -> Iterator[Affine]:
+    """Yield what may be done with the vectors of a norm, in the order in which it is usual."""
+    size = case.one.shape[layout.channels]
+    shape = [size if axis == layout.channels else 1 for axis in range(case.one.ndim)]
+    vectors = {name: one.reshape(shape) for name, one in case.weights.items() if one.shape == (size,)}
+    nothing, one = np.zeros(shape), np.ones(shape)
+    if len(vectors) <= MAX_VECTORS:
+        names: Sequence[str] = sorted(vectors, key=lambda name: "bias" in name or "shift" in name or "beta" in name)
+        for scale, shift in itertools.permutations(names, 2):
+            yield Affine(vectors[scale], vectors[shift], f" * {scale} + {shift}")
+        for name in names:
+            yield Affine(vectors[name], nothing, f" * {name}")
+        for name in names:
+            for shift in (*(other for other in names if other != name), ""):
+                added = f" + {shift}" if shift else ""
+                yield Affine(1 + vectors[name], vectors.get(shift, nothing), f" * (1 + {name}){added}")
+        for name in names:
+            yield Affine(one, vectors[name], f" + {name}")
+    yield Affine(one, nothing, "")
+
+
+def _divisor(values: Array, plain: Array, axes: tuple[int, ...]) -> Array | None:
+    """Return what values were divided by along some axes, by least squares; None where they are not multiples."""
+    divisor = np.square(values).sum(axis=axes, keepdims=True) / (values * plain).sum(axis=axes, keepdims=True)
+    return np.asarray(divisor) if np.isfinite(divisor).all() and (divisor > 0).all() else None
+
+
+def _below(divisor: Array, squares: Array, count: int, variance: str) -> str:
+    """Return the formula of a divisor: the root of a variance, with an eps under the root or added to it."""
+    if divisor.size < 2 or float(np.ptp(squares)) <= VARIED * float(squares.max()):
+        return ""
+    deviation = {"var": "std"}.get(variance, "rms")
+    kinds = [(1.0, variance, deviation)]
+    if variance == "var" and count > 1:
+        kinds.append((count / (count - 1), "var by n - 1", "std by n - 1"))
+    kinds.append((float(count), "sum of squares", "norm"))
+    for factor, inside, outside in kinds:
+        close = RESOLVED * float(np.square(divisor).max())
+        eps = _constant(np.square(divisor) - factor * squares, close)
+        if eps is not None:
+            return f"sqrt({inside} + {eps:.4g})" if eps else f"sqrt({inside})"
+        eps = _constant(divisor - np.sqrt(factor * squares), RESOLVED * float(divisor.max()))
+        if eps is not None:
+            return f"({outside} + {eps:.4g})"
+    return ""
+
+
+def _constant(values: Array, close: float) -> float | None:
+    """Return the number that all of some values are, 0 where they do not differ from it; None if they differ."""
+    middle = float(np.median(values))
+    if middle < -close or float(np.ptp(values)) > CONSTANT * abs(middle) + 10 * close:
+        return None
+    return middle if middle > 10 * close else 0.0

@@ -1,0 +1,265 @@
+"""Operations that reduce, resize, pad or modulate an input: the way that gives each side's numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .case import LARGEST, Array, Case, told
+
+MAX_CHUNKS = 6
+"""Most parts of a modulation: shift, scale and gate of two branches (adaLN, arXiv 2212.09748)."""
+
+MODES = {"zeros": "constant", "repeated edges": "edge", "reflections": "reflect", "the other end": "wrap"}
+
+Matrix = Callable[[int, int], Array]
+"""From the sizes before and after to the matrix of a resizing along one axis."""
+
+
+def softmaxes(case: Case) -> str:
+    """Recognise a softmax over another axis."""
+    return "" if _is_unfit(case) else told(case, _softmaxes(case))
+
+
+def reductions(case: Case) -> str:
+    """Recognise a sum for a mean, another reduction, or reduced axes that are not the same."""
+    return "" if _is_unfit(case) else told(case, _reductions(case)) or _averaged(case)
+
+
+def resized(case: Case) -> str:
+    """Recognise another resizing: corners aligned or not, another filter; of an input or of a table that is added."""
+    return "" if _is_unfit(case) else told(case, _resized(case))
+
+
+def padded(case: Case) -> str:
+    """Recognise an input that is padded on other sides or with other values."""
+    return "" if _is_unfit(case) else told(case, _padded(case))
+
+
+def modulated(case: Case) -> str:
+    """Recognise scale and shift exchanged where both are computed from another input."""
+    return "" if _is_unfit(case) else told(case, _modulated(case))
+
+
+def _is_unfit(case: Case) -> bool:
+    sizes = [case.one.size, *(given.size for given in case.inputs)]
+    return case.is_gradient or min(sizes) == 0 or max(sizes) > LARGEST
+
+
+def _softmaxes(case: Case) -> Iterator[tuple[str, Array]]:
+    for given in case.inputs:
+        if given.shape != case.one.shape:
+            continue
+        for axis in range(given.ndim - 1, -1, -1):
+            shifted = given - given.max(axis=axis, keepdims=True)
+            total = np.exp(shifted).sum(axis=axis, keepdims=True)
+            yield f"a softmax over axis {axis} of {given.ndim}", np.exp(shifted) / total
+            yield f"a log-softmax over axis {axis} of {given.ndim}", shifted - np.log(total)
+
+
+# ---- reductions
+
+
+def _reductions(case: Case) -> Iterator[tuple[str, Array]]:
+    for place, given in enumerate(case.inputs):
+        which = f"input {place}" if len(case.inputs) > 1 else "the input"
+        for axes in _subsets(given.ndim):
+            after = tuple(size for axis, size in enumerate(given.shape) if axis not in axes)
+            if after != tuple(size for size in case.one.shape if size != 1 or size in after):
+                continue
+            over = f"of {which} over {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
+            made = {"the mean": given.mean(axes), "the sum": given.sum(axes), "the maximum": given.max(axes)}
+            if len(axes) == 1:
+                made |= {"the first": given.take(0, axes[0]), "the last": given.take(-1, axes[0])}
+            for name, value in made.items():
+                yield f"{name} {over}", value.reshape(case.one.shape)
+
+
+def _subsets(ndim: int) -> Iterator[tuple[int, ...]]:
+    for count in range(1, min(ndim, 4) + 1):
+        yield from itertools.combinations(range(ndim), count)
+
+
+def _averaged(case: Case) -> str:
+    """Recognise a sum for a mean behind other steps: a ratio that is the size of axes that the output lacks."""
+    square = float(np.square(case.one).sum())
+    if not square:
+        return ""
+    ratio = float((case.one * case.two).sum()) / square
+    if not case.fits(ratio * case.one, case.two):
+        return ""
+    for given, removed in itertools.product(case.inputs, range(1, 5)):
+        for axes in itertools.combinations(range(given.ndim), removed):
+            count = math.prod(given.shape[axis] for axis in axes)
+            for times, mean, total in ((ratio, *case.labels), (1 / ratio, *case.labels[::-1])):
+                is_count = count > 2 and math.isclose(times, count, rel_tol=1e-9)
+                if is_count and _lacks(case.one.shape, given.shape, axes):
+                    of = " x ".join(str(given.shape[axis]) for axis in axes)
+                    return f"{total} is {count} ({of}) times {mean}: consistent with a sum in {total}, a mean in {mean}"
+    return ""
+
+
+def _lacks(after: tuple[int, ...], before: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Tell whether a shape is another one without these axes, and perhaps without more."""
+    kept = [size for size in after if size != 1]
+    others = [size for axis, size in enumerate(before) if axis not in axes and size != 1]
+    return any(list(few) == kept for few in itertools.combinations(others, len(kept))) if len(before) < 8 else False
+
+
+# ---- resizing
+
+
+def _linear(aligned: bool) -> Matrix:
+    def matrix(size: int, new: int) -> Array:
+        at = _places(size, new, aligned)
+        low = np.clip(np.floor(at).astype(int), 0, size - 1)
+        high = np.minimum(low + 1, size - 1)
+        part = np.clip(at, 0, size - 1) - low
+        made = np.zeros((new, size))
+        np.add.at(made, (np.arange(new), low), 1 - part)
+        np.add.at(made, (np.arange(new), high), part)
+        return made
+
+    return matrix
+
+
+def _cubic(aligned: bool, sharpness: float, clamped: bool) -> Matrix:
+    """Return Keys's cubic filter (IEEE TASSP 29, 1981): torch's sharpness is -0.75, jax.image's -0.5.
+
+    Places beyond the edge repeat it in torch; jax.image leaves them out and divides by the weights that are left.
+    """
+
+    def matrix(size: int, new: int) -> Array:
+        at = _places(size, new, aligned)
+        made = np.zeros((new, size))
+        for step in range(-1, 3):
+            place = np.floor(at).astype(int) + step
+            far = np.abs(at - place)
+            near = ((sharpness + 2) * far - (sharpness + 3)) * far * far + 1
+            wide = ((far - 5) * far + 8) * far * sharpness - 4 * sharpness
+            weight = np.where(far <= 1, near, np.where(far < 2, wide, 0.0))
+            inside = (place >= 0) & (place < size)
+            weight = weight if clamped else weight * inside
+            np.add.at(made, (np.arange(new), np.clip(place, 0, size - 1)), weight)
+        return np.asarray(made / made.sum(1, keepdims=True))
+
+    return matrix
+
+
+def _antialiased(size: int, new: int) -> Array:
+    """Return linear weights over as many pixels as become one."""
+    scale = max(size / new, 1.0)
+    weight = np.maximum(0.0, 1 - np.abs(_places(size, new, False)[:, None] - np.arange(size)) / scale)
+    return np.asarray(weight / weight.sum(1, keepdims=True))
+
+
+def _nearest(exact: bool) -> Matrix:
+    def matrix(size: int, new: int) -> Array:
+        at = (np.arange(new) + 0.5 * exact) * size / new
+        rows: Array = np.eye(size)[np.clip(np.floor(at).astype(int), 0, size - 1)]
+        return rows
+
+    return matrix
+
+
+def _places(size: int, new: int, aligned: bool) -> Array:
+    if aligned:
+        return np.linspace(0, size - 1, new) if new > 1 else np.zeros(1)
+    return (np.arange(new) + 0.5) * size / new - 0.5
+
+
+RESIZINGS: dict[str, Matrix] = {
+    "linear resizing, corners not aligned": _linear(False),
+    "linear resizing, corners aligned": _linear(True),
+    "linear resizing with antialiasing": _antialiased,
+    "nearest resizing": _nearest(False),
+    "nearest resizing by centres of pixels": _nearest(True),
+    "cubic resizing, corners not aligned": _cubic(False, -0.75, True),
+    "cubic resizing, corners aligned": _cubic(True, -0.75, True),
+    "cubic resizing of sharpness -0.5": _cubic(False, -0.5, False),
+}
+"""The usual ones first: torch's `interpolate` and `jax.image.resize`."""
+
+
+def _resized(case: Case) -> Iterator[tuple[str, Array]]:
+    for given in case.inputs:
+        if given.ndim != case.one.ndim or given.ndim not in (3, 4):
+            continue
+        for axes in ((2, 3), (1, 2)) if given.ndim == 4 else ((2,), (1,)):
+            rest = [axis for axis in range(given.ndim) if axis not in axes]
+            if any(given.shape[axis] != case.one.shape[axis] for axis in rest) or given.shape == case.one.shape:
+                continue
+            for name, matrix in RESIZINGS.items():
+                made = given
+                for axis in axes:
+                    moved = np.moveaxis(made, axis, -1) @ matrix(given.shape[axis], case.one.shape[axis]).T
+                    made = np.moveaxis(moved, -1, axis)
+                yield name, made
+    yield from _tables(case)
+
+
+def _tables(case: Case) -> Iterator[tuple[str, Array]]:
+    """Yield inputs with a square table of positions added that is resized to their length, a class token kept."""
+    if case.one.ndim != 3:
+        return
+    length, width = case.one.shape[1:]
+    for given in (given for given in case.inputs if given.shape == case.one.shape):
+        for name, table in case.weights.items():
+            if table.ndim not in (2, 3) or table.shape[-1] != width or table.size // width == length:
+                continue
+            rows = table.reshape(-1, width)
+            for kept in (0, 1):
+                old, new = math.isqrt(len(rows) - kept), math.isqrt(length - kept)
+                if old * old != len(rows) - kept or new * new != length - kept:
+                    continue
+                for kind, matrix in RESIZINGS.items():
+                    grid = rows[kept:].reshape(old, old, width)
+                    grid = np.einsum("ai,bj,ijc->abc", matrix(old, new), matrix(old, new), grid)
+                    made = np.concatenate([rows[:kept], grid.reshape(-1, width)])
+                    yield f"{kind} of {name}", given + made
+
+
+# ---- padding and modulation
+
+
+def _padded(case: Case) -> Iterator[tuple[str, Array]]:
+    for given in case.inputs:
+        if given.ndim != case.one.ndim or given.size >= case.one.size:
+            continue
+        grown = [new - old for old, new in zip(given.shape, case.one.shape, strict=True)]
+        if min(grown) < 0 or sum(1 for more in grown if more) > 2:
+            continue
+        for before in itertools.product(*(range(more + 1) for more in grown)):
+            pads = [(low, more - low) for low, more in zip(before, grown, strict=True)]
+            for name, mode in MODES.items():
+                if mode in ("reflect", "wrap") and any(
+                    max(pad) >= size for pad, size in zip(pads, given.shape, strict=True)
+                ):
+                    continue
+                sides = ", ".join(f"{pad} of axis {axis}" for axis, pad in enumerate(pads) if any(pad))
+                yield f"padding with {name} by {sides}", np.pad(given, pads, mode=mode)  # type: ignore[call-overload]
+
+
+def _modulated(case: Case) -> Iterator[tuple[str, Array]]:
+    if case.one.ndim < 2:
+        return
+    size = case.one.shape[-1]
+    for given in (given for given in case.inputs if given.shape == case.one.shape):
+        parts: dict[str, Array] = {}
+        for place, other in enumerate(case.inputs):
+            if other is given or other.ndim < 2 or other.ndim > case.one.ndim or other.shape[-1] % size:
+                continue
+            wide = other.reshape(len(other), *([1] * (case.one.ndim - other.ndim)), *other.shape[1:])
+            count = other.shape[-1] // size
+            if any(a not in (1, b) for a, b in zip(wide.shape[:-1], case.one.shape[:-1], strict=True)):
+                continue
+            if count <= MAX_CHUNKS:
+                of = f" of {count} of input {place}" if count > 1 else ""
+                chunks = np.split(wide, count, axis=-1)
+                parts |= {f"part {at}{of}" if of else f"input {place}": one for at, one in enumerate(chunks)}
+        for (scale, one), (shift, two) in itertools.permutations(parts.items(), 2):
+            yield f"x * (1 + scale) + shift with {scale} as scale, {shift} as shift", given * (1 + one) + two
+            yield f"x * scale + shift with {scale} as scale, {shift} as shift", given * one + two
