@@ -21,7 +21,7 @@ import numpy as np
 from ..hints import hint_for, of_devices
 from ..interrupts import orderly_interrupts
 from ..localisation import Remainder, find, remainder
-from ..localisation.submodule_pairs import differing_settings
+from ..matching.submodule_pairs import differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.allowances import accept, checked
 from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst

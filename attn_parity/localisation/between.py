@@ -110,7 +110,16 @@ def steps_of(
 def code_between(
     path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
 ) -> tuple[str, str] | None:
-    """Return two paths between which the code at fault lies, given that the module itself is at fault.
+    """Return two paths between which the code at fault lies, by the order of the calls; see `located`."""
+    return next(iter(located(path, steps, whole, direction, limit, backward)[0]), None)
+
+
+def located(
+    path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
+) -> tuple[list[tuple[str, str]], bool]:
+    """Return pairs of paths between which the code at fault lies, given that the module itself is at fault.
+
+    Also returns whether there are no other places: a difference of gradients was seen to come through these.
 
     Args:
         path: the module; it stands for its own inputs (first) and outputs (second).
@@ -121,9 +130,10 @@ def code_between(
         backward: returns the gradients with respect to the inputs of a call, None for the module's own.
     """
     if not steps:
-        return None
+        return [], False
     if direction == "forward":
-        return _code_forward(path, steps, limit)
+        between = _code_forward(path, steps, limit)
+        return [] if between is None else [between], False
     return _code_backward(path, steps, whole, limit, backward)
 
 
@@ -140,11 +150,11 @@ def _code_forward(path: str, steps: Sequence[Step], limit: float) -> tuple[str, 
 
 def _code_backward(
     path: str, steps: Sequence[Step], whole: dict[Side, Call], limit: float, backward: Gradients
-) -> tuple[str, str] | None:
+) -> tuple[list[tuple[str, str]], bool]:
     """Look for the last submodule whose gradient comes back different, then for the branch that it came through."""
     known = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
     if not known:
-        return None
+        return [], False
     bad = next((step for step, differs in reversed(known) if differs), None)
     if bad is None:
         own = backward(None)
@@ -156,36 +166,36 @@ def _code_backward(
         gap = _gap(totals["first"], totals["second"])
         before, later = bad.path, [step for step in steps if step.order > bad.order]
     if gap is None:
-        return None
-    branch = _branch(gap, path, steps, later, whole, backward)
-    if branch is not None:
-        return branch
-    return before, (steps[0].path if bad is None else _next_of(bad, steps, whole, path))
+        return [], False
+    branches = _branches(gap, path, before, steps, later, whole, backward)
+    if branches:
+        return branches, True
+    return [(before, steps[0].path if bad is None else _next_of(bad, steps, whole, path))], False
 
 
-def _branch(
+def _branches(
     gap: Array,
     path: str,
+    before: str,
     steps: Sequence[Step],
     later: Sequence[Step],
     whole: dict[Side, Call],
     backward: Gradients,
-) -> tuple[str, str] | None:
-    """Return the one branch of several that a difference of gradients came through, if it is a multiple of its own.
+) -> list[tuple[str, str]]:
+    """Return the branches of several that a difference of gradients came through, if it is a multiple of its own.
 
-    What a submodule sends back is such a branch (the code before it is at fault), and so is what reaches a submodule
-    where its result is added to something that passes it by (the code behind it is).
+    What a submodule sends back is such a branch (the code before it is at fault). So is what reaches a submodule where
+    its result is added to something that passes it by: the code behind it is at fault, or that on the way past it.
     """
-    found: list[tuple[str, str]] = []
     for step in later:
         if any(one is not None and _parallel(gap, one) for one in backward(step)["first"]):
             position = list(steps).index(step)
-            found.append((steps[position - 1].path if position else path, step.path))
-    if not found:
-        for step in later:
-            if any(one is not None and _parallel(gap, one) for one in step.calls["first"].cotangents):
-                found.append((step.path, _next_of(step, steps, whole, path)))
-    return found[0] if found else None
+            return [(steps[position - 1].path if position else path, step.path), (before, step.path)]
+    for step in later:
+        if any(one is not None and _parallel(gap, one) for one in step.calls["first"].cotangents):
+            after = _next_of(step, steps, whole, path)
+            return [(step.path, after), (before, after)]
+    return []
 
 
 def _next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call], path: str) -> str:

@@ -81,7 +81,7 @@ def force(
     feeds = _feeds(calls, strict=strict)
     free = Trial(apart(calls, feeds[0].groups, "inputs"), apart(calls, outputs, "outputs"))
     if not outputs:
-        return dataclasses.replace(free, problem="the outputs have no shape in common")
+        return dataclasses.replace(free, problem=shapes_apart(calls))
     best: Trial | None = None
     for feed in feeds:
         found = dataclasses.replace(free, exchanged=feed.exchanged)
@@ -107,6 +107,12 @@ def force(
             break
     assert best is not None
     return best
+
+
+def shapes_apart(calls: Mapping[Side, Call]) -> str:
+    """Say that the outputs of two calls have other shapes."""
+    shapes = (", ".join(str(leaf.shape) for leaf in calls[side].outputs) for side in SIDES)
+    return f"its outputs have other shapes: {' and '.join(shapes)}"
 
 
 def apart_in(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:

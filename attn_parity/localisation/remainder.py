@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from ..matching.submodule_pairs import pair_modules
 from ..pair import SIDES, Pair
 from ..results.findings import Divergence, Side
 from ..samples.sampling import Sample
@@ -19,7 +20,6 @@ from .forcing import Feed, apart_in, gradients_of, run_both
 from .leaves import apart, distance, match_leaves
 from .search import LIMIT, SURE
 from .sides import FAILURES, Live, Sides, calls_of, sides_of
-from .submodule_pairs import pair_modules
 from .weighing import rounding
 
 Remainder = Divergence | Literal["nothing", "unknown"]

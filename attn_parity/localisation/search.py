@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..hints import Evidence
+from ..matching.submodule_pairs import alternatives, differing, pair_modules
 from ..pair import SIDES, Pair
-from ..results.findings import Divergence, ModuleNode, Side
+from ..results.findings import Candidate, Divergence, ModuleNode, Side
 from ..samples.sampling import Sample
-from ..sides.subject import Arguments, Array, Call
+from ..sides.subject import Call
 from ..verdict.limits import TABLE_LIMIT
-from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
+from .between import Direction, Step, next_of
 from .evidence import evidence_between, evidence_of
-from .forcing import Feed, Trial, compare_freely, force, run_both
-from .leaves import apart, fed, fed_cotangents, match_leaves
+from .forcing import Trial, compare_freely, force
+from .narrowing import Narrowed, Narrowing
 from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
-from .submodule_pairs import alternatives, differing, pair_modules
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
 
@@ -113,6 +113,7 @@ class _Search:
         self.pairs = pair_modules(sides.pairing.matches, first, second, called)
         self.others = alternatives(sides.pairing.matches, first, second)
         self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
+        self.narrowing = Narrowing(sides, calls, runner, self._limit_of)
 
     def found(self) -> Found:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
@@ -124,12 +125,23 @@ class _Search:
         node = self.root
         while (child := self._worst_child(node, direction)) is not None:
             node = child
-        node.first = True
-        between, steps = self._between(node, direction)
+        code = self.narrowing.narrowed(node, direction) if self.aim == "meaning" else Narrowed()
         for one in walk(self.root):
             one.message = "; ".join(filter(None, [*(self._settings(one) if one is node else ()), self._told(one)]))
-        divergence = Divergence(node.path or "", node.second_path or "", direction, node.message, between)
-        return Found(self.root.frozen(self._is_different), divergence, self._evidence(node, direction, between, steps))
+        candidates = code.candidates or (Candidate(node.path or "", node.second_path or ""),)
+        likeliest = candidates[0]
+        first = next((one for one in walk(node) if (one.path or "") == likeliest.path), node)
+        first.first = True
+        divergence = Divergence(
+            likeliest.path,
+            likeliest.second_path,
+            direction,
+            node.message,
+            likeliest.between,
+            candidates=candidates,
+        )
+        evidence = self._evidence(node, direction, code.chain, code.steps)
+        return Found(self.root.frozen(self._is_different), divergence, evidence)
 
     def _found_in_whole_numbers(self) -> Found:
         """Follow the first pair that was given the same and returned other integers or truth values, if any did."""
@@ -164,7 +176,8 @@ class _Search:
             self.sides.progress("looking for the first divergence", next(done, total), total)
             self._try(child)
             self._try_other_pairs(child)
-            if total <= MAX_NODES or not child.calls or self._is_different(child):
+            is_judged = child.forward is not None or child.backward is not None
+            if total <= MAX_NODES or not is_judged or self._is_different(child):
                 self._try_below(child, total, done)
 
     def _try(self, node: Node) -> None:
@@ -296,7 +309,7 @@ class _Search:
         if not node.calls:
             return list(bad)
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-        steps = self._steps(node, calls, "forward", loose=True)
+        steps = self.narrowing.steps(node, calls, "forward", loose=True)
         limit = self._limit_of(node, "forward")
         healed: dict[str, bool] = {}
         for step in steps:
@@ -310,76 +323,6 @@ class _Search:
             )
             healed[step.path] = healed.get(step.path, True) and made_up_for
         return [child for child in bad if not healed.get(child.path or "", False)]
-
-    # ---- the code between submodules
-
-    def _between(self, node: Node, direction: Direction) -> tuple[tuple[str, str] | None, list[Step]]:
-        """Narrow a fault that none of the module's own submodules shows to the code between two of them."""
-        if self.aim == "precision":
-            return None, []
-        for number, both in enumerate(node.calls):
-            trial = node.trials[number] if number < len(node.trials) else None
-            error = None if trial is None else trial.forward if direction == "forward" else trial.backward
-            limit = self._limit_of(node, direction)
-            if error is None or error <= limit:
-                continue
-            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
-            steps = self._steps(node, calls, direction)
-            if steps:
-
-                def backward(step: Step | None, calls: dict[Side, Call] = calls) -> dict[Side, list[Array | None]]:
-                    return self._input_gradients(node, calls, step)
-
-                path = node.path or ""
-                return code_between(path, steps, calls, direction, limit, backward), steps
-        return None, []
-
-    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
-        """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
-        children = [child for child in nearest(node) if child.path and child.second_path]
-        inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
-        if inside is None:
-            return []
-        pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
-        exchanged = {child.path for child in children if child.path and child.exchanged}
-        return steps_of(pairs, inside, exchanged, loose=loose)
-
-    def _input_gradients(
-        self, node: Node, calls: dict[Side, Call], step: Step | None
-    ) -> dict[Side, list[Array | None]]:
-        """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
-        child = node if step is None else next(one for one in nearest(node) if one.path == step.path)
-        both = calls if step is None else step.calls
-        groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
-        outputs = match_leaves(*(both[side].outputs for side in SIDES))
-        if self.runner is None:
-            return {side: [] for side in SIDES}
-        try:
-            runs = run_both(self.runner, child.paths, both, Feed(groups), outputs, "first")
-        except FAILURES:
-            return {side: [] for side in SIDES}
-        return {side: [group.total(side, runs[side].input_gradients) for group in groups] for side in SIDES}
-
-    def _inside(
-        self, node: Node, calls: dict[Side, Call], direction: Direction, limit: float
-    ) -> dict[Side, list[Call]] | None:
-        """Return what was called inside one call of the module, fed the same; None if it was never."""
-        free = compare_freely(calls, limit)
-        as_recorded = not node.refed and (free.error_in or 0.0) <= limit
-        if as_recorded and (direction == "forward" or self._same_cotangents(calls, limit)):
-            return {side: calls_inside(self.calls[side], node.paths[side], calls[side]) for side in SIDES}
-        if self.runner is None:
-            return None
-        found: dict[Side, list[Call]] = {}
-        try:
-            for side, (arguments, cotangents) in _same_call(calls).items():
-                recorded = self.runner.record(side, node.paths[side], arguments, cotangents)
-                if recorded is None:
-                    return None
-                found[side] = recorded
-        except FAILURES:
-            return None
-        return found
 
     # ---- telling
 
@@ -436,15 +379,3 @@ class _Search:
     def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
         return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
-
-    def _same_cotangents(self, calls: dict[Side, Call], limit: float) -> bool:
-        groups = match_leaves(*(calls[side].outputs for side in SIDES))
-        return (apart(calls, groups, "cotangents") or 0.0) <= limit
-
-
-def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
-    """Return one call as both sides take it, fed with the first side's numbers."""
-    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
-    arguments = fed(calls, groups, "first")
-    cotangents = fed_cotangents(calls, match_leaves(*(calls[side].outputs for side in SIDES)), "first")
-    return {side: (arguments[side], cotangents[side]) for side in SIDES}

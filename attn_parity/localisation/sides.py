@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
 from ..sides.large import is_large
-from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run
+from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run, Substitute
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
 """What a subject raises when a submodule can't be run by itself."""
@@ -90,6 +90,11 @@ class Runner(Protocol):
     ) -> list[Call] | None:
         """Return the calls inside one call of a submodule, under their whole paths; None if that can't be recorded."""
 
+    def substituted(
+        self, side: Side, path: str, arguments: Arguments, substitutes: Mapping[str, Sequence[Substitute]]
+    ) -> tuple[list[Array], Sequence[Call]]:
+        """Run one submodule in float64 with the results of calls inside it replaced; return outputs and calls."""
+
 
 class Live:
     """Runs the submodules of two subjects.
@@ -143,16 +148,31 @@ class Live:
     ) -> list[Call] | None:
         """Return the calls inside one call of a submodule; None where the subject records only whole calls."""
         subject = self._sides.subjects[side]
-        known = inspect.signature(subject.record).parameters
+        known = _parameters(subject, "record")
         more: dict[str, Any] = {}
         if path:
             more["path"] = path
         if self.dtype is None:
             more["dtype"] = None
-        if not more.keys() <= known.keys():
+        if not more.keys() <= set(known):
             return None
         found: list[Call] = subject.record(self._weights[side], arguments, cotangents, **more)
         return found
+
+    def substituted(
+        self, side: Side, path: str, arguments: Arguments, substitutes: Mapping[str, Sequence[Substitute]]
+    ) -> tuple[list[Array], Sequence[Call]]:
+        """Run one submodule in float64 with the results of calls inside it replaced; return outputs and calls."""
+        subject = self._sides.subjects[side]
+        if self.dtype is None or "path" not in _parameters(subject, "substituted"):
+            raise ModuleFailedError("its calls can't be replaced")
+        run, calls = subject.substituted(self._weights[side], arguments, None, substitutes, path=path)
+        return run.outputs, calls
+
+
+def _parameters(subject: Any, method: str) -> Collection[str]:
+    function = getattr(subject, method, None)
+    return () if function is None else inspect.signature(function).parameters.keys()
 
 
 def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[str]]:

@@ -14,7 +14,7 @@ from ..sides.tables import STILL
 from ..verdict.criterion import precision_used
 from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
 from ..verdict.measures import Measure, measure, scale_of
-from .forcing import Paths
+from .forcing import Paths, shapes_apart
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import Runner, Sides
 
@@ -98,7 +98,7 @@ def weigh(
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
     if not outputs:
-        return {}, {}, "the outputs have no shape in common"
+        return {}, {}, shapes_apart(calls)
     measures: dict[str, list[Measure]] = {"forward": [], "backward": []}
     for copy in range(COPIES):
         arguments = fed(calls, groups, "first", copy=copy, dtype=sides.dtype)

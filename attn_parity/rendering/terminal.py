@@ -109,6 +109,7 @@ class _Page:
             inside = "" if first.between is not None else "in "
             found += self._wrapped(Text(f"first divergence ({first.direction}) {inside}{first.place}", "bold"), 2)
             found += self._wrapped(Text(f"  {first.message}"), 3) if first.message else []
+            found += self._wrapped(Text(f"not excluded: {first.others}"), 2) if first.others else []
             found += self._wrapped(Text(f"hint: {first.hint}", "bold"), 3) if first.hint else []
         return found
 

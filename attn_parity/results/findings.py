@@ -247,6 +247,28 @@ def between_words(path: str, between: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A part of the code that the search for the first divergence did not exclude.
+
+    Attributes:
+        path: dotted path of the submodule on the first side.
+        second_path: dotted path on the second side.
+        between: the two submodules of `path` between which the code lies; None is the submodule itself.
+    """
+
+    path: str
+    second_path: str
+    between: tuple[str, str] | None = None
+
+    @property
+    def words(self) -> str:
+        """Where it is, in words."""
+        if self.between is None:
+            return f"in {self.path}" if self.path else "in the module itself, outside its submodules"
+        return between_words(self.path, self.between) + (f", in {self.path}" if self.path else "")
+
+
+@dataclasses.dataclass(frozen=True)
 class Divergence:
     """The submodule, or the code between two, that differs although it was fed the same numbers.
 
@@ -258,6 +280,7 @@ class Divergence:
         between: the two submodules of `path` between which the fault lies, where it is in the code around them.
         hint: what the difference is consistent with, in one line.
         second_label: label of the second side.
+        candidates: the places that were not excluded, this one first.
     """
 
     path: str
@@ -267,11 +290,22 @@ class Divergence:
     between: tuple[str, str] | None = None
     hint: str = ""
     second_label: str = "flax"
+    candidates: tuple[Candidate, ...] = ()
+
+    def __post_init__(self) -> None:
+        own = Candidate(self.path, self.second_path, self.between)
+        rest = (one for one in self.candidates if one != own)
+        object.__setattr__(self, "candidates", (own, *rest))
 
     @property
     def flax_path(self) -> str:
         """Former name of `second_path`."""
         return self.second_path
+
+    @property
+    def others(self) -> str:
+        """The other candidates in words, "" where there are none."""
+        return "; ".join(one.words for one in self.candidates[1:])
 
     @property
     def place(self) -> str:
@@ -285,7 +319,9 @@ class Divergence:
 
     def __str__(self) -> str:
         inside = "" if self.between is not None else "in "
-        return f"first divergence ({self.direction}) {inside}{self.place}{': ' if self.message else ''}{self.message}"
+        others = f"; not excluded: {self.others}" if self.others else ""
+        message = f": {self.message}" if self.message else ""
+        return f"first divergence ({self.direction}) {inside}{self.place}{message}{others}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -315,27 +315,39 @@ class JaxSubject:
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any] | None],
+        cotangents: Sequence[np.ndarray[Any, Any] | None] | None,
+        *,
+        path: str = "",
     ) -> list[Call]:
-        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
-        return self.substituted(weights, arguments, cotangents, {})[1]
+        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
+
+        Args:
+            weights: all weights by name.
+            arguments: the call.
+            cotangents: one array per output; None runs forward alone.
+            path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
+        """
+        return self.substituted(weights, arguments, cotangents, {}, path=path)[1]
 
     def substituted(
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any] | None],
+        cotangents: Sequence[np.ndarray[Any, Any] | None] | None,
         substitutes: Mapping[str, Sequence[Substitute]],
+        *,
+        path: str = "",
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
         tape = Tape(substitutes)
+        part = self._part(path)
         operands = (
-            {name: _weight(array, "float64") for name, array in weights.items()},
+            {name: _weight(weights[name], "float64") for name in part.names if name in weights},
             [_as(leaf, "float64") for leaf in arguments.leaves],
-            [None if one is None else _as(one, "float64") for one in cotangents],
+            None if cotangents is None else [None if one is None else _as(one, "float64") for one in cotangents],
             None,
         )
-        probe = Differentiated(self.name, self.train, self._part(""), arguments, "float64", 0, "eager", tape)
+        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", tape)
         function = probe.function(Masks(0))
         with (
             self._reported(None, arguments),
@@ -355,7 +367,7 @@ class JaxSubject:
             list(probe.structure),
             [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
             {name: to_numpy(one) for name, one in of_weights.items()},
-        ), tape.calls()
+        ), [call for call in tape.calls() if call.path != path]
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Any:

@@ -243,19 +243,35 @@ class TorchSubject:
                 structure, outputs = outputs_of(result, f"{self.kind} {self.name}")
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
-    def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
-        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
-        return self.substituted(weights, arguments, cotangents, {})[1]
+    def record(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None,
+        *,
+        path: str = "",
+    ) -> list[Call]:
+        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
+
+        Args:
+            weights: all weights by name.
+            arguments: the call.
+            cotangents: one array per output; None runs forward alone.
+            path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
+        """
+        return self.substituted(weights, arguments, cotangents, {}, path=path)[1]
 
     def substituted(
         self,
         weights: Mapping[str, Array],
         arguments: Arguments,
-        cotangents: Sequence[Array],
+        cotangents: Sequence[Array | None] | None,
         substitutes: Mapping[str, Sequence[Substitute]],
+        *,
+        path: str = "",
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
-        one = Execution(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
+        one = Execution(self, self.side.part(path), path, "float64", "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
                 recorder = Recorder(self.side.modules(), self.mesh)
@@ -266,8 +282,8 @@ class TorchSubject:
                         found = one.results(weights, arguments, cotangents, accumulate)
                 except NeedsBackwardError:
                     continue
-                self.parts = recorder.parts
-                return found, recorder.calls()
+                self.parts = self.parts if path else recorder.parts
+                return found, [call for call in recorder.calls() if call.path != path]
         raise AssertionError("gradients that are accumulated need no other way")
 
     def drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[Any]:

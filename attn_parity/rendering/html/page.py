@@ -178,6 +178,7 @@ def _divergence(report: Report) -> Markup | None:
         if first.second_path != first.path
         else None,
         element("p", first.message) if first.message else None,
+        element("p", "Not excluded: ", first.others) if first.others else None,
         element("p", element("strong", "Hint: "), first.hint, class_="clue") if first.hint else None,
         class_="divergence",
         role="region",

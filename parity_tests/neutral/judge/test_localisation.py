@@ -10,8 +10,8 @@ import pytest
 from attn_parity.localisation.between import Step, calls_inside, code_between
 from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
 from attn_parity.localisation.sides import Sides
-from attn_parity.localisation.submodule_pairs import pair_modules
 from attn_parity.localisation.weighing import explained
+from attn_parity.matching.submodule_pairs import pair_modules
 from attn_parity.sides.subject import Arguments, Call, Run, Submodule
 
 RANDOM = np.random.default_rng(0)

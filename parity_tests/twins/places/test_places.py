@@ -82,6 +82,10 @@ def expected(style, side, spot, direction):
     right = {between}
     if spot == "scores" and direction == "backward":  # what it comes back to are query and key
         right |= {(between[0].replace("v_", "q_"), between[1]), (between[0].replace("v_", "k_"), between[1])}
+    if spot == "residual" and direction == "forward":  # the code is on the way past the attention
+        right.add(("", between[1]))
+    if spot == "before v" and direction == "forward":  # neither query nor key goes into it
+        right = {(path if path else "norm1", between[1])}
     whole = "blocks.0"
     named = {one and tuple(f"{whole}.{name}".rstrip(".") for name in one) for one in right}
     return f"{whole}.{path}".rstrip("."), named

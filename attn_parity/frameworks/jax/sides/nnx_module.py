@@ -181,7 +181,11 @@ class Part:
         whole = nnx.to_flat_state(nnx.state(module, is_weight))
         owners = {id(variable.get_value()): dotted(where) for where, variable in whole}
         known = {dotted(where) for where, _ in whole}
-        self._graphdef, weights, rest = nnx.split(_at(module, path), is_weight, ...)
+        target = _at(module, path)
+        self._graphdef, weights, rest = nnx.split(target, is_weight, ...)
+        # A submodule that several modules share is known by its path in the first of them.
+        owned = {id(child): dotted(where) for where, child in nnx.iter_modules(module)}
+        self._paths = {dotted(where): owned[id(child)] for where, child in nnx.iter_modules(target) if where}
         self._weights, self._rest = nnx.to_flat_state(weights), nnx.to_flat_state(rest)
         self.changed: set[str] = set()
         self._names: dict[Any, str] = {}
@@ -219,7 +223,7 @@ class Part:
             if setting.train:
                 stack.enter_context(drawing(setting.source, module))
             if setting.tape is not None:
-                stack.enter_context(_tapped(module, setting.tape))
+                stack.enter_context(_tapped(module, self._paths, setting.tape))
             before = _values(module)
             try:
                 result = called(*arguments.args, **kwargs)
@@ -252,9 +256,9 @@ def _values(module: nnx.Module) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _tapped(module: nnx.Module, tape: Tape) -> Iterator[None]:
-    """Have the calls of all submodules recorded, those of copies made by transformations as well."""
-    children = [(dotted(path), child) for path, child in nnx.iter_modules(module) if path]
+def _tapped(module: nnx.Module, paths: Mapping[str, str], tape: Tape) -> Iterator[None]:
+    """Have the calls of all submodules recorded under their whole paths, those of transformations' copies as well."""
+    children = [(paths[dotted(path)], child) for path, child in nnx.iter_modules(module) if path]
     shapes = {path: _shapes(child) for path, child in children}
     for path, child in children:
         setattr(child, _PATH, path)

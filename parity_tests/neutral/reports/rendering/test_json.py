@@ -31,6 +31,7 @@ def test_json_holds_every_field_but_the_pictures():
         "between": None,
         "hint": different_report().first_divergence.hint,
         "second_label": "flax",
+        "candidates": [{"path": SUSPECT, "second_path": "layers.3.norm1", "between": None}],
     }
     assert as_json(equal_report())["first_divergence"] is None
     assert as_json(EMPTY)["tree"] is None

@@ -12,7 +12,7 @@ from attn_parity.rendering import branch, terminal, text, wording
 from attn_parity.rendering.html import as_html
 from attn_parity.rendering.junit import as_junit
 from attn_parity.results.changes import Changes
-from attn_parity.results.findings import Allowance, ModuleNode, Worst
+from attn_parity.results.findings import Allowance, Candidate, ModuleNode, Worst
 from attn_parity.results.report import Report
 from parity_tests.support.reports import (
     COMMAND,
@@ -39,6 +39,15 @@ def test_a_report_is_text_in_jupyter_too(monkeypatch):
 def test_no_line_is_wider_than_the_terminal(make, width):
     lines = printed(make(), width).splitlines()
     assert [line for line in lines if len(line) > width and not line.startswith("again: ")] == []
+
+
+@pytest.mark.parametrize("show", [printed, as_html, lambda report: str(report.first_divergence)])
+def test_other_places_that_are_not_excluded_are_shown(show):
+    report = different_report()
+    others = Candidate("blocks.3", "layers.3", ("blocks.3.gate", "blocks.3")), Candidate("conv1d", "conv1d")
+    first = dataclasses.replace(report.first_divergence, candidates=others)
+    flat = " ".join(show(dataclasses.replace(report, first_divergence=first)).split())
+    assert "ot excluded: between blocks.3.gate and the outputs, in blocks.3; in conv1d" in flat
 
 
 @pytest.mark.parametrize("width", [80, 110])

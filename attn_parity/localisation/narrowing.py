@@ -1,0 +1,242 @@
+"""The code between submodules that all agree: which part of it is at fault, and what was not excluded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ..pair import SIDES
+from ..results.findings import Candidate, Side
+from ..sides.subject import Arguments, Array, Call
+from .between import Direction, Step, calls_inside, located, steps_of
+from .forcing import Feed, compare_freely, run_both
+from .leaves import apart, fed, fed_cotangents, match_leaves
+from .sides import FAILURES, Runner, Sides
+from .sources import INPUTS, Overlap, Sources, edges, outputs_of, overlap
+from .tree import Node, nearest
+
+Limit = Callable[[Node, Direction], float]
+"""Returns the largest relative difference of a pair of submodules that is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrowed:
+    """The code at fault inside one module.
+
+    Attributes:
+        candidates: the places that were not excluded, the likeliest first.
+        steps: the calls of submodules in it, in order of execution.
+        chain: the two calls around the fault by order of execution alone, for what is known of the numbers there.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    steps: Sequence[Step] = ()
+    chain: tuple[str, str] | None = None
+
+
+class Narrowing:
+    """Narrows a fault that none of a module's own submodules shows to code between calls of them.
+
+    Args:
+        sides: the pair.
+        calls: all recorded calls, by side.
+        runner: runs submodules; None where there are recorded numbers alone.
+        limit_of: see `Limit`.
+    """
+
+    def __init__(
+        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, limit_of: Limit
+    ) -> None:
+        self._sides, self._calls, self._runner, self._limit_of = sides, calls, runner, limit_of
+
+    def narrowed(self, node: Node, direction: Direction) -> Narrowed:
+        """Return the places in the module's code that were not excluded."""
+        for number, both in enumerate(node.calls):
+            trial = node.trials[number] if number < len(node.trials) else None
+            error = None if trial is None else trial.forward if direction == "forward" else trial.backward
+            if error is None or error <= self._limit_of(node, direction):
+                continue
+            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
+            steps = self.steps(node, calls, direction)
+            if steps:
+                return self._narrowed(node, calls, steps, direction)
+        return Narrowed()
+
+    def _narrowed(self, node: Node, calls: dict[Side, Call], steps: list[Step], direction: Direction) -> Narrowed:
+        path, limit = node.path or "", self._limit_of(node, direction)
+
+        def backward(step: Step | None) -> dict[Side, list[Array | None]]:
+            return self._input_gradients(node, calls, step)
+
+        pairs, is_sure = located(path, steps, calls, direction, limit, backward)
+        if not pairs:
+            return Narrowed(steps=steps)
+        chain = pairs[0]
+        taken: Sequence[Step] = []
+        if direction == "forward":
+            pairs, taken = self._behind(node, calls, steps, chain)
+        elif not is_sure:
+            pairs = self._before(node, calls, steps, chain)
+        pairs.sort(key=lambda pair: pair != chain)
+        within, second = self._within(node, chain)
+        both = [(_end(before, path, within), _end(after, path, within)) for before, after in pairs]
+        candidates = [Candidate(within, second, one) for one in dict.fromkeys(both)]
+        candidates = self._with_unjudged(node, candidates, taken, limit)
+        return Narrowed(tuple(candidates), steps, chain)
+
+    def _behind(
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], chain: tuple[str, str]
+    ) -> tuple[list[tuple[str, str]], Sequence[Step]]:
+        """Return the code in front of what is given something else, by the calls that feed it, and these calls."""
+        path, limit = node.path or "", self._limit_of(node, "forward")
+        target = next((step for step in steps if step.path == chain[1] and step.differs("inputs", limit)), None)
+        sources = self._sources(node, calls, steps, target)
+        positions = None if sources is None else sources.found()
+        pairs = edges(steps, target, positions, path)
+        if positions is None:
+            return pairs, [step for step in steps if target is None or step.order < target.order]
+        return pairs, [steps[i] for i in positions if i != INPUTS]
+
+    def _before(
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], chain: tuple[str, str]
+    ) -> list[tuple[str, str]]:
+        """Return the code behind what gets another gradient, by the calls that take what it returned."""
+        path = node.path or ""
+        sources = self._sources(node, calls, steps, None)
+        number = max((i for i, step in enumerate(steps) if step.path == chain[0]), default=INPUTS)
+        ends = [] if sources is None else sources.fed_by(number)
+        return [(chain[0], path if end is None else end.path) for end in ends] or [chain]
+
+    def _sources(
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], target: Step | None
+    ) -> Sources | None:
+        if self._runner is None:
+            return None
+        arguments = {side: arguments for side, (arguments, _) in _same_call(calls).items()}
+        same = {side: dataclasses.replace(calls[side], arguments=arguments[side]) for side in SIDES}
+        return Sources(self._runner, node.paths, same, steps, target, self._limit_of(node, "forward"))
+
+    def _within(self, node: Node, chain: tuple[str, str]) -> tuple[str, str]:
+        """Return the paths of the innermost module around both ends that could not be judged by itself."""
+        found = node
+        while True:
+            inner = next((one for one in _unjudged(found) if _holds(one, chain)), None)
+            if inner is None:
+                return found.paths["first"], found.paths["second"]
+            found = inner
+
+    def _with_unjudged(
+        self, node: Node, candidates: list[Candidate], taken: Sequence[Step], limit: float
+    ) -> list[Candidate]:
+        """Add the submodules before the code that could not be judged, as their outputs have other shapes."""
+        for child in _unjudged(node):
+            calls = next((step.calls for step in reversed(taken) if step.path == child.path), None)
+            if calls is None or outputs_of(calls) is not None:
+                continue
+            own = Candidate(child.paths["first"], child.paths["second"])
+            common = _overlap(calls, limit)
+            if common is not None:
+                child.message = f"{child.message}; {common.words(self._sides.labels)}"
+            between = candidates[0].between
+            is_likeliest = common is None and between is not None and between[0] == child.path
+            candidates = [own, *candidates] if is_likeliest else [*candidates, own]
+        return candidates
+
+    def steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
+        """Return the calls of submodules inside one call of a module that is fed the same on both sides.
+
+        Args:
+            node: the module.
+            calls: the call, by side.
+            direction: in which gradients have to be the same as well.
+            loose: see `steps_of`.
+        """
+        children = [child for child in _judgeable(node) if child.path and child.second_path]
+        inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
+        if inside is None:
+            return []
+        pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
+        exchanged = {child.path for child in children if child.path and child.exchanged}
+        return steps_of(pairs, inside, exchanged, loose=loose)
+
+    def _input_gradients(
+        self, node: Node, calls: dict[Side, Call], step: Step | None
+    ) -> dict[Side, list[Array | None]]:
+        """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
+        child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
+        both = calls if step is None else step.calls
+        groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
+        outputs = match_leaves(*(both[side].outputs for side in SIDES))
+        if self._runner is None:
+            return {side: [] for side in SIDES}
+        try:
+            runs = run_both(self._runner, child.paths, both, Feed(groups), outputs, "first")
+        except FAILURES:
+            return {side: [] for side in SIDES}
+        return {side: [group.total(side, runs[side].input_gradients) for group in groups] for side in SIDES}
+
+    def _inside(
+        self, node: Node, calls: dict[Side, Call], direction: Direction, limit: float
+    ) -> dict[Side, list[Call]] | None:
+        """Return what was called inside one call of the module, fed the same; None if it was never."""
+        free = compare_freely(calls, limit)
+        as_recorded = not node.refed and (free.error_in or 0.0) <= limit
+        if as_recorded and (direction == "forward" or self._same_cotangents(calls, limit)):
+            return {side: calls_inside(self._calls[side], node.paths[side], calls[side]) for side in SIDES}
+        if self._runner is None:
+            return None
+        found: dict[Side, list[Call]] = {}
+        try:
+            for side, (arguments, cotangents) in _same_call(calls).items():
+                recorded = self._runner.record(side, node.paths[side], arguments, cotangents)
+                if recorded is None:
+                    return None
+                found[side] = recorded
+        except FAILURES:
+            return None
+        return found
+
+    def _same_cotangents(self, calls: dict[Side, Call], limit: float) -> bool:
+        groups = match_leaves(*(calls[side].outputs for side in SIDES))
+        return (apart(calls, groups, "cotangents") or 0.0) <= limit
+
+
+def _is_judged(node: Node) -> bool:
+    return node.forward is not None or node.backward is not None
+
+
+def _judgeable(node: Node) -> Iterator[Node]:
+    """Yield the nearest submodules; those inside one that could not be run on both sides stand for it."""
+    for child in nearest(node):
+        inner = [] if _is_judged(child) else [one for one in nearest(child) if one.path and one.second_path]
+        if inner:
+            yield from _judgeable(child)
+        else:
+            yield child
+
+
+def _unjudged(node: Node) -> list[Node]:
+    return [child for child in nearest(node) if child.path and child.second_path and not _is_judged(child)]
+
+
+def _holds(node: Node, ends: tuple[str, str]) -> bool:
+    """Tell whether both ends are submodules of a module that has some."""
+    return all(end.startswith(f"{node.path}.") for end in ends)
+
+
+def _end(name: str, path: str, within: str) -> str:
+    """Return one end of a place inside a module that was narrowed further: its bounds stand for those around it."""
+    return within if name == path or not f"{name}.".startswith(f"{within}." if within else "") else name
+
+
+def _overlap(calls: Mapping[Side, Call], limit: float) -> Overlap | None:
+    first, second = (calls[side].outputs for side in SIDES)
+    return overlap(first[0], second[0], limit) if len(first) == len(second) == 1 else None
+
+
+def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
+    """Return one call as both sides take it, fed with the first side's numbers."""
+    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    arguments = fed(calls, groups, "first")
+    cotangents = fed_cotangents(calls, match_leaves(*(calls[side].outputs for side in SIDES)), "first")
+    return {side: (arguments[side], cotangents[side]) for side in SIDES}
