@@ -12,7 +12,7 @@ import numpy as np
 
 from ..printable import printable
 from . import joint
-from .templates import PLACEHOLDER, placeholders
+from .templates import PLACEHOLDER, adjacent, match, placeholders
 
 Side = Literal["torch", "flax"]
 AnySide = Literal["torch", "flax", "first", "second"]
@@ -25,8 +25,8 @@ class Rule:
     """One tensor's two names and the einops pattern from its torch axes to its Flax axes.
 
     ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` stands for an integer, the
-    same on both sides; sizes that a pattern needs are keywords. One of the two names may be a list, whose tensors are
-    the parts of the other one:
+    same on both sides, in ``stages{i}{j}`` each for one digit; sizes that a pattern needs are keywords. One of the two
+    names may be a list, whose tensors are the parts of the other one:
     ``Rule(["gate.weight", "up.weight"], "mlp.kernel", "o i -> i (part o)", part="part")``.
 
     Args:
@@ -125,8 +125,8 @@ class Rule:
             raise ValueError(f"{self}: both names must hold the same placeholders")
         for name in (self.torch, self.flax):
             bare = PLACEHOLDER.sub("", name)
-            if "{" in bare or "}" in bare or re.search(r"(\}|[0-9])\{|\}[0-9]", name):
-                raise ValueError(f"{self}: a placeholder in {name!r} must not touch a digit, a brace or another one")
+            if "{" in bare or "}" in bare or re.search(r"[0-9]\{|\}[0-9]", name):
+                raise ValueError(f"{self}: a placeholder in {name!r} must not touch a digit or a brace")
         self._prove()
 
     def _check_joint(self) -> None:
@@ -184,6 +184,14 @@ class Rule:
     def where(self) -> str:
         """Where it stands, to begin a message with; "" where nobody said."""
         return f"{self.place}: " if self.place else ""
+
+    def values(self, name: str, source: AnySide) -> dict[str, str] | None:
+        """Return what the placeholders stand for in a name of one side; None if the rule does not cover it."""
+        found = match(self.name(source), name)
+        if not found:
+            return found
+        digits = adjacent(self.torch) | adjacent(self.flax)
+        return found if all(len(found[word]) == 1 for word in digits) else None
 
     def name(self, side: AnySide) -> str:
         """Return the name on one side; ``first`` is torch's, ``second`` Flax's."""

@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 END = ""
 """Key of what ends in a tree of numbers."""
 
-_NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
+_NUMBER = re.compile(r"(?:\{[^{}]*\})+|[0-9]+")
 
 
 class WeightsMismatchError(ValueError):
@@ -177,9 +177,7 @@ class Rules:
         blocks: dict[str, set[str]] = {}
         taken: dict[str, str] = {}
         for name in names:
-            hits = [
-                (rule, values) for rule in index.find(name) if (values := match(rule.name(source), name)) is not None
-            ]
+            hits = [(rule, values) for rule in index.find(name) if (values := rule.values(name, source)) is not None]
             if not hits:
                 unexpected.append(name)
                 continue

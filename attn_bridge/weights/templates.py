@@ -10,6 +10,11 @@ PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 INTEGER = r"(0|[1-9][0-9]*)"
 
+_DIGIT = r"([0-9])"
+
+_RUN = re.compile(r"(?:\{[^{}]*\}){2,}")
+"""Placeholders that touch each other."""
+
 KINDS: Mapping[str, str] = {"i": INTEGER, "j": INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
 """What placeholders of a layout stand for: ``{i}`` an integer, ``{j}`` one below it; ``{path}`` any prefix, none
 included, with its dot; ``{rest}`` whatever follows. All placeholders of a plain rule are integers."""
@@ -18,6 +23,12 @@ included, with its dot; ``{rest}`` whatever follows. All placeholders of a plain
 def placeholders(template: str) -> set[str]:
     """Return the placeholders of a template."""
     return set(PLACEHOLDER.findall(template))
+
+
+@functools.cache
+def adjacent(template: str) -> frozenset[str]:
+    """Return the placeholders that touch another one: those of integers stand for one digit each."""
+    return frozenset(word for run in _RUN.findall(template) for word in PLACEHOLDER.findall(run))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
@@ -42,7 +53,9 @@ def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> 
 @functools.cache
 def _expression(template: str, prefixes: tuple[str, ...] | None) -> re.Pattern[str]:
     """Return the regular expression of a template, whose groups are its placeholders."""
-    kinds = {} if prefixes is None else {**KINDS, "prefix": f"({'|'.join(map(re.escape, prefixes))})"}
+    kinds = dict.fromkeys(adjacent(template), _DIGIT)
+    if prefixes is not None:
+        kinds |= {**KINDS, "prefix": f"({'|'.join(map(re.escape, prefixes))})"}
     pieces: list[str] = []
     known: set[str] = set()
     end = 0
