@@ -62,6 +62,10 @@ Vary = Annotated[
     list[str] | None,
     typer.Option("--vary", metavar="NAME", help="Draw this input although it holds whole numbers (may be repeated)."),
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Judge this entry of what the sides return: logits, last_hidden_state."),
+]
 Seeds = Annotated[int, typer.Option(help=f"How many times weights and inputs are drawn, at most {MAX_SEEDS}.")]
 FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
 BuildSeed = Annotated[int, typer.Option(help="Seed of Python, NumPy and torch while a factory runs.")]
@@ -105,6 +109,7 @@ def compare(
     vary: Vary = None,
     rules: RulesFile = None,
     no_transfer: Annotated[bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.")] = False,
+    output: Output = None,
     train: Annotated[
         bool, typer.Option("--train", help="Run both in train mode, with the same dropout masks, instead of eval mode.")
     ] = False,
@@ -157,12 +162,14 @@ def compare(
     chosen: dict[str, Any] = modes_and_dtypes(modes, dtypes, seeds, first_seed)
     chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
     chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
+    chosen |= {} if output is None else {"output": output}
     check_timeout(timeout)
     after = Aftermath.of(allow, baseline)
     call = read_inputs(inputs, shapes)
     options: dict[str, Any] = {
         "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--fixed": fixed, "--vary": vary,
-        "--rules": rules, "--no-transfer": no_transfer, "--train": train, "--seeds": seeds if seeds != 4 else None,
+        "--rules": rules, "--no-transfer": no_transfer, "--output": output, "--train": train,
+        "--seeds": seeds if seeds != 4 else None,
         "--first-seed": first_seed or None, "--build-seed": build_seed or None, "--mode": modes, "--dtype": dtypes,
         "--device": device, "--timeout": _plain(timeout), "--allow": allow, "--baseline": baseline,
         "--separate": separate, "--first-python": first_python, "--second-python": second_python,

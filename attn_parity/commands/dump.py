@@ -25,6 +25,7 @@ from .compare import (
     Json,
     Junit,
     Modes,
+    Output,
     RulesFile,
     Seeds,
     Shapes,
@@ -63,6 +64,7 @@ def dump(
     build_seed: BuildSeed = 0,
     modes: Modes = None,
     dtypes: Dtypes = None,
+    output: Output = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu or tpu.")] = None,
     timeout: Timeout = None,
 ) -> int:
@@ -85,6 +87,7 @@ def dump(
     folders.check_new(out, "OUT")
     chosen = modes_and_dtypes(modes, dtypes, seeds, first_seed)
     chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
+    chosen |= {} if output is None else {"output": output}
     check_timeout(timeout)
     if device is not None and "," in device:
         raise ValueError(f"--device ({device}) must be one kind, as one side is dumped")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TAKEN = ("--inputs", "--shape", "--fixed", "--vary", "--seeds", "--first-seed", "--mode", "--dtype")
 """Options that say how the first side is dumped; the second side is dumped like it."""
 
-COMMON = ("--build-seed", "--timeout")
+COMMON = ("--build-seed", "--timeout", "--output")
 """Options that both sides are dumped with."""
 
 

@@ -75,6 +75,7 @@ def compare(
     device: str | tuple[str, str] | None = None,
     strict: bool = True,
     localise: bool | None = None,
+    output: str | None = None,
     allow: Mapping[str, str] | Sequence[str] | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -111,6 +112,8 @@ def compare(
         device: ``cpu``, ``gpu`` or ``tpu``, or a pair (the first side's, the second's); None is where each side is.
         strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
         localise: look for the first divergence; None looks unless the two are equal.
+        output: the entry of what a side returns that is judged, such as ``logits``; deeper ones are joined by dots
+            (``hidden_states.0``). A side that returns an array alone returns that entry.
         allow: known differences that are accepted: path of a submodule or name of a tensor -> the reason. Every report
             names them.
         command: the command that runs it again, for the report.
@@ -151,6 +154,7 @@ def compare(
             reference=reference,
             fixed=fixed,
             vary=vary,
+            output=_entry(output),
             progress=progress or (lambda what, done, total: None),
             adapt=True,
         )
@@ -161,6 +165,12 @@ def compare(
                 raise ModuleFailedError(str(error)) from error
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
+
+
+def _entry(output: str | None) -> str | None:
+    if output is not None and not (isinstance(output, str) and all(output.split("."))):
+        raise ValueError(f"output ({output!r}) must be the name of an entry, such as logits or hidden_states.0")
+    return output
 
 
 def judge(

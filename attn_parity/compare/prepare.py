@@ -34,6 +34,7 @@ def prepare(
     reference: bool = False,
     fixed: Iterable[int | str] | int | str = (),
     vary: Iterable[int | str] | int | str = (),
+    output: str | None = None,
     progress: Progress = lambda what, done, total: None,
     adapt: bool = False,
 ) -> Pair:
@@ -47,6 +48,8 @@ def prepare(
         subject_of(value, one, what)
         for value, one, what in zip((first, second), devices, ("first", "second"), strict=True)
     ]
+    for one in subjects:
+        one.entry = output
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
     held, notes = _held((ours, theirs), labels)
@@ -141,7 +144,7 @@ def _common_structure(pair: Pair) -> Outputs:
         pair.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
         ours = ours[:1]
     labels = pair.shown
-    check_outputs(ours, theirs, labels)
+    check_outputs(ours, theirs, labels, pair.first.entry)
     same_dtype = calls.common_dtype(pair.held["first"]) == calls.common_dtype(pair.held["second"])
     for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
         if class_of(dtype) != class_of(other) or (same_dtype and class_of(dtype) == "float" and dtype != other):

@@ -70,6 +70,7 @@ def dump(
     device: str | None = None,
     fixed: Iterable[int | str] = (),
     vary: Iterable[int | str] = (),
+    output: str | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write what a module computes into a folder: weights, inputs, outputs and all gradients of every sample.
@@ -91,6 +92,7 @@ def dump(
         device: ``cpu``, ``gpu`` or ``tpu``; None is where the module is.
         fixed: arguments that every sample takes as given; see `compare`.
         vary: arguments of whole numbers that samples shuffle; see `compare`.
+        output: the entry of what the side returns that is dumped; see `compare`.
         progress: called with what is done, how much of it, and how much there is.
 
     Raises:
@@ -104,6 +106,7 @@ def dump(
     if rules is not None and other is None:
         raise ValueError("rules say which parameter is which; they go with like")
     subject = prepare.subject_of(module, device)
+    subject.entry = output
     settings = load_adapter(subject.framework, "precision")
     with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
         recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +10,21 @@ import numpy as np
 from ..results.findings import Side
 from ..samples.sampling import Outputs
 from ..sides.dtypes import is_float
+from ..sides.entries import WORD, shown
 from ..sides.subject import ModuleFailedError, Run
 from ..verdict.measures import scale_of
 
 
-def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -> None:
+def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str], entry: str | None = None) -> None:
     """Check that two sides return the same structure of the same shapes.
 
     An array alone is what a container of nothing but one array holds, as the logits that `transformers` returns.
+
+    Args:
+        first: outputs of the first side.
+        second: outputs of the second side.
+        labels: what to call the sides.
+        entry: the entry of both that was picked already.
 
     Raises:
         ModuleFailedError: they don't.
@@ -31,7 +37,7 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
     if len(places) != len(other_places) or (named and not alone and places != other_places) or reordered:
         raise ModuleFailedError(
             f"the outputs differ in structure: {one} returns {_listed(first)}, {two} returns {_listed(second)}; "
-            "compare modules (or wrappers of them) that return the same"
+            f"compare modules (or wrappers of them) that return the same{_entries(first, second, entry)}"
         )
     for label, outputs in ((one, first), (two, second)):
         for place, _, dtype in outputs:
@@ -51,6 +57,15 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
         raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(first)})")
 
 
+def _entries(first: Outputs, second: Outputs, entry: str | None) -> str:
+    """Return how to pick an entry, where a side returns a structure and none was picked."""
+    names = [shown([(place, None) for place, _, _ in side]) for side in (first, second)]
+    every = ", ".join(dict.fromkeys(filter(None, ", ".join(filter(None, names)).split(", "))))
+    return (
+        f", or pick an entry of what they return: output=NAME (--output NAME) of {every}" if every and not entry else ""
+    )
+
+
 def plain_outputs(first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
     """Say which outputs that are no arrays but Python's numbers, bools and texts are not the same on both sides."""
     found = []
@@ -66,8 +81,7 @@ def plain_outputs(first: Mapping[str, Any], second: Mapping[str, Any], labels: t
 
 def _keyed(place: str) -> str:
     """Return a place with attributes written as keys: a dataclass and a mapping of the same names hold the same."""
-    words = re.findall(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]|\.\w+", place)
-    return "".join(f"[{word[1:]!r}]" if word.startswith(".") else word for word in words)
+    return "".join(f"[{word[1:]!r}]" if word.startswith(".") else word for word in WORD.findall(place))
 
 
 def apart(one: Run, two: Run) -> float:

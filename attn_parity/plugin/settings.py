@@ -28,7 +28,19 @@ WHOLE = {"seeds": 1, "first_seed": 0}
 MAX = {"seeds": MAX_SEEDS}
 """Whole numbers -> the largest."""
 
-PASSED_ON = ("rules", "transfer", "train", "strict", "localise", "second_inputs", "fixed", "vary", "allow", "reference")
+PASSED_ON = (
+    "rules",
+    "transfer",
+    "train",
+    "strict",
+    "localise",
+    "second_inputs",
+    "fixed",
+    "vary",
+    "output",
+    "allow",
+    "reference",
+)
 """What else a marker may say to `compare`."""
 
 

@@ -284,6 +284,8 @@ class Subject(Protocol):
     device: Any
     train: bool
     framework: Framework
+    entry: str | None
+    """Entry of what a call of the whole returns that is judged; None is all of it."""
     plain: Mapping[str, Any]
     """Where what a call returned holds Python's own numbers, bools and texts -> these."""
     kind: str

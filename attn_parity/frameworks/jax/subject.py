@@ -120,6 +120,7 @@ class JaxSubject:
         self._promoted: dict[Any, tuple[Any, Any]] = {}
         self._asked: dict[Any, tuple[list[Draw], bool]] = {}
         self.plain: dict[str, Any] = {}
+        self.entry: str | None = None
 
     @property
     def device(self) -> str:
@@ -237,7 +238,17 @@ class JaxSubject:
         given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
         plan, probe = (
             Plan(),
-            Differentiated(self.name, self.train, part, arguments, dtype, 0 if is_probe(mode) else seed, mode),
+            Differentiated(
+                self.name,
+                self.train,
+                part,
+                arguments,
+                dtype,
+                0 if is_probe(mode) else seed,
+                mode,
+                None,
+                self._entry(path),
+            ),
         )
         function = probe.function(plan)
         key = (
@@ -278,7 +289,7 @@ class JaxSubject:
     def uses(self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments) -> dict[str, int]:
         """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
         names = [name for name in self._part("").names if name in weights]
-        probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager")
+        probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager", None, self.entry)
 
         def forward(weights: list[Any], leaves: list[Any]) -> Any:
             return probe.function(Masks(0))(dict(zip(names, weights, strict=True)), leaves, None, [])[0]
@@ -288,6 +299,9 @@ class JaxSubject:
             closed, _ = trace(forward, ([weights[name] for name in names], leaves))
         found = first_uses(closed, [True] * len(names) + [False] * len(leaves))
         return {names[position]: at for position, at in found.items()}
+
+    def _entry(self, path: str) -> str | None:
+        return None if path else self.entry
 
     def describe_outputs(
         self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
@@ -299,7 +313,7 @@ class JaxSubject:
         def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
             result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
             self.plain = plain_values(result)
-            structure[:], outputs = outputs_of(result, self.name)
+            structure[:], outputs = outputs_of(result, self.name, self.entry)
             return outputs
 
         with self._reported(None, arguments), _kept_wide(weights, arguments.leaves):
@@ -347,7 +361,7 @@ class JaxSubject:
             None if cotangents is None else [None if one is None else _as(one, "float64") for one in cotangents],
             None,
         )
-        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", tape)
+        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", tape, self._entry(path))
         function = probe.function(Masks(0))
         with (
             self._reported(None, arguments),

@@ -68,6 +68,7 @@ class TorchSubject:
         self.mesh = mesh_of(self.side.tensors().values())
         self.apart: list[str] = []
         self.plain: dict[str, Any] = {}
+        self.entry: str | None = None
         self.parts: dict[str, list[Tensor | None]] = {}
         self._compiled: dict[str, Any] = {}
         self._accumulates = False
@@ -240,7 +241,7 @@ class TorchSubject:
             with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
                 result = call(arguments.with_leaves(leaves))
                 self.plain = plain_values(result)
-                structure, outputs = outputs_of(result, f"{self.kind} {self.name}")
+                structure, outputs = outputs_of(result, f"{self.kind} {self.name}", self.entry)
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
     def record(

@@ -19,6 +19,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_attn.functional import dtype_name
 
+from ...sides.entries import picked
 from ...sides.function import Function
 from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
 
@@ -353,8 +354,13 @@ def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> 
     raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
 
 
-def outputs_of(result: Any, what: str) -> tuple[list[str], list[Tensor]]:
+def outputs_of(result: Any, what: str, entry: str | None = None) -> tuple[list[str], list[Tensor]]:
     """Return the place and the tensor of every output.
+
+    Args:
+        result: what a call returned.
+        what: the side, for messages.
+        entry: the entry that counts; None is all of it.
 
     Raises:
         ModuleFailedError: there is none, or one is no plain array.
@@ -362,6 +368,7 @@ def outputs_of(result: Any, what: str) -> tuple[list[str], list[Tensor]]:
     found = flatten(result, is_tensor)
     if not found:
         raise ModuleFailedError(f"the {what} returned {type(result).__name__}, which holds no tensor")
+    found = found if entry is None else picked(found, entry, f"the {what}")
     for path, tensor in found:
         why = unreadable(tensor)
         if why:

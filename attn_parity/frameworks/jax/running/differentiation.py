@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ....sides.dropout_masks import Masks, Plan
+from ....sides.entries import picked
 from ....sides.subject import Arguments, ModuleFailedError, flatten
 from ..probes.logsumexp import with_logsumexp
 from ..recording import Tape, is_jax_array
@@ -34,10 +35,12 @@ class Differentiated:
         seed: int,
         mode: str,
         tape: Tape | None = None,
+        entry: str | None = None,
     ):
         self.structure: list[str] = []
         self.replaced: dict[int, Any] = {}
         self._name, self._part, self._arguments, self._mode = name, part, arguments, mode
+        self._entry = entry
         self._setting = Setting(dtype, seed, train, None, tape)
 
     def function(self, source: Plan | Masks) -> Callable[..., Any]:
@@ -56,7 +59,7 @@ class Differentiated:
             def forward(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
                 call = self._arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
                 result = self._part.call({**others, **mine}, call, setting)
-                self.structure[:], outputs = outputs_of(result, self._name)
+                self.structure[:], outputs = outputs_of(result, self._name, self._entry)
                 kinds[:] = map(is_jax_float, outputs)
                 return _split(outputs)
 
@@ -70,8 +73,13 @@ class Differentiated:
         return differentiate
 
 
-def outputs_of(result: Any, name: str) -> tuple[list[str], list[Any]]:
+def outputs_of(result: Any, name: str, entry: str | None = None) -> tuple[list[str], list[Any]]:
     """Return where each array stands in what was returned, and the arrays.
+
+    Args:
+        result: what a call returned.
+        name: the side's, for messages.
+        entry: the entry that counts; None is all of it.
 
     Raises:
         ModuleFailedError: there is none.
@@ -79,6 +87,7 @@ def outputs_of(result: Any, name: str) -> tuple[list[str], list[Any]]:
     found = flatten(result, is_jax_array)
     if not found:
         raise ModuleFailedError(f"the Flax module {name} returned {type(result).__name__}, which holds no array")
+    found = found if entry is None else picked(found, entry, f"the Flax module {name}")
     return [path for path, _ in found], [jnp.asarray(array) for _, array in found]
 
 

@@ -76,7 +76,7 @@ class Execution:
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
-                    structure, outputs = outputs_of(result, self.label)
+                    structure, outputs = outputs_of(result, self.label, None if self.path else self.subject.entry)
                     apart, mesh = [*self.subject.apart], self.subject.mesh
                     places = zip(structure, outputs, strict=True)
                     # before a checkpoint that computes again writes to them
