@@ -20,6 +20,9 @@ from . import state
 from .carrying import Carrying
 from .trials import Trials
 
+NEARER = 0.5
+"""Share of their distance that outputs may keep when state that fits by shape alone is carried next to a fault."""
+
 OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
 
 
@@ -38,7 +41,7 @@ class Matcher:
         self._labels = pair.shown["first"], pair.shown["second"]
         self._dropped: list[tuple[str, str, str]] = []
         self._doubts: list[str] = []
-        self._on_fit = ""
+        self._fitted: list[Suited] = []
         self._is_only = True
         self._looked_for_idle = False
         self._given = Partial()
@@ -84,11 +87,13 @@ class Matcher:
             except UnpairedError as following:
                 error = following
                 continue
-            if before_fitting is None or self._trials.distance(found) < pairings.AGREE:
+            if before_fitting is None:
                 return found
+            if self._trials.distance(found) < pairings.AGREE:
+                return _by_run(found, self._fitted)
             if not self._is_only:
                 raise self.refused(before_fitting)
-            return _doubted(found, self._on_fit)
+            return _doubted(found, _on_fit(self._fitted))
 
     def with_state(self, found: Pairing) -> Pairing:
         """Return a pairing with the state that both sides hold, where the outputs differ without it."""
@@ -102,7 +107,7 @@ class Matcher:
             return found
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
-            found = self._added(found, some, is_sure=are_named) if some else found
+            found = self._added(found, some) if some else found
         tables = [one for one in pairs if one.is_named and not self.carrying.may_carry(one)]
         return _doubted(found, *map(self._on_table, tables))
 
@@ -129,10 +134,8 @@ class Matcher:
 
     def _fitting(self, error: UnpairedError) -> bool:
         some = [(one, side) for one, side in self._suited(error) if not one.is_named]
-        if some:
-            self._is_only = all(one.is_only for one, _ in some)
-            names = ", ".join(f"{one.first.name} = {one.second.name}" for one, _ in some)
-            self._on_fit = f"paired by shape alone, as one of the two is state: {names}; rules of your own settle it"
+        self._fitted += [one for one, _ in some]
+        self._is_only = all(one.is_only for one in self._fitted)
         settled = [self._settled(one, side) for one, side in some]
         return any(settled)
 
@@ -198,8 +201,8 @@ class Matcher:
             f"{pairings.rule_of(one.first.source, one.second.source)}"
         )
 
-    def _added(self, found: Pairing, pairs: list[Suited], *, is_sure: bool) -> Pairing:
-        """Return a pairing with state added; without equal names, only if the outputs agree by it."""
+    def _added(self, found: Pairing, pairs: list[Suited]) -> Pairing:
+        """Return a pairing with state added; without equal names, only if the outputs agree, or come nearer, by it."""
         before = self.carrying.names
         first, second = ({_both(one)[at].source: _both(one)[at].parameter for one in pairs} for at in (0, 1))
         self.carrying.add("first", first)
@@ -214,11 +217,30 @@ class Matcher:
 
         with contextlib.suppress(ValueError):
             whole = together(pairings.propose(first, second, distance, labels=self._labels))
-            if is_sure or self._trials.distance(whole) < pairings.AGREE:
+            if all(one.is_named for one in pairs):
                 return whole
+            reached = self._trials.distance(whole)
+            if reached < pairings.AGREE:
+                return _by_run(whole, pairs)
+            if all(one.is_only for one in pairs) and reached < NEARER * self._trials.distance(found):
+                return _doubted(whole, _on_fit(pairs))
         for side in SIDES:
             self.carrying.set(side, before[side])
         return found
+
+
+def _by_run(pairing: Pairing, pairs: Iterable[Suited]) -> Pairing:
+    """Return a pairing in which pairs of equal shapes alone are confirmed by a run."""
+    names = {one.first.source for one in pairs}
+    matches = (
+        dataclasses.replace(match, how="probe") if match.first.source in names else match for match in pairing.matches
+    )
+    return dataclasses.replace(pairing, matches=tuple(matches))
+
+
+def _on_fit(pairs: Iterable[Suited]) -> str:
+    names = state.listed([f"{one.first.name} = {one.second.name}" for one in pairs])
+    return f"paired by shape alone, as one of the two is state: {names}; rules of your own settle it"
 
 
 def _both(one: Suited) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from attn_bridge.weights import WeightsMismatchError
 
 from ..sides.dtypes import class_of
 from .assignment import Sides, equals, template
+from .parts import unstacked
 from .tensors import Match, Tensor
 
 DROP = "REASON"
@@ -53,7 +54,7 @@ class Suited:
     Attributes:
         first: the first side's.
         second: the second side's.
-        is_named: whether their names are the same; else their shapes and dtypes alone suit.
+        is_named: whether their names say so; else their shapes and dtypes alone suit.
         is_only: whether every other tensor that suits either differs from its counterpart in numbers alone.
     """
 
@@ -64,11 +65,16 @@ class Suited:
 
 
 def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
-    """Return the tensors of two lists that suit each other: by equal names, then by shapes as names speak for them."""
+    """Return the tensors of two lists that suit each other: by equal names, then by shapes as names speak for them.
+
+    Stacks are taken apart where the other list has their layers. A last word of a name that is equal counts as an
+    equal name where nothing else suits, because modules of two libraries are rarely called the same.
+    """
     from scipy.optimize import linear_sum_assignment  # JAX brings scipy
 
     if not first or not second:
         return []
+    first, second = unstacked(first, second), unstacked(second, first)
     sides = Sides(first, second)
     kinds = [np.array([class_of(one.parameter.dtype) for one in side], dtype=object) for side in (first, second)]
     scores = np.where(kinds[0][:, None] == kinds[1][None, :], sides.likeness(), -np.inf)
@@ -83,8 +89,15 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
         others = {names[1][k] for k in np.flatnonzero(np.isfinite(rest[i]))}
         return len(others | {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j]))}) <= 2 and len(others) == 1
 
-    pairs = [(i, j, True) for i, j in named] + [(i, j, False) for i, j in fitting]
-    return [Suited(first[i], second[j], by_name, by_name or is_only(i, j)) for i, j, by_name in pairs]
+    def is_named(i: int, j: int) -> bool:
+        words = [one.spelled.rpartition(".")[2] for one in (first[i], second[j])]
+        return words[0] == words[1] and _numbers(first[i].spelled) == _numbers(second[j].spelled)
+
+    found = [Suited(first[i], second[j], is_named=True, is_only=True) for i, j in named]
+    for i, j in fitting:
+        alone = is_only(i, j)
+        found.append(Suited(first[i], second[j], alone and is_named(i, j), alone))
+    return found
 
 
 # ---- rules that a user may paste
