@@ -11,9 +11,14 @@ from ..sides.subject import Arguments, Array, Call
 from .between import Direction, Step, calls_inside, located, steps_of
 from .forcing import Feed, compare_freely, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
+from .losses import shares
 from .sides import FAILURES, Runner, Sides
-from .sources import INPUTS, Overlap, Sources, edges, outputs_of, overlap
+from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
+from .weighing import COPIES
+
+SMALL_PART = 0.1
+"""Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
 
 Limit = Callable[[Node, Direction], float]
 """Returns the largest relative difference of a pair of submodules that is none."""
@@ -84,6 +89,33 @@ class Narrowing:
         candidates = self._with_unjudged(node, candidates, taken, limit)
         return Narrowed(tuple(candidates), steps, chain)
 
+    def losing(self, node: Node, least: float) -> Narrowed:
+        """Return the places in the module's code that lose precision, where none of its submodules does.
+
+        Args:
+            node: the module.
+            least: smallest share of the allowance that counts as a loss.
+        """
+        if self._runner is None or not node.calls:
+            return Narrowed()
+        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+        path, steps = node.path or "", self.steps(node, calls, "forward")
+        if not steps:
+            return Narrowed()
+        try:
+            copies = max(1, min(COPIES, WORK // self._size(node, steps)))
+            used = shares(self._runner, self._sides, node.paths, calls, steps, copies)
+        except FAILURES:
+            return Narrowed(steps=steps)
+        number = next((i for i, share in enumerate(used) if share > max(least, SMALL_PART * max(used))), None)
+        if number is None:
+            return Narrowed(steps=steps)
+        target = steps[number] if number < len(steps) else None
+        sources = self._sources(node, calls, steps, target)
+        pairs = edges(steps, target, (sources.feeding() if sources is not None else None) or None, path)
+        second = node.paths["second"]
+        return Narrowed(tuple(Candidate(path, second, pair) for pair in pairs), steps, pairs[0])
+
     def _behind(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], chain: tuple[str, str]
     ) -> tuple[list[tuple[str, str]], Sequence[Step]]:
@@ -114,7 +146,14 @@ class Narrowing:
             return None
         arguments = {side: arguments for side, (arguments, _) in _same_call(calls).items()}
         same = {side: dataclasses.replace(calls[side], arguments=arguments[side]) for side in SIDES}
-        return Sources(self._runner, node.paths, same, steps, target, self._limit_of(node, "forward"))
+        size = self._size(node, steps)
+        return Sources(self._runner, node.paths, same, steps, target, self._limit_of(node, "forward"), size)
+
+    def _size(self, node: Node, steps: Sequence[Step]) -> int:
+        """Return the number of elements of a run: outputs of the submodules, and weights."""
+        inside = f"{node.path}." if node.path else ""
+        weights = sum(array.size for name, array in self._sides.weights["first"].items() if name.startswith(inside))
+        return weights + sum(leaf.size for step in steps for leaf in step.calls["first"].outputs) + 1
 
     def _within(self, node: Node, chain: tuple[str, str]) -> tuple[str, str]:
         """Return the paths of the innermost module around both ends that could not be judged by itself."""

@@ -22,7 +22,7 @@ from ..verdict.limits import TABLE_LIMIT
 from .between import Direction, Step, next_of
 from .evidence import evidence_between, evidence_of
 from .forcing import Trial, compare_freely, force
-from .narrowing import Narrowed, Narrowing
+from .narrowing import SMALL_PART, Narrowing
 from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
@@ -32,9 +32,6 @@ LIMIT = 1e-11
 
 CAUSE = 1e-4
 """Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
-
-SMALL_PART = 0.1
-"""Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
 
 MAX_NODES = 64
 """Up to so many submodules are all tried; of more, only those inside one that is at fault."""
@@ -107,6 +104,7 @@ class _Search:
     ):
         self.sides, self.calls, self.runner, self.aim, self.allowed = sides, calls, runner, aim, allowed
         self.least = LIMIT
+        self.enough = 1.0
         self.limits = {"forward": self._limit(None), "backward": self._limit(None)}
         first, second = (sides.subjects[side].modules() for side in SIDES)
         called = {side: {call.path: [leaf.size for leaf in call.outputs] for call in calls[side]} for side in SIDES}
@@ -119,13 +117,16 @@ class _Search:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
         self._try_all()
         directions: tuple[Direction, Direction] = ("forward", "backward")
-        direction = next((one for one in directions if self._guilty(self.root, one)), None)
+        direction = next((one for one in directions if self._guilty(self.root, one)), None) or self._lossy()
         if direction is None:
             return self._found_in_whole_numbers()
         node = self.root
         while (child := self._worst_child(node, direction)) is not None:
             node = child
-        code = self.narrowing.narrowed(node, direction) if self.aim == "meaning" else Narrowed()
+        if self.aim == "meaning":
+            code = self.narrowing.narrowed(node, direction)
+        else:
+            code = self.narrowing.losing(node, self.enough)
         for one in walk(self.root):
             one.message = "; ".join(filter(None, [*(self._settings(one) if one is node else ()), self._told(one)]))
         candidates = code.candidates or (Candidate(node.path or "", node.second_path or ""),)
@@ -142,6 +143,19 @@ class _Search:
         )
         evidence = self._evidence(node, direction, code.chain, code.steps)
         return Found(self.root.frozen(self._is_different), divergence, evidence)
+
+    def _lossy(self) -> Direction | None:
+        """Return the direction in which most precision is lost, where this sample alone stays within what is allowed.
+
+        The verdict pools all samples; half of the largest loss then counts as a loss.
+        """
+        used: dict[Direction, float] = {"forward": self.root.forward or 0.0, "backward": self.root.backward or 0.0}
+        direction: Direction = max(used, key=lambda key: used[key])
+        if self.aim == "meaning" or self.runner is None or not used[direction]:
+            return None
+        self.enough = 0.5 * used[direction]
+        self.root.message = f"fed the same inputs, {used[direction]:.2g} of what may be lost is lost here ({direction})"
+        return direction
 
     def _found_in_whole_numbers(self) -> Found:
         """Follow the first pair that was given the same and returned other integers or truth values, if any did."""
@@ -241,7 +255,7 @@ class _Search:
         if error is None:
             return False
         if self.aim == "precision":
-            return error > 1.0
+            return error > self.enough
         if error <= self.limits[direction]:
             return False
         if error <= TABLE_LIMIT and error <= self._limit_of(node, direction):  # more than that is never excused

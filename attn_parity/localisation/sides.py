@@ -91,9 +91,15 @@ class Runner(Protocol):
         """Return the calls inside one call of a submodule, under their whole paths; None if that can't be recorded."""
 
     def substituted(
-        self, side: Side, path: str, arguments: Arguments, substitutes: Mapping[str, Sequence[Substitute]]
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        substitutes: Mapping[str, Sequence[Substitute]],
+        *,
+        low: bool = False,
     ) -> tuple[list[Array], Sequence[Call]]:
-        """Run one submodule in float64 with the results of calls inside it replaced; return outputs and calls."""
+        """Run one submodule with the results of calls inside it replaced; return outputs and calls."""
 
 
 class Live:
@@ -160,13 +166,21 @@ class Live:
         return found
 
     def substituted(
-        self, side: Side, path: str, arguments: Arguments, substitutes: Mapping[str, Sequence[Substitute]]
+        self,
+        side: Side,
+        path: str,
+        arguments: Arguments,
+        substitutes: Mapping[str, Sequence[Substitute]],
+        *,
+        low: bool = False,
     ) -> tuple[list[Array], Sequence[Call]]:
-        """Run one submodule in float64 with the results of calls inside it replaced; return outputs and calls."""
+        """Run one submodule with the results of calls inside it replaced; return outputs and calls."""
         subject = self._sides.subjects[side]
-        if self.dtype is None or "path" not in _parameters(subject, "substituted"):
+        if "path" not in _parameters(subject, "substituted"):
             raise ModuleFailedError("its calls can't be replaced")
-        run, calls = subject.substituted(self._weights[side], arguments, None, substitutes, path=path)
+        weights = self._sides.weights[side] if low else self._weights[side]
+        dtype = None if low or side in self._sides.lacks else "float64"
+        run, calls = subject.substituted(weights, arguments, None, substitutes, path=path, dtype=dtype)
         return run.outputs, calls
 
 

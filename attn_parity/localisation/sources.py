@@ -25,9 +25,9 @@ INPUTS = -1
 """Stands for the module's own inputs among the positions of its calls."""
 
 WORK = 1 << 26
-"""Elements of outputs that all runs of one search may compute: the number of runs follows from the size of one."""
+"""Elements of outputs and weights in all runs of one search: the number of runs follows from the size of one."""
 
-FEWEST, MOST = 6, 96
+FEWEST, MOST = 3, 96
 """Bounds of the number of runs on each side."""
 
 MAX_SOURCES = 6
@@ -54,6 +54,7 @@ class Sources:
         steps: the calls in it, in order of execution.
         target: the step in question; None for the module's own outputs.
         limit: largest relative difference that is none.
+        size: elements of outputs and weights of one run.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Sources:
         steps: Sequence[Step],
         target: Step | None,
         limit: float,
+        size: int,
     ):
         self._runner, self._paths, self._whole = runner, paths, whole
         self._steps, self._target, self._limit = steps, target, limit
         self._held = [outputs_of(step.calls) for step in steps]
-        size = sum(leaf.size for step in steps for leaf in step.calls["first"].outputs)
-        self._left = {side: int(np.clip(WORK // max(size, 1), FEWEST, MOST)) for side in SIDES}
+        self._left = dict.fromkeys(SIDES, int(np.clip(WORK // size, FEWEST, MOST)))
         self._groups = match_leaves(*(self._recorded(side) for side in SIDES))
         self._wanted: dict[Side, list[int]] = {}
         self._bases: dict[Side, list[Array]] = {}
@@ -80,6 +81,15 @@ class Sources:
             return self._found()
         except (*FAILURES, _OutOfRunsError):
             return None
+
+    def feeding(self) -> list[int]:
+        """Return the positions of the calls that the target depends on, on the first side; nothing if unknown."""
+        try:
+            self._bases = {"first": self._run("first", ())}
+            self._wanted = {"first": list(range(len(self._bases["first"])))}
+            return sorted(self._feeding("first"))
+        except (*FAILURES, _OutOfRunsError):
+            return []
 
     def fed_by(self, position: int) -> list[Step | None]:
         """Return the steps that take what a call returned, None for the module's outputs; nothing if unknown."""
@@ -122,7 +132,8 @@ class Sources:
         if self._target is not None:
             before = [i for i in before if self._steps[i].order < self._target.order] or before
         *rest, nearest = [INPUTS, *before]
-        return [*self._depends(side, [nearest]), *self._depends(side, rest)]
+        others = self._depends(side, rest)
+        return [*others, *self._depends(side, [nearest])] if others else [nearest]
 
     def _depends(self, side: Side, positions: Sequence[int]) -> list[int]:
         if not positions or not self._answers(side, positions):

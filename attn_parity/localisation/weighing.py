@@ -115,10 +115,10 @@ def weigh(
         sided = [(found[side], side) for found in (low, high) for side in SIDES]
         for position, group in enumerate(outputs):
             tensors = [None if run is None else group.value(side, run.outputs) for run, side in sided]
-            measures["forward"] += _measured(tensors, sides.dtype, position, copy)
+            measures["forward"] += measured(tensors, sides.dtype, position, copy)
         for position, group in enumerate(groups):
             totals = [None if run is None else group.total(side, run.input_gradients) for run, side in sided]
-            measures["backward"] += _measured(totals, sides.dtype, position, copy)
+            measures["backward"] += measured(totals, sides.dtype, position, copy)
     used: dict[str, float] = {}
     worse: dict[str, Side] = {}
     for direction, found in measures.items():
@@ -128,8 +128,8 @@ def weigh(
     return used, worse, ""
 
 
-def _measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
-    """Measure one tensor by both results and what there is of float64; one that there is none of says nothing."""
+def measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
+    """Return the measure of one tensor by both results and their float64 results, none if a side has none."""
     one, two = tensors[:2]
     if one is None or two is None or not is_float(one) or not is_float(two):
         return []

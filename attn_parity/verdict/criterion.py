@@ -67,6 +67,8 @@ def decide(
     meaning_used = max(shares, default=0.0)
     by_meaning = int(np.argmax(shares)) if shares else 0
     furthest = max(plain, key=lambda one: max(one.first_max, one.second_max), default=None)
+    if furthest is not None:
+        furthest = dataclasses.replace(furthest, worst=furthest.rounded or furthest.worst)
     known = [one.meaning for one in measures if one.meaning is not None]
     base = TensorVerdict(
         name=name,

@@ -51,6 +51,7 @@ class Measure:
         given: what one unit of float32 in tables without parameters does to the float64 results, and what the formula
             of fused attention costs them, as a part of `meaning_scale`; it is allowed.
         part: largest absolute value of the tensor, as a part of `meaning_scale`.
+        rounded: the element with the largest rounding error, with both results in the precision.
         is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
     """
 
@@ -74,6 +75,7 @@ class Measure:
     given: float = 0.0
     part: float = 1.0
     is_flushed: bool = False
+    rounded: Worst | None = None
 
 
 def scale_of(arrays: Sequence[Array]) -> float:
@@ -150,6 +152,7 @@ def measure(
         title=title,
         part=_part(own_scale, meaning_scale),
         is_flushed=is_flushed,
+        rounded=_worst(sample, tally.error_at, (first, second), oracle, first.shape),
     )
 
 

@@ -332,6 +332,7 @@ class JaxSubject:
         cotangents: Sequence[np.ndarray[Any, Any] | None] | None,
         *,
         path: str = "",
+        dtype: str | None = "float64",
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
 
@@ -340,8 +341,9 @@ class JaxSubject:
             arguments: the call.
             cotangents: one array per output; None runs forward alone.
             path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
+            dtype: precision of the run; None leaves every dtype as given.
         """
-        return self.substituted(weights, arguments, cotangents, {}, path=path)[1]
+        return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
 
     def substituted(
         self,
@@ -351,30 +353,27 @@ class JaxSubject:
         substitutes: Mapping[str, Sequence[Substitute]],
         *,
         path: str = "",
+        dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
         tape = Tape(substitutes)
         part = self._part(path)
         operands = (
-            {name: _weight(weights[name], "float64") for name in part.names if name in weights},
-            [_as(leaf, "float64") for leaf in arguments.leaves],
-            None if cotangents is None else [None if one is None else _as(one, "float64") for one in cotangents],
+            {name: _weight(weights[name], dtype) for name in part.names if name in weights},
+            [_as(leaf, dtype) for leaf in arguments.leaves],
+            None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents],
             None,
         )
-        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", tape, self._entry(path))
+        probe = Differentiated(self.name, self.train, part, arguments, dtype, 0, "eager", tape, self._entry(path))
         function = probe.function(Masks(0))
         with (
             self._reported(None, arguments),
-            promoted(),
+            precise(dtype),
+            _kept_wide(operands[0], operands[1]),
             jax.disable_jit(),
             recording(next(_TAPES)),
         ):
-            try:
-                closed, tree = trace(function, operands)
-                results = jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
-            except UNTRACEABLE:  # it looks at values
-                tape.clear()
-                results = function(*jax.tree.map(jnp.asarray, read(operands)))
+            results = _noted(function, operands, tape, in_float64=dtype == "float64")
         outputs, of_weights, of_inputs = results
         return Run(
             [to_numpy(one) for one in outputs],
@@ -491,6 +490,17 @@ class JaxSubject:
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
+
+
+def _noted(function: Callable[..., Any], operands: Any, tape: Tape, *, in_float64: bool) -> Any:
+    """Return the results of a function whose calls a tape notes; only NumPy's float64 can run what was traced."""
+    if in_float64:
+        try:
+            closed, tree = trace(function, operands)
+            return jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+        except UNTRACEABLE:  # it looks at values
+            tape.clear()
+    return function(*jax.tree.map(jnp.asarray, read(operands)))
 
 
 def _kept_wide(weights: Mapping[str, Any], leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:

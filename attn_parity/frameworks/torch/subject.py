@@ -251,6 +251,7 @@ class TorchSubject:
         cotangents: Sequence[Array | None] | None,
         *,
         path: str = "",
+        dtype: str | None = "float64",
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
 
@@ -259,8 +260,9 @@ class TorchSubject:
             arguments: the call.
             cotangents: one array per output; None runs forward alone.
             path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
+            dtype: precision of the run; None leaves every dtype as given.
         """
-        return self.substituted(weights, arguments, cotangents, {}, path=path)[1]
+        return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
 
     def substituted(
         self,
@@ -270,9 +272,10 @@ class TorchSubject:
         substitutes: Mapping[str, Sequence[Substitute]],
         *,
         path: str = "",
+        dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
-        one = Execution(self, self.side.part(path), path, "float64", "eager", 0, 0, frozenset())
+        one = Execution(self, self.side.part(path), path, dtype, "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
                 recorder = Recorder(self.side.modules(), self.mesh)

@@ -49,6 +49,19 @@ def test_meaning_allows_rounding_and_nothing_more(seed):
     assert (result.worst.first, result.worst.second) == (off[17], truth[17])
 
 
+def test_a_loss_of_precision_shows_numbers_of_that_precision():
+    truth = draw(5)
+    first, second = noisy(truth, 2, 1), noisy(truth, 3, 500)
+    apart = truth.copy()
+    apart[3] += 1e-9  # what tables may explain
+    sample = measure(first, second, truth, apart, kind_scale=0.0, dtype="float32", group=0, weights="own", sample=0)
+    result = decide("t", "t", "output", truth.shape, "float32", [dataclasses.replace(sample, given=1e-8)])
+    assert (result.verdict, result.side) == ("precision", "flax")
+    at = result.worst.index
+    assert at == (int(np.abs(second - apart).argmax()),)
+    assert (result.worst.first, result.worst.second) == (first[at], second[at])
+
+
 def test_ill_conditioned_tensors_may_differ_by_their_predicted_rounding():
     truth = draw(1)
     low = [noisy(truth, 2, 1e4), noisy(truth, 3, 1e4)]

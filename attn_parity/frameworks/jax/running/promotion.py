@@ -38,7 +38,14 @@ def promoted() -> Iterator[None]:
                 return _widen(bind(self, *args, **params))
             if self.name != "convert_element_type" and self.name not in _OPAQUE:
                 args = tuple([_widen(arg) for arg in args])
-            return bind(self, *args, **{name: _promote(name, value) for name, value in params.items()})
+            params = {name: _promote(name, value) for name, value in params.items()}
+            try:
+                return bind(self, *args, **params)
+            except TypeError:  # int32 of the code next to int64, which x64 makes of a plain `jnp.arange`
+                same = _of_one_width(args)
+                if same is None:
+                    raise
+                return bind(self, *same, **params)
 
         return _promoted_bind
 
@@ -55,6 +62,19 @@ def _widen(arg: Any) -> Any:
     dtype = getattr(arg, "dtype", None)
     is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
     return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
+
+
+def _of_one_width(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the operands with all signed integers as int64; None if they have one width already."""
+    widths = {np.dtype(arg.dtype) for arg in args if _is_signed(arg)}
+    if len(widths) < 2:
+        return None
+    return tuple([jnp.asarray(arg, np.int64) if _is_signed(arg) else arg for arg in args])
+
+
+def _is_signed(arg: Any) -> bool:
+    dtype = getattr(arg, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
 def _promote(name: str, value: Any) -> Any:
