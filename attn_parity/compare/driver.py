@@ -42,7 +42,28 @@ from ..verdict.devices.shards import copies_compared, on_shards
 from ..verdict.devices.softmaxes import mixed
 from ..verdict.notes import on_literals
 from ..verdict.runner import Live, Runner
+from .hints import hint_for, of_devices
+from .localisation import Aim, Remainder, find, remainder
+from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
+from .results.allowances import accept, checked
+from .results.findings import Divergence, Side, TensorVerdict, Verdict, worst
+from .results.report import Report
+from .samples.limits import MAX_SEEDS
+from .samples.sampling import Sample
+from .sides.dtypes import DTYPES
+from .sides.subject import Array, CannotPromoteError, ModuleFailedError
+from .submodule_pairs import differing_settings
+from .verdict import judging
+from .verdict.bench import Findings
+from .verdict.coverage import Coverage, covered
+from .verdict.devices.contributions import lost
+from .verdict.devices.exchanges import exchanged
+from .verdict.devices.shards import copies_compared, on_shards
+from .verdict.devices.softmaxes import mixed
+from .verdict.masked_rows import on_masked_rows
+from .verdict.notes import on_literals
+from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
 
@@ -190,11 +211,13 @@ def judge(
     if not wanted or found.furthest is None:
         return accept(found.report, accepted)
     pair.progress("looking for the first divergence", 0, 1)
-    place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
+    aim: Aim = "precision" if found.report.verdict == "precision" else "meaning"
+    outputs_agree = all(one.verdict == "equal" for one in found.report.tensors if one.kind == "output")
+    place = find(pair, found.furthest, aim, found.tables, outputs_agree=outputs_agree)
     is_meaning = found.report.verdict != "precision"
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        hint = divergence.hint
+        hint = divergence.hint or (on_masked_rows(runner, found.furthest) if is_meaning and not found.mesh else "")
         if found.mesh and not hint:
             hint = _hint_of_devices(runner, found, place.evidence, divergence)
         if place.evidence is not None and not hint:

@@ -51,7 +51,14 @@ class Found:
     evidence: Evidence | None = None
 
 
-def find(pair: Pair, sample: Sample, aim: Aim = "meaning", allowed: float | None = 0.0) -> Found:
+def find(
+    pair: Pair,
+    sample: Sample,
+    aim: Aim = "meaning",
+    allowed: float | None = 0.0,
+    *,
+    outputs_agree: bool = False,
+) -> Found:
     """Return the module tree of a pair, the first divergence, and what the sides hold there.
 
     Args:
@@ -59,19 +66,21 @@ def find(pair: Pair, sample: Sample, aim: Aim = "meaning", allowed: float | None
         sample: numbers on which they differ.
         aim: ``meaning`` looks in float64, ``precision`` for the submodule that loses more than its share.
         allowed: relative difference that tables in float32 explain; None excuses neither tables nor literals.
+        outputs_agree: the outputs are equal by the verdict, so a fault in the gradients comes first.
     """
     sides = sides_of(pair, sample)
-    result = find_on(sides, aim, allowed)
+    result = find_on(sides, aim, allowed, outputs_agree=outputs_agree)
     if result.divergence is None and allowed is not None:  # each part alone is excused, and the whole is not
-        result = find_on(sides, aim, None)
+        result = find_on(sides, aim, None, outputs_agree=outputs_agree)
     return result
 
 
-def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0) -> Found:
+def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agree: bool = False) -> Found:
     """Do so for two subjects that can run."""
     runner = Live(sides)
     calls, problems = calls_of(sides, runner)
-    found = find_in_calls(sides, calls, runner, "precision" if sides.lacks else aim, allowed)
+    aim = "precision" if sides.lacks else aim
+    found = find_in_calls(sides, calls, runner, aim, allowed, outputs_agree=outputs_agree)
     if problems:
         message = "; ".join([*problems, found.tree.message]).strip("; ")
         found = dataclasses.replace(found, tree=dataclasses.replace(found.tree, message=message))
@@ -84,6 +93,8 @@ def find_in_calls(
     runner: Runner | None = None,
     aim: Aim = "meaning",
     allowed: float | None = 0.0,
+    *,
+    outputs_agree: bool = False,
 ) -> Found:
     """Do so for recorded calls; without a runner the recorded numbers alone are looked at.
 
@@ -93,9 +104,10 @@ def find_in_calls(
         runner: runs submodules by themselves.
         aim: see `find`.
         allowed: see `find`.
+        outputs_agree: see `find`.
     """
     search = _Search(sides, calls, runner, aim, allowed)
-    return search.found()
+    return search.found(("backward", "forward") if outputs_agree else ("forward", "backward"))
 
 
 class _Search:
@@ -113,10 +125,9 @@ class _Search:
         self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
         self.narrowing = Narrowing(sides, calls, runner, self._limit_of)
 
-    def found(self) -> Found:
+    def found(self, directions: Sequence[Direction]) -> Found:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
         self._try_all()
-        directions: tuple[Direction, Direction] = ("forward", "backward")
         direction = next((one for one in directions if self._guilty(self.root, one)), None) or self._lossy()
         if direction is None:
             return self._found_in_whole_numbers()

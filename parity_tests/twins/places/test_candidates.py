@@ -269,6 +269,19 @@ class FlaxPositioned(nnx.Module):
 IDS = np.array([[0, 3, 8, 2, 0], [1, 0, 5, 5, 7]])
 
 
+class Nudged(Positioned):
+    def forward(self, x):
+        return super().forward(x) * (1 + 8e-10)
+
+
+def test_a_lost_gradient_comes_before_a_difference_that_the_outputs_do_not_show():
+    second = Padded()
+    second.block.__class__ = Nudged
+    sides = planted.sides_of(Padded(0), second, IDS)
+    found = [search.find_on(sides, "meaning", outputs_agree=agree).divergence for agree in (False, True)]
+    assert [(one.path, one.direction) for one in found] == [("block", "forward"), ("table", "backward")]
+
+
 @pytest.mark.parametrize("power", [10000.0, 10000.0 * (1 + 3e-9)])
 def test_a_row_without_gradient_comes_before_rounding_of_tables(power):
     report = compare(Padded(0, power), FlaxPadded(), IDS, seeds=1)

@@ -1,0 +1,119 @@
+"""Rows of attention that see no key: what a softmax gives there is a convention, and models mask it away.
+
+``scores + finfo.min`` and ``where(mask, scores, finfo.min)`` give the same weights, but only the first hands gradients
+back to the scores of a row that is masked as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..pair import SIDES
+from ..samples.sampling import Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.subject import Array, Run
+from .measures import scale_of
+from .runner import Live
+
+HIDDEN = -1e4
+"""Additive masks hide keys by this much or more."""
+
+AGREE = 1e-9
+"""Relative difference below which both sides give the same, several times what float64 loses in a deep model."""
+
+MAX_TRIALS = 8
+"""Most sets of rows that are tried; each costs a run of both sides."""
+
+
+def on_masked_rows(runner: Live, sample: Sample) -> str:
+    """Return what to say where the sides differ on rows that see no key alone, "" if they differ elsewhere too.
+
+    Args:
+        runner: runs both sides.
+        sample: numbers on which they differ, masks among them.
+    """
+    pair = runner.pair
+    if pair.effort.large or pair.lacks or pair.train:
+        return ""
+    runs = [runner.exact(side, sample, pair.dtype) for side in SIDES]
+    tried: list[Array] = []
+    for rows in _rows(sample, pair.subject("first").argument_names):
+        kept = [_kept(rows, one) for one in runs[0].outputs]
+        if any(np.array_equal(rows, one) for one in tried) or all(one is None or one.all() for one in kept):
+            continue
+        if len(tried) == MAX_TRIALS:
+            break
+        tried.append(rows)
+        if _agree(runner, sample, runs, [np.ones(1, bool) if one is None else one for one in kept]):
+            return "it concerns only rows that see no key; masking the output makes them equal"
+    return ""
+
+
+def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> bool:
+    """Tell whether outputs and gradients agree where the rows are masked in the outputs."""
+    pair = runner.pair
+    masked = [[np.where(keep, wide(one), 0.0) for keep, one in zip(kept, run.outputs, strict=True)] for run in runs]
+    if not _same(masked[0], masked[1]):
+        return False
+    partial = {side: runner.of_part(side, sample, pair.dtype, kept) for side in SIDES}
+    ours, theirs = (pair.pairing.aligned(partial[side].parameter_gradients, side) for side in SIDES)
+    names = sorted(ours.keys() & theirs.keys())
+    if not _same([ours[name] for name in names], [theirs[name] for name in names]):
+        return False
+    inputs = [
+        (one, two)
+        for one, two in zip(partial["first"].input_gradients, partial["second"].input_gradients, strict=False)
+        if one is not None and two is not None and one.shape == two.shape
+    ]
+    return _same([one for one, _ in inputs], [two for _, two in inputs])
+
+
+def _same(first: list[Array], second: list[Array]) -> bool:
+    scale = scale_of([*first, *second]) or 1.0
+    for one, two in zip(first, second, strict=True):
+        if one.shape != two.shape or not float(np.abs(wide(one) - wide(two)).max(initial=0.0)) <= AGREE * scale:
+            return False
+    return True
+
+
+def _kept(rows: Array, output: Array) -> Array | None:
+    """Return which elements of an output are in other rows; None if it has no such rows."""
+    shape = output.shape[: rows.ndim]
+    if output.ndim < rows.ndim or any(size not in (1, wanted) for size, wanted in zip(rows.shape, shape, strict=True)):
+        return None
+    spread = np.broadcast_to(rows, shape).reshape(*shape, *([1] * (output.ndim - rows.ndim)))
+    return np.broadcast_to(~spread, output.shape)
+
+
+def _rows(sample: Sample, names: Sequence[str]) -> Iterator[Array]:
+    """Yield the rows ``(batch, position)`` that may see no key, by every mask among the inputs of the first side."""
+    arguments = sample.arguments["first"]
+    for leaf, name in zip(arguments.leaves, arguments.named(names), strict=True):
+        for visible in _visible(leaf, is_named="mask" in name.lower()):
+            if visible.ndim > 2 and visible.size == visible.shape[0] * visible.shape[-1]:  # (batch, 1, 1, keys)
+                visible = visible.reshape(visible.shape[0], -1)
+            if visible.ndim < 2 or visible.all() or not visible.any():
+                continue
+            if visible.ndim > 2 or visible.shape[0] == visible.shape[1]:  # (..., queries, keys)
+                for seen in (visible, visible & np.tri(*visible.shape[-2:], dtype=np.bool_)):
+                    rows: Array = np.logical_not(seen.any(-1))
+                    while rows.ndim > 2:  # heads
+                        rows = np.asarray(rows.any(1))
+                    yield np.atleast_2d(rows)
+            if visible.ndim == 2:  # (batch, keys)
+                yield ~np.logical_or.accumulate(visible, -1)
+                yield ~visible
+                yield np.logical_not(visible.any(-1, keepdims=True))
+
+
+def _visible(leaf: Array, *, is_named: bool) -> Iterator[Array]:
+    """Yield the keys that a mask may show, in both senses of booleans; zeros and ones are a mask by their name."""
+    if leaf.dtype == bool:
+        yield leaf
+        yield ~leaf
+    elif is_named and np.isin(leaf, (0, 1)).all():
+        yield leaf != 0
+    elif is_float(leaf) and ((leaf == 0) | (leaf <= HIDDEN)).all():
+        yield leaf == 0

@@ -1,0 +1,67 @@
+"""Rows of attention that see no key: what differs there alone is named as that."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from attn_bridge.parity import compare
+
+WIDTH, LENGTH = 8, 6
+X = np.random.default_rng(3).normal(size=(2, LENGTH, WIDTH)).astype("float32")
+PADDED = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+NONE = "only rows that see no key; masking the output makes them equal"
+
+
+class Additive(nn.Module):
+    """Adds the lowest number of float32 to what is hidden, as `transformers` did."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, attention_mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        visible = attention_mask.bool()[:, None] & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        hidden = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+        return self.out(torch.softmax(q @ k.swapaxes(1, 2) / WIDTH**0.5 + hidden, -1) @ v)
+
+
+class Where(nnx.Module):
+    def __init__(self, gain=1.0, lost=False):
+        self.qkv, self.out = (nnx.Linear(WIDTH, size, rngs=nnx.Rngs(0)) for size in (3 * WIDTH, WIDTH))
+        self.gain, self.lost = gain, lost
+
+    def __call__(self, x, attention_mask):
+        q, k, v = jnp.split(self.qkv(x), 3, -1)
+        k = jax.lax.stop_gradient(k) if self.lost else k
+        visible = attention_mask.astype(bool)[:, None] & jnp.tri(LENGTH, dtype=bool)
+        scores = jnp.where(visible, q @ k.swapaxes(1, 2) / WIDTH**0.5, jnp.finfo(jnp.float32).min)
+        return self.out(jax.nn.softmax(scores, -1) @ v * self.gain)
+
+
+def hint(second, mask=PADDED):
+    report = compare(Additive(), second, {"x": X, "attention_mask": mask}, seeds=1)
+    return report.verdict, report.first_divergence and report.first_divergence.hint
+
+
+def test_gradients_of_rows_that_see_no_key_are_named():
+    verdict, said = hint(Where())
+    assert verdict == "different"
+    assert NONE in said
+
+
+def test_rows_that_all_see_a_key_are_equal():
+    assert hint(Where(), PADDED[:, ::-1].copy()) == ("equal", None)
+
+
+@pytest.mark.parametrize("fault", [{"gain": 1.01}, {"lost": True}])
+def test_other_faults_are_not_excused_by_masked_rows(fault):
+    verdict, said = hint(Where(**fault))
+    assert verdict == "different"
+    assert NONE not in said
