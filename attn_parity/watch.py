@@ -27,6 +27,9 @@ TICK = 0.1
 
 IMPORTING = "importing"
 
+SHOWN = {"flax": "Flax"}
+"""As `findings.SHOWN`, without loading NumPy."""
+
 LIBRARIES = 120.0
 """Seconds that a library may take to be imported, whatever the limit is."""
 
@@ -156,7 +159,7 @@ def named_side(side: str, names: Mapping[str, str]) -> str:
         side: its label, "" where there is only that side.
         names: label of a side -> what messages call it.
     """
-    return f"the {names.get(side) or f'{side} side'}" if side else "the side"
+    return f"the {names.get(side) or f'{SHOWN.get(side, side)} side'}" if side else "the side"
 
 
 def end_children(parent: int | None = None) -> None:

@@ -20,7 +20,7 @@ from attn_bridge.specs import VARIANTS, find_variant
 from .. import workers
 from ..adapters import load_adapter
 from ..results.findings import Side as SideName
-from ..results.findings import TensorVerdict, worst
+from ..results.findings import TensorVerdict, shown, worst
 from ..settings.environment import environment
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array
@@ -43,6 +43,8 @@ MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
 
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
+
+REFERENCE = "NumPy reference"
 
 _Judged = tuple[list[Cell], list[LeftOut]]
 """A row: its cells, and what was left out of it."""
@@ -296,7 +298,26 @@ def _judge_subject(
             judged = _judge_tensors({framework: results, other: trusted}, oracles, run, subject, losses or {})
             cells.append(_cell(subject, run, judged, f"{run} vs {other} float64"))
     notes = tuple(note for side in sides.values() for note in side.notes)
+    cells = _with_odd_one_out(cells)
     return [dataclasses.replace(cell, notes=notes, command=subject.command(cell.dtype, seeds)) for cell in cells]
+
+
+def _with_odd_one_out(cells: list[Cell]) -> list[Cell]:
+    """Name the party that differs from the two others, which agree: torch, Flax or the NumPy reference."""
+    parties = {"torch", "flax", REFERENCE}
+    meant = [cell for cell in cells if cell.dtype == "float64"]
+    pairs = {cell.what: frozenset(name for name in parties if name in cell.what) for cell in meant}
+    apart = {pairs[cell.what] for cell in meant if cell.verdict == "different"}
+    agreeing = {pair for pair in pairs.values() if pair not in apart and len(pair) == 2}
+    if not apart or len(agreeing) != 1:
+        return cells
+    (agreed,) = agreeing
+    (odd,) = parties - agreed
+    one, two = (shown(name) for name in ("torch", "flax", REFERENCE) if name in agreed)
+    message = f"{one} and {two} agree: {shown(odd)} is the odd one out"
+    return [
+        dataclasses.replace(cell, message=cell.message or message * (cell.verdict == "different")) for cell in cells
+    ]
 
 
 def _cell(subject: Subject, run: Run, tensors: tuple[TensorVerdict, ...], what: str) -> Cell:
@@ -366,7 +387,7 @@ def _against_reference(
             got, wanted = np.array(np.sum(gradient * direction)), np.array(slope)
             judged.append(_meaning(f"{name} along a direction", kind, [got], [wanted], scale))
         run = Run(framework, "float64", MODES[framework][0])
-        cells.append(_cell(subject, run, tuple(judged), f"{run} vs NumPy reference"))
+        cells.append(_cell(subject, run, tuple(judged), f"{run} vs {REFERENCE}"))
     return cells
 
 

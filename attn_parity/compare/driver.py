@@ -20,7 +20,7 @@ import numpy as np
 
 from ..hints import hint_for, of_devices
 from ..interrupts import orderly_interrupts
-from ..localisation import Remainder, find, remainder
+from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.allowances import accept, checked
@@ -40,30 +40,10 @@ from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
 from ..verdict.devices.shards import copies_compared, on_shards
 from ..verdict.devices.softmaxes import mixed
+from ..verdict.masked_rows import on_masked_rows
 from ..verdict.notes import on_literals
 from ..verdict.runner import Live, Runner
-from .hints import hint_for, of_devices
-from .localisation import Aim, Remainder, find, remainder
-from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
-from .results.allowances import accept, checked
-from .results.findings import Divergence, Side, TensorVerdict, Verdict, worst
-from .results.report import Report
-from .samples.limits import MAX_SEEDS
-from .samples.sampling import Sample
-from .sides.dtypes import DTYPES
-from .sides.subject import Array, CannotPromoteError, ModuleFailedError
-from .submodule_pairs import differing_settings
-from .verdict import judging
-from .verdict.bench import Findings
-from .verdict.coverage import Coverage, covered
-from .verdict.devices.contributions import lost
-from .verdict.devices.exchanges import exchanged
-from .verdict.devices.shards import copies_compared, on_shards
-from .verdict.devices.softmaxes import mixed
-from .verdict.masked_rows import on_masked_rows
-from .verdict.notes import on_literals
-from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
 
@@ -301,7 +281,7 @@ def _report(
     seen: Coverage | None = None,
 ) -> Report:
     labels, seen = pair.labels, seen or Coverage()
-    lacks = [f"{labels[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
+    lacks = [f"{pair.shown[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
     notes = [note for one in findings for note in one.notes]
     noise: dict[str, float] = {}
     for one in findings:

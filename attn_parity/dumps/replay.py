@@ -266,7 +266,7 @@ class Replay:
             for side in SIDES:
                 tensor = match.tensor(side)
                 if tensor.source not in parameters[side]:
-                    raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.labels[side]} does not have")
+                    raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.shown[side]} does not have")
                 parameter = parameters[side][tensor.source]
                 held[side].append(dataclasses.replace(tensor, parameter=parameter))
             matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))

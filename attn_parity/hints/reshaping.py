@@ -159,8 +159,7 @@ def _antialiased(size: int, new: int) -> Array:
 def _nearest(exact: bool) -> Matrix:
     def matrix(size: int, new: int) -> Array:
         at = (np.arange(new) + 0.5 * exact) * size / new
-        rows: Array = np.eye(size)[np.clip(np.floor(at).astype(int), 0, size - 1)]
-        return rows
+        return np.asarray(np.eye(size)[np.clip(np.floor(at).astype(int), 0, size - 1)])
 
     return matrix
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..matching.submodule_pairs import pair_modules
 from ..pair import SIDES, Pair
-from ..results.findings import Divergence, Side
+from ..results.findings import Divergence, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Array, Call, Run, Substitute
 from ..verdict.measures import scale_of
@@ -63,7 +63,7 @@ def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: fl
     if max(forward, backward) <= limit:
         return "nothing"
     names = " and ".join(targets)
-    said = f"with the numbers of {sides.labels['first']} in place of those of {names}"
+    said = f"with the numbers of {shown(sides.labels['first'])} in place of those of {names}"
     if forward <= limit:
         return Divergence("", "", "backward", f"{said}, gradients still differ by {backward:.2g} of the largest")
     path, between = _place({"first": calls["first"][1:], "second": inner}, pairs, limit)

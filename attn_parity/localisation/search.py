@@ -15,7 +15,7 @@ from typing import Literal
 from ..hints import Evidence
 from ..matching.submodule_pairs import alternatives, differing, pair_modules
 from ..pair import SIDES, Pair
-from ..results.findings import Candidate, Divergence, ModuleNode, Side
+from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.limits import TABLE_LIMIT
@@ -226,7 +226,7 @@ class _Search:
             return dataclasses.replace(trial, error_in=None, error_out=None) if node.refed else trial
         used, worse, problem = weigh(self.runner, self.sides, node.paths, calls)
         loses = [
-            f"{self.sides.labels[worse[key]]} side loses {used[key]:.3g} times its share of precision ({key})"
+            f"{shown(self.sides.labels[worse[key]])} side loses {used[key]:.3g} times its share of precision ({key})"
             for key in used
             if used[key] > 1.0
         ]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..pair import SIDES, Pair
-from ..results.findings import Side
+from ..results.findings import Side, shown
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
 from ..sides.large import is_large
@@ -204,7 +204,7 @@ def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[s
         try:
             inner = runner.record(side, "", arguments, cotangents)
         except FAILURES as error:
-            problems.append(f"the {sides.labels[side]} side's submodules could not be recorded: {error}")
+            problems.append(f"the {shown(sides.labels[side])} side's submodules could not be recorded: {error}")
         else:
             calls[side] += inner or []
     return calls, problems

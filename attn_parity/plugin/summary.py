@@ -38,7 +38,18 @@ def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
             handed["file"], handed["line"] = shown(Path(visible[-1].path), base), visible[-1].lineno + 1
         handed["title"] = f"parity: {error.report.verdict} in {item.name}"
         handed["message"] = str(error)
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None:  # pytest's own line begins with the path of the exception's class
+            crash.message = _headline(error)
     setattr(report, REPORT_ATTRIBUTE, handed)
+
+
+def _headline(error: ParityError) -> str:
+    """Return the line of a failed test in the summary: what differs and where."""
+    from ..rendering.wording import headline
+    from ..results.report import Report
+
+    return headline(error.report) if isinstance(error.report, Report) else str(error).partition("\n")[0]
 
 
 def _mismatch(call: pytest.CallInfo[None]) -> ParityError | None:

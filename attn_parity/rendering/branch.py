@@ -26,6 +26,9 @@ GUIDE = 4
 MAX = 9
 """Most lines of a branch."""
 
+MAX_NAMES = 3
+"""Most submodules of one reason that are named as not judged."""
+
 
 # ---- the branch
 
@@ -44,7 +47,10 @@ def branch(report: Report, width: int) -> list[Text]:
     for depth, node in enumerate(kept):
         parent = None if depth == 0 else way[way.index(node) - 1]
         rows.append(_row(node, parent, depth, width, report))
-        others = _others(node, way, report) if node.children and len(rows) + len(kept) - depth <= MAX else ""
+        is_room = bool(node.children) and len(rows) + len(kept) - depth <= MAX
+        room = width - 2 * (depth + 1)
+        texts = [_others(node, way, report, with_reasons) for with_reasons in (True, False)] if is_room else [""]
+        others = next((text for text in texts if len(text) <= room), texts[-1])
         if others:
             rows.append(Text(shortened(f"{'  ' * (depth + 1)}{others}", width), "dim"))
     title = Text("where; error of outputs (fwd) and gradients (bwd), fed the same numbers:", "bold")
@@ -67,14 +73,22 @@ def _row(node: ModuleNode, parent: ModuleNode | None, depth: int, width: int, re
     )
 
 
-def _others(node: ModuleNode, way: list[ModuleNode], report: Report) -> str:
-    """Count the children beside the way by what is known of them."""
-    beside = [child for child in node.children if not any(child is one for one in way)]
+def _others(node: ModuleNode, way: list[ModuleNode], report: Report, with_reasons: bool) -> str:
+    """Count the children off the way by what is known of them; name those that were not judged, and why."""
+    others = [child for child in node.children if not any(child is one for one in way)]
     counts: dict[str, int] = {}
-    for child in beside:
+    silent: dict[str, list[str]] = {}
+    for child in others:
         state = "equal" if outline.entirely_equal(child) else outline.state(child, report)
-        counts[state] = counts.get(state, 0) + 1
-    return f"beside it: {', '.join(f'{count} {state}' for state, count in counts.items())}" if counts else ""
+        if state == outline.NOT_JUDGED:
+            silent.setdefault(child.message if with_reasons else "", []).append(outline.name([child], node))
+        else:
+            counts[state] = counts.get(state, 0) + 1
+    parts = [", ".join(f"{count} {state}" for state, count in counts.items())] * bool(counts)
+    for why, names in silent.items():
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        parts.append(f"{', '.join(names[:MAX_NAMES])}{more} {outline.NOT_JUDGED}{f' ({why})' if why else ''}")
+    return f"other submodules: {'; '.join(parts)}" if parts else ""
 
 
 # ---- the whole tree
@@ -124,7 +138,7 @@ class _Line:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         node, several = self.nodes[0], len(self.nodes) > 1
         state = f"{len(self.nodes)} equal" if several else outline.state(node, self.report)
-        style = STYLES[node.verdict] if node.verdict else "dim" if state == "not run" else "red"
+        style = STYLES[node.verdict] if node.verdict else "dim" if state == outline.NOT_JUDGED else "red"
         numbers = [
             _labelled("fwd", relative(outline.largest(one.forward_error for one in self.nodes))),
             _labelled("bwd", relative(outline.largest(one.backward_error for one in self.nodes))),

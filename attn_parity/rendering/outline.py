@@ -19,6 +19,10 @@ RUN = 3
 """The shortest run that is."""
 
 
+NOT_JUDGED = "not judged"
+"""State of a submodule that was not run by itself on both sides."""
+
+
 def is_large(root: ModuleNode) -> bool:
     """Whether a tree has too many modules to show each."""
     return sum(1 for _ in itertools.islice(root.walk(), LARGE)) == LARGE
@@ -80,7 +84,7 @@ def state(node: ModuleNode, report: Report | None = None) -> str:
         return f"{shown(labels[0])} only"
     if node.path is None:
         return f"{shown(labels[1])} only"
-    return node.verdict or "not run"
+    return node.verdict or NOT_JUDGED
 
 
 def ways(pairing: Sequence[Pair]) -> str:

@@ -18,7 +18,7 @@ from ..results.findings import TensorVerdict, Verdict, shown
 from . import outline
 from .branch import STYLES, branch, tree
 from .text import folded, memory, one_line, relative, share, shortened, ulps
-from .wording import closest, measured, telling_notes, where
+from .wording import LEGEND, closest, measured, not_given, telling_notes, used, where
 
 if TYPE_CHECKING:
     from ..results.report import Report
@@ -34,6 +34,9 @@ CLOSEST = 3
 
 FEWEST, MAX = 2, 8
 """How many tensors that are not equal are shown, if that many are not."""
+
+NAMES = 4
+"""How many arguments that were not given are named of a side."""
 
 BESIDE = 40
 """Most characters that stand beside the name of a tensor; what is longer stands below it."""
@@ -164,7 +167,7 @@ class _Page:
             return []
         space = max(len(one.on) for one in rows)
         name = max(12, min(self.width - space - 10, max(len(visible(one.name)) for one in rows)))
-        found = self._wrapped(Text("closest to the limit, as a share of the allowed error:"), 1)
+        found = self._wrapped(Text(f"{LEGEND}:"), 1)
         for one in rows:
             found.append(Text(f"  {shortened(visible(one.name), name):<{name}}  {share(one.used):>4}  {one.on}"))
             found[-1].truncate(self.width, overflow="ellipsis")
@@ -175,7 +178,7 @@ class _Page:
         for title, names in (
             ("reached by no comparison", report.unexercised),
             ("the outputs do not depend on", report.invariances),
-            ("not run", report.unreached),
+            ("not covered", not_given(report.unreached, NAMES)),
         ):
             found += self._listed(title, folded(names), most) if names else []
         return found
@@ -288,7 +291,7 @@ def _facts(report: Report) -> Iterator[str]:
     for title, names in (
         ("unexercised (no comparison reached them)", report.unexercised),
         ("invariant (the outputs do not depend on them)", report.invariances),
-        ("not run", report.unreached),
+        ("not covered", not_given(report.unreached)),
     ):
         if names:
             yield f"{title}: {'; '.join(folded(names))}"
@@ -312,7 +315,7 @@ def table(report: Report) -> rich.table.Table:
     found.add_column("tensor", overflow="fold")
     found.add_column("verdict", no_wrap=True)
     found.add_column("float64 diff,\nrelative", justify="right", no_wrap=True)
-    found.add_column(f"of the allowed error\n{both}", justify="right", no_wrap=True)
+    found.add_column("error, % of\nwhat is allowed", justify="right", no_wrap=True)
     found.add_column(f"ulps off\n{both}", justify="right", no_wrap=True)
     allowed = [one for one in report.tensors if one.allowed]
     passed = [one for one in report.tensors if one.verdict == "equal" and not one.allowed]
@@ -324,7 +327,7 @@ def table(report: Report) -> rich.table.Table:
             Text(visible("\n".join(lines))),
             Text(tensor.verdict, style=STYLES[tensor.verdict]),
             Text(relative(tensor.relative)),
-            Text(f"{share(tensor.first_used)} | {share(tensor.second_used)}"),
+            Text(share(used(tensor, report))),
             Text(f"{ulps(tensor.first_ulps)} | {ulps(tensor.second_ulps)}"),
         )
     return found

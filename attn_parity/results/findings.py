@@ -110,9 +110,13 @@ class TensorVerdict:
 
     @property
     def used(self) -> float | None:
-        """Largest share of the allowed error that either side, or the difference in float64, took."""
+        """Largest share of the allowed error that either side, or the difference in float64, took; 1 fails.
+
+        An equal tensor may have larger shares, of a side that is not judged; they are left out.
+        """
         shares = (self.meaning_used, self.first_used, self.second_used)
-        return max((one for one in shares if one is not None), default=None)
+        is_equal = self.verdict == "equal"
+        return max((one for one in shares if one is not None and (one <= 1 or not is_equal)), default=None)
 
     @property
     def on(self) -> str:
@@ -240,6 +244,15 @@ class ModuleNode:
             yield from child.walk()
 
 
+def itself(name: str) -> str:
+    """Return the words for the code of a whole module outside its submodules.
+
+    Args:
+        name: its class; "" where it is not known.
+    """
+    return f"{name or 'the module'} itself"
+
+
 def between_words(path: str, between: Sequence[str]) -> str:
     """Say between which calls inside a module code lies; the module stands for its own inputs and outputs."""
     first, second = between
@@ -281,6 +294,8 @@ class Divergence:
         hint: what the difference is consistent with, in one line.
         second_label: label of the second side.
         candidates: the places that were not excluded, this one first.
+        first_name: class of the whole first side.
+        second_name: class of the whole second side.
     """
 
     path: str
@@ -290,6 +305,8 @@ class Divergence:
     between: tuple[str, str] | None = None
     hint: str = ""
     second_label: str = "flax"
+    first_name: str = ""
+    second_name: str = ""
     candidates: tuple[Candidate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -310,11 +327,11 @@ class Divergence:
     @property
     def place(self) -> str:
         """Where it is, in words."""
-        where = self.path or "the module itself, outside its submodules"
+        where = self.path or itself(self.first_name)
         if self.between is not None:
             where = between_words(self.path, self.between) + (f", in {self.path}" if self.path else "")
         if self.second_path != self.path:
-            where += f" ({shown(self.second_label)}: {self.second_path or 'the module itself'})"
+            where += f" ({shown(self.second_label)}: {self.second_path or itself(self.second_name)})"
         return where
 
     def __str__(self) -> str:

@@ -82,6 +82,12 @@ class Report:
     changes: Changes | None = None
     pictures: list[Picture] = dataclasses.field(default_factory=list, repr=False)
 
+    def __post_init__(self) -> None:
+        first = self.first_divergence
+        if first is not None and not (first.first_name and first.second_name):
+            named = dataclasses.replace(first, first_name=self.first_name, second_name=self.second_name)
+            object.__setattr__(self, "first_divergence", named)
+
     @property
     def torch_name(self) -> str:
         """Former name of `first_name`."""
@@ -104,15 +110,17 @@ class Report:
 
     @property
     def failures(self) -> list[TensorVerdict]:
-        """The tensors that are not equal and not allowed to differ, worst first."""
+        """The tensors that are not equal and not allowed to differ, those of the worst verdict first."""
         bad = [tensor for tensor in self.tensors if tensor.verdict != "equal" and not tensor.allowed]
         return sorted(bad, key=lambda tensor: -SEVERITY.index(tensor.verdict))
 
     def summary(self) -> str:
         """Return the verdict and its extent in one line."""
-        extent = {"tensor": len(self.tensors), "seed": self.seeds, "sample": self.samples}
-        counts = [f"{number} {what}{'' if number == 1 else 's'}" for what, number in extent.items()]
-        effort = f"{', '.join(counts)}, {self.seconds:.1f} s"
+        tensors, runs, seeds = (
+            f"{number} {what}{'' if number == 1 else 's'}"
+            for number, what in ((len(self.tensors), "tensor"), (self.samples, "run"), (self.seeds, "seed"))
+        )
+        effort = f"{tensors}, {runs} ({seeds}), {self.seconds:.1f} s"
         line = f"{self.verdict}: {self.sides}, {effort}"
         accepted = sum(bool(tensor.allowed) for tensor in self.tensors)
         line += f", {accepted} allowed to differ" if accepted else ""

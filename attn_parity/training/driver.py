@@ -27,7 +27,7 @@ from ..adapters import load_adapter
 from ..compare.prepare import prepare
 from ..interrupts import orderly_interrupts
 from ..pair import Pair, Progress, few_threads
-from ..results.findings import worst
+from ..results.findings import shown, worst
 from ..samples import inputs as calls
 from ..samples.sampling import draw_weights
 from ..settings.precision import record
@@ -282,8 +282,8 @@ class _Training:
         if self.foreign and verdict != "equal":
             verdict, first = "inconclusive", None
             message = (
-                f"the {self.foreign} module draws random numbers that are no dropout masks, so the sides can't be "
-                "compared"
+                f"the {shown(self.foreign)} module draws random numbers that are no dropout masks, so the sides "
+                "can't be compared"
             )
         elif self.unclear and verdict != "equal":
             verdict, first, message = "inconclusive", None, self.unclear

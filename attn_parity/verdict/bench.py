@@ -404,7 +404,7 @@ class Bench:
         """Raise the errors of one side to what it loses under other roundings, in every sample taken."""
         found: dict[Key, list[Measure]] = {}
         for position, planned in enumerate(self.planned):
-            self.pair.progress(f"redrawing the roundings of {self.pair.labels[side]}", position, len(self.planned))
+            self.pair.progress(f"redrawing the roundings of {self.pair.shown[side]}", position, len(self.planned))
             sample = self.runner.sample(planned)
             assert sample is not None, "it was taken"
             probes = list(self._probing.roundings(side, sample, position))

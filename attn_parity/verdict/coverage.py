@@ -26,7 +26,7 @@ class Coverage:
     Attributes:
         invariances: parameters that the outputs do not depend on although they are used.
         unexercised: parameters that nothing reached.
-        unused: parameters that one side has and does not use -> the label of that side.
+        unused: parameters that one side has and does not use -> what messages call that side.
         unreached: branches that were not run.
         notes: what a reader has to know.
     """
@@ -81,7 +81,7 @@ def _cover(runner: Runner, matches: dict[str, Match], found: Coverage) -> None:
                 found.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
         elif any(reached.values()):
             idle = next(side for side, used in reached.items() if not used)
-            found.unused[name] = runner.pair.labels[idle]
+            found.unused[name] = runner.pair.shown[idle]
         else:
             found.unexercised.append(name)
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..results.findings import Side, TensorVerdict, Verdict
+from ..results.findings import Side, TensorVerdict, Verdict, shown
 from ..sides.dtypes import unit_of
 from .limits import FLOOR_ULPS, GROUP_FACTOR, MAX_LIMIT, RMS_LIMIT, meaning_limit
 from .measures import CHUNK, Array, Measure, chunk, scale_of
@@ -107,7 +107,7 @@ def decide(
         verdict: Verdict = "precision"
         side_or_none: str | None = None
         message = (
-            f"{labels[side]} loses more than its share: its rounding error is {mine:.3g} ulps, "
+            f"{shown(labels[side])} loses more than its share: its rounding error is {mine:.3g} ulps, "
             f"the other side's {other:.3g}{_at(one, labels)}"
         )
         if not known and max(judged) > 100.0:
@@ -177,7 +177,7 @@ def _with(base: TensorVerdict, verdict: Verdict, one: Measure, message: str, bad
 def _at(one: Measure, labels: Mapping[Side, str]) -> str:
     worst = one.worst
     index = "" if not worst.index else f" at {worst.index}"
-    values = f"{labels['first']} {worst.first:.9g}, {labels['second']} {worst.second:.9g}"
+    values = f"{shown(labels['first'])} {worst.first:.9g}, {shown(labels['second'])} {worst.second:.9g}"
     return f"; worst{index}: {values} ({one.title or f'{one.weights} weights'})"
 
 

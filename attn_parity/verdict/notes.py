@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..pair import SIDES
-from ..results.findings import Side, TensorVerdict
+from ..results.findings import Side, TensorVerdict, shown
 from .criterion import precision_used
 from .limits import flushed_below
 from .measures import Key, Measure
@@ -36,7 +36,7 @@ def on_stress(
     if name:
         yield (
             f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
-            f"{labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
+            f"{shown(labels[side])} side loses {used:.0f} times its share of precision, most in {name}; on "
             "inputs like the given ones it does not"
         )
 

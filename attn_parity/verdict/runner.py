@@ -182,7 +182,7 @@ class Live:
                 precise, runs = None, [subject.run(weights, arguments, seed=seed) for seed in (0, 1)]
             found = _apart(runs[0].outputs, runs[1].outputs, MEANING_LIMIT if precise else 1e-3)
             if found:
-                return f"the {pair.labels[side]} module is not deterministic: {found}"
+                return f"the {pair.shown[side]} module is not deterministic: {found}"
         return ""
 
     def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:

@@ -116,6 +116,10 @@ def test_a_planted_fault_turns_check_red(fault, framework, monkeypatch):
         assert any(what.startswith(framework) for what in named), "the twin at fault is named"
         other = {"torch": "flax", "flax": "torch"}[framework]
         assert not any(what.startswith(other) and what.endswith("NumPy reference") for what in named)
+    shown, rest = ("Flax", "torch") if framework == "flax" else ("torch", "Flax")
+    said = {cell.message for cell in report.failures if not cell.message.startswith("TwinDiffersError")}
+    if verdict == "different" and said:
+        assert said == {f"{rest} and NumPy reference agree: {shown} is the odd one out"}
 
 
 def _keys_in_eight_bits(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
@@ -163,6 +167,8 @@ def test_the_reference_catches_a_fault_of_both_twins(monkeypatch):
     plant(monkeypatch, "flax")
     report = check([variant], cases=["odd-sizes"], dtypes=["float64"], seeds=2)
     assert {cell.what for cell in report.failures} == {"torch eager vs NumPy reference", "flax jit vs NumPy reference"}
+    messages = {cell.message for cell in report.failures}
+    assert messages == {"torch and Flax agree: NumPy reference is the odd one out"}
 
 
 def test_a_twin_that_cannot_run_is_inconclusive_and_not_equal(monkeypatch):

@@ -147,7 +147,7 @@ def assert_as_shown(command: str, shown: str, printed: str) -> None:
 def essence(command: str, text: str) -> str:
     """Return the part of an output that is the same on every machine, with its seconds masked."""
     if " compare" in command:
-        text = re.split(r"^(?:closest to the limit.*)?$", text.lstrip("\n"), maxsplit=1, flags=re.MULTILINE)[0]
+        text = re.split(r"^(?:largest errors.*)?$", text.lstrip("\n"), maxsplit=1, flags=re.MULTILINE)[0]
     if " check" in command:
         text = text.rstrip().rpartition("\n")[2]
     return re.sub(r"\b\d+(?:\.\d+)?\s+s\b", "# s", text)
@@ -507,10 +507,10 @@ def test_a_pages_commands_run_on_the_files_shown_before(tmp_path):
 
 
 def test_another_verdict_is_seen_and_other_seconds_are_not():
-    shown = "equal: A (torch) and B (Flax), 4 tensors, 17\nsamples, 4.6 s\nclosest to the limit: 3%\n"
+    shown = "equal: A (torch) and B (Flax), 4 tensors, 17\nruns (4 seeds), 4.6 s\nlargest errors: 3%\n"
     command = "attn-bridge compare a b"
     assert_as_shown(
-        command, shown, "equal: A (torch) and B (Flax), 4 tensors, 17 samples, 11 s\nclosest to the limit: 9%\n"
+        command, shown, "equal: A (torch) and B (Flax), 4 tensors, 17 runs (4 seeds), 11 s\nlargest errors: 9%\n"
     )
     with pytest.raises(AssertionError):
-        assert_as_shown(command, shown, "equal: A (torch) and B (Flax), 5 tensors, 17 samples, 11 s\n")
+        assert_as_shown(command, shown, "equal: A (torch) and B (Flax), 5 tensors, 17 runs (4 seeds), 11 s\n")

@@ -193,7 +193,7 @@ class JaxSubject:
         given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
         missing = [name for name in names if name not in given]
         what = self._adapter.label.removesuffix(f" {self.name}")
-        texts = [f"argument {name} of the {what}: not given" for name in missing]
+        texts = [f"the {what}'s `{name}` (you gave none)" for name in missing]
         changed = ", ".join(sorted(self._part("").changed))
         again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
         return [*found, *self._adapter.caches(), *texts, *again]

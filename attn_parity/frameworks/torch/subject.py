@@ -159,7 +159,7 @@ class TorchSubject:
         names = self.side.signature()
         given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
         missing = [name for name in names if name not in given]
-        found += [f"argument {name} of the {self.kind}: not given" for name in missing]
+        found += [f"the {self.kind}'s `{name}` (you gave none)" for name in missing]
         for name, tensor in self.side.tensors().items():
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 found.append(f"hooks on the gradient of {name}: gradients are compared without them")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attn_bridge import whole_files as files
 
-from ...results.findings import Verdict, between_words, shown
+from ...results.findings import Verdict, between_words, itself, shown
 from .. import outline
 from ..text import count, memory, relative
 from . import figures, modules, tensors
@@ -29,7 +29,7 @@ MEANINGS: dict[Verdict, str] = {
 COVERAGE = (
     ("unexercised", "Unexercised parameters", "No comparison reached them."),
     ("invariances", "Invariances", "The outputs do not depend on these parameters although they are used."),
-    ("unreached", "Not run", "Branches that this comparison did not enter."),
+    ("unreached", "Not covered", "Branches and arguments that this comparison did not enter."),
 )
 
 
@@ -120,8 +120,7 @@ def _section(name: str, title: str, body: Child) -> Section:
 def _header(report: Report, sections: Sequence[Section]) -> Markup:
     effort = [
         count(len(report.tensors), "tensor"),
-        count(report.seeds, "seed"),
-        count(report.samples, "sample"),
+        f"{count(report.samples, 'run')} ({count(report.seeds, 'seed')})",
         f"{report.seconds:.1f} s",
     ]
     if report.peak_memory:
@@ -165,8 +164,8 @@ def _divergence(report: Report) -> Markup | None:
     first = report.first_divergence
     if first is None:
         return None
-    where = first.path or "the module itself, outside its submodules"
-    second = first.second_path or "the module itself"
+    where = first.path or itself(first.first_name)
+    second = first.second_path or itself(first.second_name)
     if first.between is not None:
         where = between_words(first.path, first.between)
     return element(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...results.findings import SEVERITY, TensorVerdict, shown
 from ..text import NONE, index, number, relative, shape, share, ulps
-from ..wording import closest, measured, where
+from ..wording import LEGEND, closest, measured, used, where, worst_first
 from .markup import Child, Markup, element
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ WORST = 5
 def worst(report: Report) -> Markup | None:
     """Return the tensors that matter most, one number each, in a table that needs no scrolling."""
     failures = report.failures
-    rows = (failures or closest(report))[:WORST]
+    rows = (worst_first(failures) or closest(report))[:WORST]
     if not rows:
         return None
     count = f"{len(failures):,} of {len(report.tensors):,} tensors are not equal" + (
         f", the worst {len(rows)}" if len(failures) > len(rows) else ""
     )
-    title = count if failures else "Closest to the limit"
+    title = count if failures else LEGEND.capitalize()
     return element(
         "table",
         element("caption", title),
@@ -54,8 +54,7 @@ def _columns(report: Report) -> tuple[tuple[str, str | None], ...]:
         ("Tensor", None),
         ("Verdict", None),
         ("float64 difference", "Largest difference in float64, relative to the largest value of the kind"),
-        (first, f"Share of the allowed error that {first} used; a full bar is all of it"),
-        (second, f"Share of the allowed error that {second} used; a full bar is all of it"),
+        ("Error, % of what is allowed", "Largest error of either side, in % of what is allowed; a full bar fails"),
         (first, f"Root mean square error of {first}, in units of the last place of the largest value"),
         (second, f"Root mean square error of {second}, in units of the last place of the largest value"),
         ("Beyond", "Elements beyond what is allowed"),
@@ -85,8 +84,7 @@ def section(report: Report) -> list[Markup]:
     )
     groups = element(
         "tr",
-        element("td", colspan=3),
-        element("th", "Share of the allowed error", colspan=2, scope="colgroup"),
+        element("td", colspan=4),
         element("th", "Error in ulps", colspan=2, scope="colgroup"),
         element("td", colspan=2),
     )
@@ -122,7 +120,7 @@ def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
         element(
             "th",
             element("span", tensor.name, class_="name"),
-            element("span", f"Flax: {tensor.second_name}", class_="kind")
+            element("span", f"{shown(report.second_label)}: {tensor.second_name}", class_="kind")
             if tensor.second_name != tensor.name
             else None,
             element("span", ", ".join(facts), class_="kind"),
@@ -136,8 +134,7 @@ def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
             data_value=SEVERITY.index(tensor.verdict),
         ),
         _cell(relative(tensor.relative), tensor.relative),
-        _share(tensor.first_used),
-        _share(tensor.second_used),
+        _share(used(tensor, report)),
         _cell(ulps(tensor.first_ulps), tensor.first_ulps),
         _cell(ulps(tensor.second_ulps), tensor.second_ulps),
         _cell(f"{tensor.bad:,} of {tensor.count:,}" if tensor.count else NONE, tensor.bad),

@@ -73,7 +73,7 @@ def test_a_module_that_is_not_deterministic_is_inconclusive(pair, tmp_path, monk
     flax = write(tmp_path / "flax", Net("flax", noise=0.01), monkeypatch, like=pair[0])
     assert run(["compare-dumps", str(pair[0]), str(flax), "--json", str(tmp_path / "report.json")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: inconclusive: the flax module is not deterministic: ")
+    assert error.startswith("error: inconclusive: the Flax module is not deterministic: ")
     assert error.count("\n") == 1
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "inconclusive"
 

@@ -62,9 +62,9 @@ def test_an_unlabelled_side_is_named_by_its_backend(tmp_path, package):
     user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(1)\n")
     runner = module(tmp_path / "attn_parity" / "frameworks" / package / "subject.py", "def run(call):\n    call()\n")
     (said,) = watched(0.3, lambda: runner.run(user.forward), **{"": tmp_path / "user.py"})
-    label = {"torch": "torch", "jax": "flax"}[package]
+    label, shown = {"torch": ("torch", "torch"), "jax": ("flax", "Flax")}[package]
     assert said.startswith(
-        f"the {label} side has been running for more than 0.3 s (--timeout): {tmp_path / 'user.py'}:4 "
+        f"the {shown} side has been running for more than 0.3 s (--timeout): {tmp_path / 'user.py'}:4 "
     )
     (said,) = watched(0.3, lambda: runner.run(user.forward), {label: "one side"}, **{"": tmp_path / "user.py"})
     assert said.startswith("the one side has been running")

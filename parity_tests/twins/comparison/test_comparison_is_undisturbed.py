@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import shutil
 import signal
 import sys
@@ -127,7 +126,7 @@ def test_a_machine_fifty_times_slower_gives_the_same_report(verdict, monkeypatch
         data = compare(*pair(*VERDICTS[verdict]), X, seeds=2).to_json()
         assert data["verdict"] == verdict
         text = json.dumps({name: one for name, one in data.items() if name not in ("seconds", "peak_memory")})
-        return re.sub(rf"samples, {data['seconds']:.1f} s", "samples", text), data["seconds"]
+        return text.replace(f", {data['seconds']:.1f} s", ""), data["seconds"]
 
     def slowed(read):
         return lambda: 1e4 + 50.0 * read()

@@ -53,7 +53,7 @@ def test_layer_norms_of_different_eps_name_both_values():
 
 def test_layer_norms_of_equal_eps_are_equal_with_a_note():
     report = compare(*pair("norm", "norm_with_torch_eps"), inputs(2, 7, 16)).raise_for_mismatch()
-    assert any("the flax side loses" in note for note in report.notes)
+    assert any("the Flax side loses" in note for note in report.notes)
 
 
 def test_fast_variance_loses_precision_for_large_means():

@@ -304,7 +304,7 @@ def test_a_loss_of_precision_is_found_in_the_flax_side():
     report = compare(TorchStack(2), theirs, X, seeds=1)
     assert report.verdict == "precision"
     assert found(report) == ("h.1.attn", "layers.1.attention", "forward")
-    assert "the flax side loses" in report.first_divergence.message
+    assert "the Flax side loses" in report.first_divergence.message
 
 
 def test_a_variance_that_cancels_is_found_in_its_norm():

@@ -31,7 +31,7 @@ def test_a_function_with_its_weights_is_a_side():
     assert subject.record(subject.weights(), Arguments((X,)), [normal(2, 3, 5)]) == []
     run = subject.run(subject.weights(), Arguments((X,)), [normal(2, 3, 5)], dtype="float64")
     assert run.parameter_gradients.keys() == {"first.w", "layers.1"}
-    assert subject.unreached(Arguments((X,))) == ["argument shift of the JAX function: not given"]
+    assert subject.unreached(Arguments((X,))) == ["the JAX function's `shift` (you gave none)"]
 
 
 def test_the_state_of_nnx_gives_a_function_its_names():

@@ -34,6 +34,24 @@ def test_an_equal_pair_returns_the_report(run):
     }
 
 
+def test_the_summary_line_says_what_differs_and_where(run):
+    source = """
+def test_it(parity):
+    parity("a", "eps", [1], allow={})
+
+def test_place(parity):
+    parity("a", "different", [1])
+"""
+    for options in ((), ("--tb=no",), ("--tb=native",)):
+        lines = [line for line in run(source, "-rf", *options, COLUMNS="200").out.splitlines() if line[:6] == "FAILED"]
+        if "--tb=native" not in options:
+            assert lines == [
+                "FAILED test_it.py::test_it - different: output and 1 more, first in ln2",
+                "FAILED test_it.py::test_place - different: T (torch) and F (Flax), first in blocks.0",
+            ]
+        assert len(lines) == 2
+
+
 def test_a_mismatch_fails_with_the_explanation(run):
     done = run(FAILING.replace("  # line 4", ""), "--parity-seeds=7", "--parity-first-seed=3", "--parity-device=cpu")
     assert done.status == 1

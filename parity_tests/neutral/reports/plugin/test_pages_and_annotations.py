@@ -60,7 +60,7 @@ def test_unrelated(parity):
     found = [line for line in done.out.splitlines() if line.startswith("::")]
     file = f"file={tmp_path.name}/test_it.py"
     message = (
-        "different: T (torch) and F (Flax), 0 tensors, 0 seeds, 0 samples, 0.0 s%0A"
+        "different: T (torch) and F (Flax), 0 tensors, 0 runs (0 seeds), 0.0 s%0A"
         "first divergence (forward) in blocks.0 (Flax: layers.0): 100%25, a:b,c%0A"
     )
     assert found == [

@@ -42,7 +42,7 @@ def test_the_whole_tree_marks_one_module_and_folds_equal_neighbours():
     assert re.search(r"blocks\.4 \.\.\. blocks\.11 .* 8 equal", tree)
     assert re.search(r"pos_ids .*torch only$", tree, re.M)
     assert re.search(r"probe .*Flax only$", tree, re.M)
-    assert re.search(r"drop .*not run$", tree, re.M)
+    assert re.search(r"drop .*not judged$", tree, re.M)
     assert "blocks.7" not in tree
 
 
@@ -71,7 +71,7 @@ def test_a_small_tree_is_shown_whole():
         ModuleNode("b", "b", "Linear", "Linear"),
         ModuleNode("b", "b", "Linear", "Einsum", "equal"),
     ],
-    ids=["different", "first", "no counterpart", "differs inside", "not run", "another class"],
+    ids=["different", "first", "no counterpart", "differs inside", "not judged", "another class"],
 )
 def test_only_equal_modules_of_one_class_are_folded(odd):
     same = ModuleNode("a", "a", "Linear", "Linear", "equal")
@@ -84,6 +84,6 @@ def test_the_whole_table_has_failures_first():
     names = [match[0] for row in rows if (match := re.match(r"(output|grad|weight)\S*( \S+)?", row))]
     first = ["output", "grad x", "grad head.weight", "weight probe", "output[1]"]
     assert [name.split("  ")[0] for name in names if not name.startswith("weights")][:5] == first
-    assert re.match(r"output +different +3\.1e-03 +31% \| 118x +0\.21 \| 5210$", rows[0].rstrip())
+    assert re.match(r"output +different +3\.1e-03 +3\.1e\+09x +0\.21 \| 5210$", rows[0].rstrip())
     flat = " ".join(" ".join(rows).split())
     assert "at (1, 7, 12): torch 0.731058578, Flax 0.727935218, on random weights, seed 1" in flat

@@ -27,6 +27,8 @@ def test_json_holds_every_field_but_the_pictures():
         "second_path": "layers.3.norm1",
         "flax_path": "layers.3.norm1",
         "direction": "forward",
+        "first_name": "GPTModel",
+        "second_name": "GPTModel",
         "message": different_report().first_divergence.message,
         "between": None,
         "hint": different_report().first_divergence.hint,

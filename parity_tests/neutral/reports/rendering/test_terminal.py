@@ -54,7 +54,7 @@ def test_other_places_that_are_not_excluded_are_shown(show):
 def test_a_terminal_shows_differences_their_place_and_the_command(width):
     shown = printed(different_report(), width)
     flat = " ".join(shown.split())
-    assert flat.startswith("different: GPTModel (torch) and GPTModel (Flax), 54 tensors, 3 seeds")
+    assert flat.startswith("different: GPTModel (torch) and GPTModel (Flax), 54 tensors, 9 runs (3 seeds)")
     assert "first divergence (forward) in blocks.3.norm1 (Flax: layers.3.norm1) eps is 1e-05" in flat
     assert "hint: both eps differ by a factor of 10" in flat
     assert f"again: {COMMAND}\n" in shown
@@ -69,7 +69,7 @@ def test_a_terminal_shows_differences_their_place_and_the_command(width):
         "note: The Flax side was lifted to float64 in 2 layers",
         "reached by no comparison: blocks.{i}.attn.rel_bias (12); pos_ids.table",
         "the outputs do not depend on: blocks.{i}.attn.W_key.bias (12)",
-        "not run: dropout 0.1 in blocks.*.drop: both sides are in eval mode",
+        "not covered: dropout 0.1 in blocks.*.drop: both sides are in eval mode",
         "--full shows every tensor, modules, pairing, noise, environment",
     ):
         assert line in flat
@@ -85,7 +85,7 @@ def test_an_equal_report_shows_the_remaining_margin():
     report = equal_report()
     report.tensors[7] = dataclasses.replace(report.tensors[7], second_used=0.87, sample="random weights, seed 3")
     lines = str(report).splitlines()
-    place = lines.index("closest to the limit, as a share of the allowed error:")
+    place = lines.index("largest errors, in % of what is allowed (100 % fails):")
     assert lines[place + 1].split("  ") == ["", report.tensors[7].name, " 87%", "random weights, seed 3"]
     assert re.fullmatch(r"  output +45%  your weights", lines[place + 2])
 
@@ -94,9 +94,9 @@ def test_the_branch_leads_to_the_first_divergence():
     lines = str(different_report()).splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("where;"))
     assert lines[start + 1].split() == ["GPTModel", "different", "fwd", "4.1e-03", "bwd", "6.0e-03"]
-    assert lines[start + 2] == "  beside it: 13 equal, 1 torch only, 1 Flax only"
+    assert lines[start + 2] == "  other submodules: 13 equal, 1 torch only, 1 Flax only"
     assert lines[start + 3].startswith("  blocks.3  TransformerBlock ")
-    assert lines[start + 4] == "    beside it: 3 equal, 1 not run"
+    assert lines[start + 4] == "    other submodules: 3 equal; drop not judged"
     assert re.fullmatch(r"    norm1  LayerNorm +different fwd 3\.1e-03 +bwd 5\.2e-03  <- here", lines[start + 5])
     assert not any("blocks.7" in line for line in lines)
 
@@ -136,8 +136,8 @@ def test_reports_of_large_models_are_short(change, make):
 
 def test_counts_of_one_are_singular():
     report = dataclasses.replace(EMPTY, tensors=[equal_tensor("output")], seeds=1, samples=1)
-    assert ", 1 tensor, 1 seed, 1 sample, " in report.summary()
-    assert ", 54 tensors, 3 seeds, 9 samples, " in equal_report().summary()
+    assert ", 1 tensor, 1 run (1 seed), " in report.summary()
+    assert ", 54 tensors, 9 runs (3 seeds), " in equal_report().summary()
 
 
 def test_messages_of_tensors_are_not_cut():
@@ -161,11 +161,9 @@ def test_messages_of_tensors_are_not_cut():
 def test_items_that_did_not_run_are_listed():
     rows = "34 of 50 rows of tok.weight: no gradient reached 0-2, 5, 8-11, 17, ..."
     few = dataclasses.replace(EMPTY, unreached=["7 of 16 rows of pos: no gradient reached 9-15", rows])
-    assert f"not run: {'; '.join(few.unreached)}" in " ".join(str(few).split())
-    many = dataclasses.replace(
-        EMPTY, unreached=[f"argument {name} of the Flax module: not given" for name in "abcdefgh"]
-    )
-    assert re.search(r"argument e of the Flax module: not given; and 3 more$", str(many))
+    assert f"not covered: {'; '.join(few.unreached)}" in " ".join(str(few).split())
+    many = dataclasses.replace(EMPTY, unreached=[f"the Flax module's `{name}` (you gave none)" for name in "abcdefgh"])
+    assert re.search(r"not covered: the Flax module's `a`, `b`, `c`, `d` and 4 more \(you gave none\)$", str(many))
     assert "…" not in str(few) + str(many)
 
 

@@ -85,7 +85,7 @@ OPAQUE = {
 }
 REASONS = {
     "torch": "torch has no float64 here: a part of it is computed by NumPy, in lower precision",
-    "flax": "flax has no float64 here: the operation pure_callback has a precision of its own",
+    "flax": "Flax has no float64 here: the operation pure_callback has a precision of its own",
 }
 
 

@@ -201,7 +201,7 @@ def test_flax_norms_are_equal_on_ordinary_inputs():
     x = np.random.default_rng(10).normal(size=(2, 6, 8)).astype(np.float32)
     report = compare(nn.LayerNorm(8), layer_norm(), x, seeds=2, first_seed=100)
     assert report.verdict == "equal", str(report)
-    assert any(note.startswith("on hard inputs (") and "the flax side loses" in note for note in report.notes)
+    assert any(note.startswith("on hard inputs (") and "the Flax side loses" in note for note in report.notes)
     assert compare(nn.RMSNorm(8, eps=1e-6), nnx.RMSNorm(8, rngs=nnx.Rngs(0)), x, seeds=1).verdict == "equal"
 
 

@@ -30,7 +30,7 @@ def test_the_report_of_an_equal_pair():
     assert (report.first_divergence, report.tree, report.failures) == (None, None, [])
     assert (report.unexercised, report.invariances, report.message) == ([], [], "")
     assert (report.torch_name, report.flax_name, report.seeds) == ("Linear", "Linear", 4)
-    assert str(report).startswith("equal: Linear (torch) and Linear (Flax), 4 tensors, 4 seeds, ")
+    assert str(report).startswith("equal: Linear (torch) and Linear (Flax), 4 tensors, 17 runs (4 seeds), ")
     assert report.environment["torch"] == torch.__version__
     assert report.noise["float32, torch, run to run"] == report.noise["float32, flax, run to run"] == 0.0
 

@@ -9,6 +9,7 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge.parity import compare
+from attn_parity.results.findings import shown
 
 from .sides import X, jnp_or_torch, judge
 
@@ -35,7 +36,7 @@ def test_a_parameter_that_one_side_ignores_is_a_difference(side):
     report = judge(sides["torch"], sides["flax"], shapes=TWO)
     assert report.verdict == "different"
     assert {one.name: one.message for one in report.failures} == {
-        "grad extra": f"the {side} side has this parameter and does not use it"
+        "grad extra": f"the {shown(side)} side has this parameter and does not use it"
     }
 
 
@@ -93,7 +94,7 @@ def test_unreached_arguments_and_dropout_are_listed():
     assert report.verdict == "equal"
     assert report.unreached == [
         "dropout of drop (0.25): off in eval mode",
-        "argument mask of the torch module: not given",
+        "the torch module's `mask` (you gave none)",
         "dropout of drop (0.25): off in eval mode",
-        "argument positions of the Flax module: not given",
+        "the Flax module's `positions` (you gave none)",
     ]

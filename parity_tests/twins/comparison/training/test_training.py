@@ -370,7 +370,7 @@ def test_other_random_numbers_of_flax_leave_it_open():
 
     report = train(flax_module=Noisy(), steps=1)
     assert report.verdict == "inconclusive"
-    assert report.message.startswith("the flax module draws random numbers")
+    assert report.message.startswith("the Flax module draws random numbers")
 
 
 def test_other_random_numbers_of_torch_leave_it_open():
