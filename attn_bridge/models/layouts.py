@@ -34,7 +34,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout, Settings
-from .libraries import gemma_linen, maxtext, tunix
+from .libraries import flax_transformers, gemma_linen, maxtext, tunix
 from .ours import OWN
 
 __all__ = [
@@ -75,6 +75,7 @@ _LAYOUTS = {
         gpt_oss.OPENAI_LAYOUT,
         *book_models.LAYOUTS,
         *gguf.LAYOUTS,
+        *flax_transformers.LAYOUTS,
         *tunix.LAYOUTS,
         gemma_linen.LAYOUT,
         maxtext.LAYOUT,

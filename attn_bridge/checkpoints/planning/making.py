@@ -265,7 +265,7 @@ def _same(
 
 def _written_for(layout: str) -> dict[str, Any]:
     """Return the metadata that says which framework a safetensors file is for; transformers refuses one without."""
-    return {"format": "flax" if layout in TWINS else "pt"}
+    return {"format": "flax" if layout in TWINS or layout.startswith("flax-") else "pt"}
 
 
 def kept_name(layout: str, name: str) -> str:

@@ -21,7 +21,7 @@ from attn_bridge.specs.as_json import as_json, from_json
 from .checkpoint_files import bits, made, tree, write
 from .checkpoints import SIZES, attention, bert, gpt, llama, whole
 
-MAKE = {"hf-gpt2": gpt, "nanogpt": gpt, "hf-bert": bert, "hf-llama": llama}
+MAKE = {"hf-gpt2": gpt, "nanogpt": gpt, "hf-bert": bert, "flax-bert": bert, "hf-llama": llama}
 WEIGHT = "transformer.h.0.attn.c_attn.weight"
 LLAMA = {
     "model_type": "llama",
