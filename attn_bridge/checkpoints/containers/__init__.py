@@ -46,6 +46,7 @@ _READERS = {
     "orbax": ("orbax.reader", "OrbaxReader"),
     "dcp": ("dcp.reader", "DcpReader"),
     "gguf": ("gguf.reader", "GgufReader"),
+    "pickle": ("pickles.arrays", "PickledReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -90,7 +91,7 @@ ENDINGS = {
 }
 """Extension -> format."""
 
-TRAINERS = {".ckpt": "torch", ".gguf": "gguf"}
+TRAINERS = {".ckpt": "torch", ".gguf": "gguf", ".pkl": "pickle", ".pickle": "pickle"}
 """Further extension -> format of files that are read, but not written by it."""
 
 UNFINISHED = "attn-bridge.unfinished"
@@ -164,7 +165,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
-    if path.is_dir() and format in ("npz", "msgpack", "gguf"):
+    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     reader: Reader = open_one(path) if path == source else open_one(path, source)

@@ -1,0 +1,104 @@
+"""Pickled trees of arrays, as users of Haiku save them: read without executing anything, or refused in a line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers.base import CheckpointError
+
+W = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
+TREE = {
+    "mlp/~/linear_0": {"w": W, "b": W[0].astype(ml_dtypes.bfloat16)},
+    "turned": np.asfortranarray(W),
+    "big": W.astype(">f4"),
+    "scalar": np.array(3, np.int32),
+    "layers": [{"w": W + 1}, (W + 2, W.astype(bool))],
+    "empty": np.zeros((0, 3), np.float16),
+}
+NAMES = {
+    "mlp/~/linear_0.w": W, "mlp/~/linear_0.b": TREE["mlp/~/linear_0"]["b"], "turned": W, "big": W,
+    "scalar": TREE["scalar"], "layers.0.w": W + 1, "layers.1.0": W + 2, "layers.1.1": W.astype(bool),
+    "empty": TREE["empty"],
+}  # fmt: skip
+
+
+def put(path, tree, protocol=4):
+    path.write_bytes(pickle.dumps(tree, protocol))
+    return path
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["x.pkl", "x.pickle"])
+def test_arrays_of_a_tree_are_read(tmp_path, protocol, name):
+    source = put(tmp_path / name, TREE | {"step": 7, "name": "a", "sizes": (1, 2)}, protocol)
+    found = checkpoints.read(source)
+    assert found.keys() == NAMES.keys()
+    for key, array in NAMES.items():
+        assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape), key
+        np.testing.assert_array_equal(found[key], array)
+    assert checkpoints.inspect(source).metadata == {"step": 7, "name": "a", "sizes": [1, 2]}
+    checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert checkpoints.verify(source, tmp_path / "out").passed
+
+
+class Evil:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_is_executed(tmp_path):
+    source = put(tmp_path / "x.pkl", {"w": W, "state": Evil(tmp_path / "made")})
+    assert checkpoints.read(source).keys() == {"w"}
+    (note,) = checkpoints.inspect(source).notes
+    assert note == "skipped, as they are neither arrays nor plain values: state (posix.mkdir)"
+    with pytest.raises(CheckpointError, match=r"holds no array of NumPy or JAX; state is posix.mkdir$"):
+        checkpoints.read(put(tmp_path / "y.pkl", {"state": Evil(tmp_path / "made")}))
+    assert not (tmp_path / "made").exists()
+
+
+def edited(tree, old, new):
+    data = pickle.dumps(tree, 2)
+    assert old in data
+    return data.replace(old, new)
+
+
+HOSTILE = {
+    "objects": pickle.dumps({"w": np.array([{}, 1], object)}),
+    "texts": pickle.dumps({"w": np.array(["a"])}),
+    "records": pickle.dumps({"w": np.zeros(2, [("x", "f4")])}),
+    "fewer bytes": edited({"w": np.zeros(3, np.uint8)}, b"K\x03\x85", b"K\x04\x85"),
+    "a negative size": edited({"w": np.zeros(3, np.uint8)}, b"K\x03\x85", b"J\xff\xff\xff\xff\x85"),
+    "no array": pickle.dumps({"a": 1}),
+    "text": b"not a pickle",
+    "nothing": b"",
+    "cut short": pickle.dumps({"w": np.zeros(3)})[:-9],
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_other_pickles_are_refused_in_a_line(tmp_path, case):
+    source = tmp_path / "x.pkl"
+    source.write_bytes(HOSTILE[case])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert str(source) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tree_within_itself_is_refused(tmp_path):
+    tree = {"w": W}
+    tree["self"] = [tree]
+    with pytest.raises(CheckpointError, match=r"nested too deeply"):
+        checkpoints.read(put(tmp_path / "x.pkl", tree))
