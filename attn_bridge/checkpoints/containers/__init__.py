@@ -47,6 +47,7 @@ _READERS = {
     "dcp": ("dcp.reader", "DcpReader"),
     "gguf": ("gguf.reader", "GgufReader"),
     "pickle": ("pickles.arrays", "PickledReader"),
+    "equinox": ("equinox", "EquinoxReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -91,7 +92,7 @@ ENDINGS = {
 }
 """Extension -> format."""
 
-TRAINERS = {".ckpt": "torch", ".gguf": "gguf", ".pkl": "pickle", ".pickle": "pickle"}
+TRAINERS = {".ckpt": "torch", ".gguf": "gguf", ".pkl": "pickle", ".pickle": "pickle", ".eqx": "equinox"}
 """Further extension -> format of files that are read, but not written by it."""
 
 UNFINISHED = "attn-bridge.unfinished"
@@ -165,7 +166,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
-    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle"):
+    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     reader: Reader = open_one(path) if path == source else open_one(path, source)

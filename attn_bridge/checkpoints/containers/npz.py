@@ -9,7 +9,7 @@ import math
 import re
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,6 +52,61 @@ def _literal(text: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.literal_eval(text)
+
+
+def read_header(
+    path: Path, shown: str, read: Callable[[int, int], bytes | memoryview], size: int
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return an array's shape, whether in Fortran's order, dtype, and where its elements begin.
+
+    Args:
+        path: of the file, for errors.
+        shown: name of the array, for errors.
+        read: returns a number of bytes of what `numpy.save` wrote, from a position on.
+        size: bytes that there are, at most.
+
+    Raises:
+        CheckpointError: it is no array of numbers.
+    """
+    start = bytes(read(0, min(USUAL, size)))
+    version = tuple(start[6:8])
+    if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
+        raise bad(path, f"{shown} is no array of NumPy's format 1.0 or 2.0")
+    wide = version == (2, 0)
+    (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
+    begin = (12 if wide else 10) + length
+    if length > MAX_TEXT or begin > size:
+        raise bad(path, f"the header of {shown} claims {length} bytes")
+    whole = start if begin <= len(start) else bytes(read(0, begin))
+    try:
+        said = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        why = str(error).partition(": <ast.")[0]  # without the address of a node
+        raise bad(path, f"the header of {shown} is damaged: {printable(why)}") from None
+    if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+        raise bad(path, f"the header of {shown} is not descr, fortran_order and shape")
+    if not isinstance(said["descr"], str) or not isinstance(said["fortran_order"], bool):
+        raise bad(path, f"{shown} is an array of records, or its order is not said")
+    if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", said["descr"]):
+        raise bad(path, f"{shown} is an array of {printable(said['descr'], 40)}, which is no dtype of a tensor")
+    try:
+        dtype = np.dtype(said["descr"])
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise bad(path, f"the header of {shown} is damaged: {printable(error)}") from None
+    return check_shape(path, shown, said["shape"]), said["fortran_order"], dtype, begin
+
+
+def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype that NumPy saved.
+
+    Raises:
+        CheckpointError: it is no dtype of a tensor.
+    """
+    given = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
+    if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:
+        kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
+        raise bad(path, f"{shown} is an array of {kind}")
+    return given
 
 
 class NpzReader(Reader):
@@ -98,53 +153,19 @@ class NpzReader(Reader):
     def _place(self, name: str, member: Member, dtypes: Mapping[str, Any]) -> None:
         """Read the header of an array and check it against its member."""
         shown = printable(check_name(self.path, name))
-        shape, fortran, dtype, begin = self._read_header(shown, member)
+        shape, fortran, dtype, begin = read_header(self.path, shown, member.read, member.size)
         if name in dtypes:
             given = check_dtype(self.path, name, dtypes[name])
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(given).itemsize:
                 raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {given}")
         else:
-            given = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
-            if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:
-                kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
-                raise bad(self.path, f"{shown} is an array of {kind}")
+            given = name_of(self.path, shown, dtype)
         info = TensorInfo(name, given, check_shape(self.path, name, shape))
         if begin + info.nbytes != member.size:
             raise bad(self.path, f"{shown} claims {info.nbytes} bytes; its member has {member.size - begin}")
         self.tensors[name] = info
         swapped = dtype.byteorder == ">"
         self._places[name] = member, begin, fortran and math.prod(shape) > 1 and len(shape) > 1, swapped
-
-    def _read_header(self, shown: str, member: Member) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-        """Return an array's shape, whether in Fortran's order, dtype, and where its elements begin."""
-        start = bytes(member.read(0, min(USUAL, member.size)))
-        version = tuple(start[6:8])
-        if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
-            raise bad(self.path, f"{shown} is no array of NumPy's format 1.0 or 2.0")
-        wide = version == (2, 0)
-        (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
-        begin = (12 if wide else 10) + length
-        if length > MAX_TEXT or begin > member.size:
-            raise bad(self.path, f"the header of {shown} claims {length} bytes")
-        whole = start if begin <= len(start) else bytes(member.read(0, begin))
-        try:
-            said = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-            why = str(error).partition(": <ast.")[0]  # without the address of a node
-            raise bad(self.path, f"the header of {shown} is damaged: {printable(why)}") from None
-        if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
-            raise bad(self.path, f"the header of {shown} is not descr, fortran_order and shape")
-        if not isinstance(said["descr"], str) or not isinstance(said["fortran_order"], bool):
-            raise bad(self.path, f"{shown} is an array of records, or its order is not said")
-        if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", said["descr"]):
-            raise bad(
-                self.path, f"{shown} is an array of {printable(said['descr'], 40)}, which is no dtype of a tensor"
-            )
-        try:
-            dtype = np.dtype(said["descr"])
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise bad(self.path, f"the header of {shown} is damaged: {printable(error)}") from None
-        return check_shape(self.path, shown, said["shape"]), said["fortran_order"], dtype, begin
 
     def files(self) -> list[Path]:
         """Return the file."""

@@ -1,0 +1,101 @@
+"""Leaves that Equinox serialised, ``.eqx``: arrays of NumPy one after the other, maybe behind a line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import MAX_HEADER, MAX_TENSORS, Array, Reader, TensorInfo, numpy_dtype
+from .files import bad, check_range, parse_json
+from .npz import MAGIC, name_of, read_header
+from .sources import open_file
+
+LINE = 1 << 20
+"""Bytes of the line of hyperparameters, at most."""
+
+
+class EquinoxReader(Reader):
+    """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+    """
+
+    format: ClassVar[str] = "equinox"
+
+    def __init__(self, path: Path, folder: Path | None = None):
+        self.path = path
+        self._file = open_file(path, folder)
+        try:
+            self.tensors = {}
+            self._starts: dict[str, int] = {}
+            self._turned: dict[str, tuple[bool, bool]] = {}
+            self._held: tuple[str, Array] | None = None
+            self.metadata, start = self._read_line()
+            while start < self._file.size:
+                start = self._place(str(len(self.tensors)), start)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read_line(self) -> tuple[dict[str, Any], int]:
+        """Return what the line of JSON in front of the arrays says, and where they begin."""
+        beginning = bytes(self._file.read(0, min(LINE, self._file.size)))
+        if beginning[: len(MAGIC)] == MAGIC:
+            return {}, 0
+        end = beginning.find(b"\n" + MAGIC) + 1
+        if not end:
+            raise bad(self.path, "is no file of equinox.tree_serialise_leaves: no array of NumPy is at its beginning")
+        said = parse_json(beginning[:end], self.path, "line of hyperparameters")
+        return {"hyperparameters": said}, end
+
+    def _place(self, name: str, start: int) -> int:
+        """Note an array, and return where the next one begins."""
+        shown, left = f"leaf {name}", self._file.size - start
+        if len(self.tensors) == MAX_TENSORS:
+            raise bad(self.path, f"has more than {MAX_TENSORS} leaves")
+
+        def read(begin: int, count: int) -> bytes | memoryview:
+            return self._file.read(start + begin, count)
+
+        shape, fortran, dtype, begin = read_header(self.path, shown, read, min(left, MAX_HEADER))
+        info = TensorInfo(name, name_of(self.path, shown, dtype), shape)
+        if begin + info.nbytes > left:
+            raise bad(self.path, f"{shown} claims {info.nbytes} bytes; the file has {left - begin}")
+        self.tensors[name], self._starts[name] = info, start + begin
+        self._turned[name] = fortran and len(shape) > 1, dtype.byteorder == ">"
+        return start + begin + info.nbytes
+
+    def files(self) -> list[Path]:
+        """Return the file."""
+        return [self.path]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a leaf."""
+        info = self.tensors[name]
+        check_range(self.path, info, start, stop)
+        if not any(self._turned[name]):
+            return self._file.read(self._starts[name] + start, stop - start)
+        if self._held is None or self._held[0] != name:
+            self._held = name, self._whole(info)
+        return self._held[1].reshape(-1).view(np.uint8).data[start:stop]
+
+    def _whole(self, info: TensorInfo) -> Array:
+        """Return an array of another order than C's, or big-endian, as one that is neither."""
+        fortran, swapped = self._turned[info.name]
+        array = np.frombuffer(self._file.read(self._starts[info.name], info.nbytes), np.dtype(f"V{info.itemsize}"))
+        array = array.reshape(info.shape[::-1]).T if fortran else array.reshape(info.shape)
+        whole = np.ascontiguousarray(array)
+        return whole.view(numpy_dtype(info.dtype)).byteswap() if swapped else whole
+
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of leaves that will be asked for soon."""
+        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
