@@ -70,7 +70,10 @@ QWEN = Layout(
             Row(f"{BLOCK}{theirs}.bias", (f"{OURS}att.{PROJECTIONS[theirs]}.bias",), optional=True)
             for theirs in ("attn_q", "attn_k", "attn_v")
         ),
-        *(Row(f"{BLOCK}attn_{one}_norm.weight", (f"{OURS}att.{one}_norm.scale",), optional=True) for one in "qk"),
+        *(
+            Row(f"{BLOCK}attn_{letter}_norm.weight", (f"{OURS}att.{letter}_norm.scale",), optional=True)
+            for letter in "qk"
+        ),
     ],
     settings=TIE,
     defaults={"tie": 0},

@@ -93,19 +93,19 @@ def keys_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def converted(path: Path, state: Mapping[str, Array], config: Mapping[str, Any], kind: str = "F32") -> Path:
     """Write a model of `transformers` as llama.cpp's converter does: norms and biases in float32."""
-    found: dict[str, Array | tuple[str, Array]] = {}
+    tensors: dict[str, Array | tuple[str, Array]] = {}
     for name, array in state.items():
         if config["model_type"] == "llama" and ("q_proj" in name or "k_proj" in name):
             array = interleaved(array, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if ".c_" in name and array.ndim == 2:  # a Conv1D
             array = np.ascontiguousarray(array.T)
         plain = array.ndim == 1 or kind == "F32"
-        found[named(name)] = array if plain else (kind, gguf.quantize(np.ascontiguousarray(array), Types[kind]))
-    return write(path, config["model_type"], keys_of(config), found)
+        tensors[named(name)] = array if plain else (kind, gguf.quantize(np.ascontiguousarray(array), Types[kind]))
+    return write(path, config["model_type"], keys_of(config), tensors)
 
 
 def through(array: Array, kind: str) -> Array:
     """Return the numbers that an array has once it is quantised."""
     code = Types[kind]
-    found: Array = gguf.dequantize(gguf.quantize(array, code), code)
-    return found
+    numbers: Array = gguf.dequantize(gguf.quantize(array, code), code)
+    return numbers

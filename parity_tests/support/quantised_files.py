@@ -45,8 +45,8 @@ def words(numbers: Array, bits: int) -> Array:
     """Pack rows into words of 32 bits, the first row lowest."""
     per_word = 32 // bits
     packed = np.zeros((len(numbers) // per_word, numbers.shape[1]), np.uint32)
-    for place in range(per_word):
-        packed |= numbers[place::per_word].astype(np.uint32) << np.uint32(bits * place)
+    for position in range(per_word):
+        packed |= numbers[position::per_word].astype(np.uint32) << np.uint32(bits * position)
     return packed.view(np.int32)
 
 

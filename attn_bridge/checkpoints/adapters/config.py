@@ -67,17 +67,17 @@ class LoraConfig:
         Raises:
             CheckpointError: a value is of the wrong kind, or the method is not merged.
         """
-        found = parse_json(data, path, "config")
-        if not isinstance(found, dict):
+        document = parse_json(data, path, "config")
+        if not isinstance(document, dict):
             raise bad(path, "must hold a JSON object")
-        _check_method(path, found)
+        _check_method(path, document)
         return cls(
-            _rank(path, "r", found.get("r", 8)),
-            _alpha(path, "lora_alpha", found.get("lora_alpha", 8)),
-            {key: _rank(path, "rank_pattern", value) for key, value in _patterns(path, found, "rank_pattern")},
-            {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, found, "alpha_pattern")},
-            bool(found.get("use_rslora")),
-            bool(found.get("fan_in_fan_out")),
+            _rank(path, "r", document.get("r", 8)),
+            _alpha(path, "lora_alpha", document.get("lora_alpha", 8)),
+            {key: _rank(path, "rank_pattern", value) for key, value in _patterns(path, document, "rank_pattern")},
+            {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, document, "alpha_pattern")},
+            bool(document.get("use_rslora")),
+            bool(document.get("fan_in_fan_out")),
         )
 
     def rank_of(self, layer: str) -> int:
@@ -92,12 +92,12 @@ class LoraConfig:
         return alpha / math.sqrt(rank) if self.is_rslora else alpha / rank
 
 
-def _check_method(path: Path, found: Mapping[str, Any]) -> None:
-    kind = found.get("peft_type")
+def _check_method(path: Path, document: Mapping[str, Any]) -> None:
+    kind = document.get("peft_type")
     if kind != "LORA":
         raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; adapters of other methods are not merged")
-    start = found.get("init_lora_weights", True)
-    names = [name for key, name in REFUSED.items() if found.get(key)]
+    start = document.get("init_lora_weights", True)
+    names = [name for key, name in REFUSED.items() if document.get(key)]
     if not isinstance(start, bool) and start not in (None, *PLAIN_STARTS):
         names.append(f"init_lora_weights {printable(start, 40)}, which changes the base,")
     if names:
@@ -116,8 +116,8 @@ def _alpha(path: Path, key: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]  # as above
 
 
-def _patterns(path: Path, found: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    patterns = found.get(key) or {}
+def _patterns(path: Path, document: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    patterns = document.get(key) or {}
     if not isinstance(patterns, dict):
         raise bad(path, f"{key} must map patterns of names to numbers")
     for pattern in patterns:

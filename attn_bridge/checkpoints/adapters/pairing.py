@@ -193,27 +193,27 @@ def _turned(
 
     ``fan_in_fan_out`` of the config is the last layer's alone where layers differ, as of GPT-2 with its head.
     """
-    found, square = {}, []
+    turned, square = {}, []
     for name, change in changes.items():
         if not change.down:
-            found[name] = change
+            turned[name] = change
             continue
         shape = adapter[change.up].shape[0], adapter[change.down].shape[1]
         is_square = shape[0] == shape[1] and not change.down.endswith(OF_TABLES)
         is_transposed = change.down.endswith(OF_TABLES) or base[name].shape != shape
-        found[name] = dataclasses.replace(change, is_transposed=is_transposed)
+        turned[name] = dataclasses.replace(change, is_transposed=is_transposed)
         square += [name] if is_square else []
-    ways = {change.is_transposed for name, change in found.items() if _is_plain_lora(change) and name not in square}
+    ways = {change.is_transposed for name, change in turned.items() if _is_plain_lora(change) and name not in square}
     for name in square:
         if model.get("model_type") in CONV1D_MODELS:
-            way = found[name].layer.rpartition(".")[2] in CONV1D_LAYERS
+            way = turned[name].layer.rpartition(".")[2] in CONV1D_LAYERS
         elif ways - {config.fan_in_fan_out}:
             raise bad(path, f"fan_in_fan_out of its config contradicts its shapes, so that the order of the axes of "
                       f"{printable(name)} {base[name].shape} is unknown")  # fmt: skip
         else:
             way = config.fan_in_fan_out
-        found[name] = dataclasses.replace(found[name], is_transposed=way)
-    return found
+        turned[name] = dataclasses.replace(turned[name], is_transposed=way)
+    return turned
 
 
 def _is_plain_lora(change: Change) -> bool:

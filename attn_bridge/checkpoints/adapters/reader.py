@@ -64,12 +64,12 @@ class Adapter:
 
     def in_manifest(self) -> dict[str, str]:
         """Return name -> digest of its config and of each of its tensors."""
-        found = {CONFIG: self.digest}
+        entries = {CONFIG: self.digest}
         for name, info in self.reader.tensors.items():
             digest = digests.new()
             digest.update(self.reader.read_range(name, 0, info.nbytes))
-            found[name] = digest.hexdigest()
-        return found
+            entries[name] = digest.hexdigest()
+        return entries
 
 
 class Merged(Wrapped):

@@ -95,6 +95,16 @@ ENDINGS = {
 TRAINERS = {".ckpt": "torch", ".gguf": "gguf", ".pkl": "pickle", ".pickle": "pickle", ".eqx": "equinox"}
 """Further extension -> format of files that are read, but not written by it."""
 
+KERAS = (
+    "is a file of Keras, which is not read; save its weights by np.savez(FILE, **{variable.path: variable.numpy() for "
+    "variable in model.variables}), and convert that"
+)
+INSTEAD = {
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), KERAS),
+    ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
+}
+"""Extension of files that are not read -> the error, with what to do."""
+
 UNFINISHED = "attn-bridge.unfinished"
 """File of a folder in a store while its files are made: until it is gone, the folder is no checkpoint."""
 
@@ -159,9 +169,8 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else {**ENDINGS, **TRAINERS}.get(path.suffix)
-        if path.suffix == ".npy":
-            raise bad(path, "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and "
-                      "convert that")  # fmt: skip
+        if path.suffix in INSTEAD:
+            raise bad(path, INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:

@@ -41,8 +41,10 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     chosen: Chosen = {}
     notes = []
     if step is not None and step not in steps:
-        there = f"it has {listed([str(number) for number in sorted(steps)], 20)}" if steps else "it is no run of Orbax"
-        raise bad(path, f"has no step {step} (--step); {there}")
+        choices = (
+            f"it has {listed([str(number) for number in sorted(steps)], 20)}" if steps else "it is no run of Orbax"
+        )
+        raise bad(path, f"has no step {step} (--step); {choices}")
     if steps:
         chosen["step"] = max(steps) if step is None else step
         others = f", the newest of {len(steps)}; --step takes another" if step is None and len(steps) > 1 else ""
@@ -55,14 +57,14 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     items = _items(path) if steps or item is not None or _is_step(path) else []
     if item is not None:
         if item not in items:
-            there = f"it has {listed([printable(one) for one in items], 20)}" if items else "it is no step of Orbax"
-            raise bad(path, f"has no item {printable(item, 60)} (--item); {there}")
+            choices = f"it has {listed(list(map(printable, items)), 20)}" if items else "it is no step of Orbax"
+            raise bad(path, f"has no item {printable(item, 60)} (--item); {choices}")
         chosen["item"] = item
         return inside(path, item, path), chosen, "; ".join(notes)
-    if not items or any(one in items for one in ORBAX_ITEMS):
+    if not items or any(name in items for name in ORBAX_ITEMS):
         return path, chosen, "; ".join(notes)
     if len(items) > 1:
-        raise bad(path, f"holds several items, {listed([printable(one) for one in items], 20)}; --item chooses one")
+        raise bad(path, f"holds several items, {listed(list(map(printable, items)), 20)}; --item chooses one")
     return inside(path, items[0], path), chosen, "; ".join(notes)
 
 
@@ -84,7 +86,7 @@ def again(path: Path, chosen: Mapping[str, Any]) -> tuple[int | None, str | None
 
 def _snapshot(path: Path) -> Path:
     """Return the snapshot of the hub's cache that its main branch is, or the only one."""
-    names = sorted(one.name for one in (path / SNAPSHOTS).iterdir() if one.is_dir())
+    names = _folders(path / SNAPSHOTS)
     if (path / MAIN).is_file():
         name = read_file(path / MAIN, path, 1000).decode("ascii", "replace").strip()
         if name in names:
@@ -101,12 +103,12 @@ def _is_step(path: Path) -> bool:
 
 def _steps(path: Path) -> dict[int, str]:
     """Return number -> name of the folders of steps."""
-    found = {}
+    steps = {}
     for name in _folders(path):
         hit = STEP.fullmatch(name)
         if hit is not None and (_is_step(path / name) or _items(path / name)):
-            found[int(hit[1])] = name
-    return found
+            steps[int(hit[1])] = name
+    return steps
 
 
 def _items(path: Path) -> list[str]:
@@ -115,4 +117,4 @@ def _items(path: Path) -> list[str]:
 
 
 def _folders(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir() if ORBAX_UNFINISHED not in one.name and one.is_dir())
+    return sorted(below.name for below in path.iterdir() if ORBAX_UNFINISHED not in below.name and below.is_dir())

@@ -123,14 +123,14 @@ def find(reader: Reader) -> list[FourBitTensor | Int8Tensor]:
         CheckpointError: tensors that don't go together.
     """
     tensors = reader.tensors
-    found: list[FourBitTensor | Int8Tensor] = []
+    weights: list[FourBitTensor | Int8Tensor] = []
     for name in tensors:
         stem, joint, kind = name.rpartition(STATE)
         if joint and stem:
-            found.append(_four_bit(reader, stem, kind, name))
+            weights.append(_four_bit(reader, stem, kind, name))
         elif name.endswith(SCB):
-            found.append(_int8(reader, name.removesuffix(SCB), tensors[name]))
-    return found
+            weights.append(_int8(reader, name.removesuffix(SCB), tensors[name]))
+    return weights
 
 
 def _wanted(path: Path, tensors: Mapping[str, TensorInfo], name: str, whose: str, dtypes: Iterable[str]) -> TensorInfo:
@@ -159,7 +159,7 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
     nested: tuple[str, ...] = ()
     if is_nested:
         scales, others = (
-            _wanted(path, tensors, stem + one, stem, ("float32",)) for one in (NESTED_ABSMAX, NESTED_TABLE)
+            _wanted(path, tensors, stem + ending, stem, ("float32",)) for ending in (NESTED_ABSMAX, NESTED_TABLE)
         )
         sizes |= {scales: -(-blocks // said["nested_blocksize"]), others: 256}
         nested = (scales.name, others.name)
@@ -191,10 +191,10 @@ def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
     info = reader.tensors[name]
     if info.dtype != "uint8" or info.nbytes > MOST:
         raise bad(reader.path, f"{printable(name)} must be at most {MOST} bytes of JSON")
-    found = parse_json(reader.read_range(name, 0, info.nbytes), reader.path, name)
-    shape = found.get("shape") if isinstance(found, dict) else None
-    sizes = [found.get("blocksize"), found.get("nested_blocksize", 1)] if isinstance(found, dict) else [None]
-    offset = found.get("nested_offset", 0.0) if isinstance(found, dict) else None
+    document = parse_json(reader.read_range(name, 0, info.nbytes), reader.path, name)
+    shape = document.get("shape") if isinstance(document, dict) else None
+    sizes = [document.get("blocksize"), document.get("nested_blocksize", 1)] if isinstance(document, dict) else [None]
+    offset = document.get("nested_offset", 0.0) if isinstance(document, dict) else None
     if (
         not isinstance(shape, list)
         or len(shape) < 2
@@ -203,9 +203,9 @@ def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
         or not isinstance(offset, int | float)
         or not math.isfinite(offset)
     ):
-        shown = printable(json.dumps(found), 80)
+        shown = printable(json.dumps(document), 80)
         raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {shown}")
-    described: dict[str, Any] = found
+    described: dict[str, Any] = document
     return described
 
 

@@ -46,10 +46,10 @@ def find(reader: Reader) -> list[BlockTensor]:
     Raises:
         CheckpointError: there are some, and the package is not installed.
     """
-    found = [_tensor(info) for info in reader.tensors.values() if info.blocks]
-    if found:
-        dequantiser(found[0].kind)
-    return found
+    tensors = [_tensor(info) for info in reader.tensors.values() if info.blocks]
+    if tensors:
+        dequantiser(tensors[0].kind)
+    return tensors
 
 
 def _tensor(info: TensorInfo) -> BlockTensor:

@@ -81,10 +81,10 @@ class GroupedTensor(QuantisedTensor):
         inputs = np.arange(rows.start, rows.stop, rows.step)
         if not self.groups:
             return inputs // self.group_size
-        found, count = source.whole(self.groups)[inputs], source.rows(self.scales)
-        if found.min() < 0 or found.max() >= count:
+        groups, count = source.whole(self.groups)[inputs], source.rows(self.scales)
+        if groups.min() < 0 or groups.max() >= count:
             raise source.bad(f"{printable(self.groups)} must have groups from 0 to {count - 1}")
-        return found.astype(np.int64)
+        return groups.astype(np.int64)
 
     def _unpacked_rows(self, source: Source, rows: range, left: int, right: int) -> Array:
         """Return numbers that lie in the words of a column one above the other."""
@@ -102,7 +102,7 @@ class GroupedTensor(QuantisedTensor):
         first, last = left // per_word, -(-right // per_word)
         words = source.matrix(name, rows, first, last).view(np.uint32)
         places = order if self.bits == 4 else range(per_word)
-        shift = np.array([place * self.bits for place in places], np.uint32)
+        shift = np.array([position * self.bits for position in places], np.uint32)
         numbers: Array = (words[..., None] >> shift & (2**self.bits - 1)).reshape(len(rows), -1)
         return numbers[:, left - first * per_word : right - first * per_word].astype(np.int32)
 

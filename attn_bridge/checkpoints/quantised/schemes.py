@@ -35,8 +35,8 @@ GEMM = "gemm"
 def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config.json that describes quantised weights; {} where it has none."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), Mapping) else [config]
-    found: Any = next((part[key] for part in places for key in KEYS if part.get(key) is not None), {})
-    return dict(found) if isinstance(found, Mapping) else {}
+    scheme: Any = next((part[key] for part in places for key in KEYS if part.get(key) is not None), {})
+    return dict(scheme) if isinstance(scheme, Mapping) else {}
 
 
 def method_of(scheme: Mapping[str, Any]) -> str:
@@ -56,7 +56,7 @@ def bits_of(scheme: Mapping[str, Any]) -> int | None:
     groups = scheme.get("config_groups")
     if bits is None and isinstance(groups, Mapping):  # of compressed-tensors
         weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        bits = next((one.get("num_bits") for one in weights if isinstance(one, Mapping)), None)
+        bits = next((part.get("num_bits") for part in weights if isinstance(part, Mapping)), None)
     return bits if type(bits) is int else None
 
 

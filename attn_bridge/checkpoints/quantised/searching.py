@@ -28,19 +28,19 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
         CheckpointError: tensors that don't go together, a scheme that is not supported, or nothing that is quantised.
     """
     schemes.check(reader.path, schemes.scheme_of(config))
-    found: list[QuantisedTensor] = [
+    quantised: list[QuantisedTensor] = [
         *packed.find(reader.path, reader.tensors, config),
         *bitsandbytes.find(reader),
         *blocks.find(reader),
     ]
-    if not found:
+    if not quantised:
         return pairs.find(reader.path, reader.tensors, config)
-    for tensor in found:
+    for tensor in quantised:
         if tensor.name != tensor.numbers and tensor.name in reader.tensors:
             raise bad(reader.path, f"both {printable(tensor.name)} and {printable(tensor.numbers)} are there; only one "
                       "can be")  # fmt: skip
     order = {name: position for position, name in enumerate(reader.tensors)}
-    return sorted(found, key=lambda tensor: order[tensor.numbers])
+    return sorted(quantised, key=lambda tensor: order[tensor.numbers])
 
 
 CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2")

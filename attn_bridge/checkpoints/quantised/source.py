@@ -53,6 +53,6 @@ class Source:
             data = self._reader.read_range(name, rows[0] * width + left, rows[-1] * width + right)
             flat = np.frombuffer(data, np.uint8)
             return np.lib.stride_tricks.as_strided(flat, (len(rows), own), (between, 1), writeable=False)
-        found = np.empty((len(rows), own), np.uint8)
-        self._reader.read_rows(name, rows[0] * width + left, between, found)
-        return found
+        result = np.empty((len(rows), own), np.uint8)
+        self._reader.read_rows(name, rows[0] * width + left, between, result)
+        return result

@@ -35,16 +35,16 @@ class _Keys:
         self.kind = values.get(ARCHITECTURE)
 
     def size(self, key: str, default: int | None = None) -> int:
-        found = self._values.get(f"{self.kind}.{key}", default)
-        if type(found) is not int or not 0 < found < 1 << 31:
-            raise bad(self._path, f"{self.kind}.{key} ({printable(found, 40)}) must be a whole number of at least 1")
-        return found
+        value = self._values.get(f"{self.kind}.{key}", default)
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise bad(self._path, f"{self.kind}.{key} ({printable(value, 40)}) must be a whole number of at least 1")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        found = self._values.get(f"{self.kind}.{key}", default)
-        if type(found) not in (int, float) or not math.isfinite(found) or found <= 0:
-            raise bad(self._path, f"{self.kind}.{key} ({printable(found, 40)}) must be a positive number")
-        return float(str(np.float32(found)))  # the shortest number that float32 rounds to it: 1e-05
+        value = self._values.get(f"{self.kind}.{key}", default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            raise bad(self._path, f"{self.kind}.{key} ({printable(value, 40)}) must be a positive number")
+        return float(str(np.float32(value)))  # the shortest number that float32 rounds to it: 1e-05
 
     def get(self, key: str) -> Any:
         return self._values.get(f"{self.kind}.{key}")
@@ -70,10 +70,10 @@ def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
             raise bad(
                 path, f"{keys.kind}.{key} ({printable(keys.get(key), 40)}) makes a model that is not read from GGUF"
             )
-    found = _KINDS[keys.kind](path, keys, reader)
+    value = _KINDS[keys.kind](path, keys, reader)
     table = reader.tensors.get(TABLE)
     numbers = table.shape[0] if table is not None and table.shape else keys.size("vocab_size")
-    return {"model_type": keys.kind, **found, "vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
+    return {"model_type": keys.kind, **value, "vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
 
 
 def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:

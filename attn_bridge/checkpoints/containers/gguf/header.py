@@ -73,13 +73,13 @@ class _Cursor:
             self._start = self.position
             size = min(max(count, PIECE), self._file.size - self.position)
             self._data = bytes(self._file.read(self.position, size))
-        found = self._data[self.position - self._start : end - self._start]
+        result = self._data[self.position - self._start : end - self._start]
         self.position = end
-        return found
+        return result
 
     def number(self, form: str) -> int:
-        (found,) = struct.unpack(form, self.take(struct.calcsize(form)))
-        return int(found)
+        (result,) = struct.unpack(form, self.take(struct.calcsize(form)))
+        return int(result)
 
     def text(self) -> str:
         data = self.take(self.number("<Q"))
@@ -89,8 +89,8 @@ class _Cursor:
             raise bad(self._path, f"the text {printable(repr(data), 60)} in its header is not UTF-8") from None
 
     def scalar(self, kind: int) -> bool | int | float:
-        found: tuple[bool | int | float] = struct.unpack(SCALARS[kind], self.take(struct.calcsize(SCALARS[kind])))
-        return found[0]
+        result: tuple[bool | int | float] = struct.unpack(SCALARS[kind], self.take(struct.calcsize(SCALARS[kind])))
+        return result[0]
 
     def value(self, key: str) -> Value | None:
         """Return the value of a key; None where it is not kept."""

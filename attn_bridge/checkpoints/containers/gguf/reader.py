@@ -46,15 +46,15 @@ class GgufReader(Reader):
         self.path = path
         self._file = open_file(path, folder)
         try:
-            found = header.read(path, self._file)
-            self._place(found)
+            parsed = header.read(path, self._file)
+            self._place(parsed)
         except BaseException:
             self._file.close()
             raise
-        self.metadata: dict[str, Any] = found.values
-        if isinstance(found.values.get("split.count"), int) and found.values["split.count"] != 1:
+        self.metadata: dict[str, Any] = parsed.values
+        if isinstance(parsed.values.get("split.count"), int) and parsed.values["split.count"] != 1:
             raise bad(path, "is one of several files of a model; llama-gguf-split --merge makes one of them")
-        self._values = found.values
+        self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
 
     @functools.cached_property
@@ -62,12 +62,12 @@ class GgufReader(Reader):
         """The model's config, as `transformers` would have it."""
         return config.of(self.path, self._values, self)
 
-    def _place(self, found: header.Header) -> None:
+    def _place(self, parsed: header.Header) -> None:
         """Check every entry against the file's size, and that no two overlap."""
         self.tensors, self._starts = {}, {}
         self.unread = {}
         spans = []
-        for entry in found.entries:
+        for entry in parsed.entries:
             if entry.name in self.tensors or entry.name in self.unread:
                 raise bad(self.path, f"its header has the tensor {printable(entry.name)} twice")
             if entry.kind in PLAIN:
@@ -85,7 +85,7 @@ class GgufReader(Reader):
                 self.unread[entry.name] = f"it is quantised by GGUF as {kind}, which is not read"
                 continue
             self.tensors[entry.name] = info
-            self._starts[entry.name] = found.begin + entry.offset
+            self._starts[entry.name] = parsed.begin + entry.offset
             spans.append((self._starts[entry.name], info.nbytes, entry.name))
         end, before = 0, ""
         for start, size, name in sorted(spans):

@@ -60,9 +60,9 @@ class PickledReader(Reader):
         self.tensors, self.metadata = {}, {}
         skipped: dict[str, str] = {}
         for name, value in self._leaves(Machine(data, path, placeholders=True).run(), "", 0):
-            found = _array_of(value)
-            if found is not None:
-                self._place(check_name(path, name), found)
+            pickled = _array_of(value)
+            if pickled is not None:
+                self._place(check_name(path, name), pickled)
                 continue
             try:
                 self.metadata[name] = self._plain.value(value, name)
@@ -93,19 +93,19 @@ class PickledReader(Reader):
                 raise bad(self.path, f"{printable(name)} has a key that is neither text nor a number")
             yield from self._leaves(inner, f"{name}.{key}" if name else str(key), depth + 1)
 
-    def _place(self, name: str, one: Pickled) -> None:
+    def _place(self, name: str, pickled: Pickled) -> None:
         shown = printable(name)
         if name in self.tensors:
             raise bad(self.path, f"{shown} comes twice")
-        dtype, is_swapped = _dtype_of(one.dtype)
+        dtype, is_swapped = _dtype_of(pickled.dtype)
         if dtype not in DTYPES:
             raise bad(self.path, f"{shown} is an array of {printable(dtype, 40)}, which is no dtype of a tensor")
-        info = TensorInfo(name, dtype, check_shape(self.path, name, one.shape))
-        if not isinstance(one.data, bytes | bytearray) or len(one.data) != info.nbytes:
+        info = TensorInfo(name, dtype, check_shape(self.path, name, pickled.shape))
+        if not isinstance(pickled.data, bytes | bytearray) or len(pickled.data) != info.nbytes:
             raise bad(self.path, f"{shown} needs {info.nbytes} bytes, which it does not have")
-        array = np.frombuffer(one.data, numpy_dtype(dtype))
+        array = np.frombuffer(pickled.data, numpy_dtype(dtype))
         array = array.byteswap() if is_swapped else array
-        array = array.reshape(info.shape[::-1]).T if one.fortran else array.reshape(info.shape)
+        array = array.reshape(info.shape[::-1]).T if pickled.fortran else array.reshape(info.shape)
         self.tensors[name] = info
         self._arrays[name] = array
 
