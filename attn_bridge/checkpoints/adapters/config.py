@@ -17,7 +17,6 @@ CONFIG = "adapter_config.json"
 MAX_BYTES = 1 << 24
 
 REFUSED = {
-    "use_dora": "DoRA",
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA",
     "kasa_config": "KaSA",
@@ -51,6 +50,7 @@ class LoraConfig:
         alphas: pattern of layers' names -> their alpha.
         is_rslora: whether alpha is divided by the square root of the rank.
         fan_in_fan_out: whether the base's matrices are (inputs, outputs).
+        is_dora: whether each layer has magnitudes.
     """
 
     rank: int
@@ -59,6 +59,7 @@ class LoraConfig:
     alphas: Mapping[str, float]
     is_rslora: bool
     fan_in_fan_out: bool
+    is_dora: bool
 
     @classmethod
     def of(cls, path: Path, data: bytes) -> LoraConfig:
@@ -78,6 +79,7 @@ class LoraConfig:
             {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, document, "alpha_pattern")},
             bool(document.get("use_rslora")),
             bool(document.get("fan_in_fan_out")),
+            bool(document.get("use_dora")),
         )
 
     def rank_of(self, layer: str) -> int:

@@ -21,6 +21,8 @@ ENDINGS = {
     ".lora_embedding_A": ("down", ".weight"),
     ".lora_embedding_B": ("up", ".weight"),
     ".lora_B.bias": ("vector", ".bias"),
+    ".lora_magnitude_vector": ("magnitude", ".weight"),
+    ".lora_magnitude_vector.weight": ("magnitude", ".weight"),
 }
 """Ending of a name -> the field of `Change` that it is for, and the ending of the base's tensor."""
 
@@ -50,6 +52,7 @@ class Change:
         down: name of the adapter's matrix (rank, inputs); "" for none.
         up: name of the adapter's matrix (outputs, rank).
         vector: name of the adapter's vector (outputs,), for a bias; "" for none.
+        magnitude: name of the norms (outputs,) that DoRA gives the sum's rows; "" for none.
         scale: factor of what is added.
         is_transposed: whether the base's matrix is (inputs, outputs).
     """
@@ -60,6 +63,7 @@ class Change:
     down: str = ""
     up: str = ""
     vector: str = ""
+    magnitude: str = ""
     scale: float = 1.0
     is_transposed: bool = False
 
@@ -99,10 +103,10 @@ def pair(
     changes = {}
     for target, fields in parts.items():
         name = add + target.removeprefix(strip)
-        layer, replacement, down, up, vector = (
-            fields.get(field, "") for field in ("layer", "replacement", "down", "up", "vector")
+        layer, replacement, down, up, vector, magnitude = (
+            fields.get(field, "") for field in ("layer", "replacement", "down", "up", "vector", "magnitude")
         )
-        change = Change(name, layer, replacement, down, up, vector)
+        change = Change(name, layer, replacement, down, up, vector, magnitude)
         changes[name] = _change(path, change, adapter, config, base[name])
     return _turned(path, changes, adapter, config, base, model)
 
@@ -155,7 +159,9 @@ def _change(
     path: Path, change: Change, adapter: Mapping[str, TensorInfo], config: LoraConfig, base: TensorInfo
 ) -> Change:
     """Return a change with its factor, once dtypes and shapes fit, but for the order of the base's two axes."""
-    used = [adapter[name] for name in (change.replacement, change.down, change.up, change.vector) if name]
+    used = [
+        adapter[name] for name in (change.replacement, change.down, change.up, change.vector, change.magnitude) if name
+    ]
     for info in (*used, base):
         if info.dtype not in FLOATS:
             raise bad(path, f"{printable(info.name)} must be floating point to be merged, got {info.dtype}")
@@ -167,6 +173,17 @@ def _change(
     if change.vector and (len(base.shape) != 1 or adapter[change.vector].shape != base.shape):
         raise bad(path, f"{printable(change.vector)} {adapter[change.vector].shape} does not fit "
                   f"{printable(base.name)} {base.shape} of the base")  # fmt: skip
+    if change.down and bool(change.magnitude) != config.is_dora:
+        how = (
+            "lacks lora_magnitude_vector, which use_dora asks for"
+            if config.is_dora
+            else "has magnitudes without use_dora"
+        )
+        raise bad(path, f"{printable(change.layer)} {how}")
+    if change.magnitude:
+        norms = adapter[change.magnitude]
+        if not change.down or change.down.endswith(OF_TABLES) or norms.shape != adapter[change.up].shape[:1]:
+            raise bad(path, f"{printable(norms.name)} {norms.shape} must have the norm of each output of a Linear")
     if not change.down and not change.vector:
         return change
     if change.down:

@@ -96,6 +96,7 @@ class Merged(Wrapped):
         self.changes = pair(adapter.path, adapter.reader.tensors, adapter.config, reader.tensors, model, tied)
         self.tensors = {name: _cast(info, dtype) for name, info in reader.tensors.items()}
         self._factors: tuple[str, Array, Array] | None = None
+        self._ratios: tuple[str, Array] | None = None
         replaced = sum(bool(change.replacement) for change in self.changes.values())
         added = sum(bool(change.down or change.vector) for change in self.changes.values())
         more = f"; {replaced} of its tensors replace the base's" if replaced else ""
@@ -157,8 +158,8 @@ class Merged(Wrapped):
                     into[done : done + made.size] = made.reshape(-1)
                     done += made.size
 
-    def _tile(self, change: Change, columns: int, rows: slice, across: slice) -> Array:
-        """Return whole rows, or a part of a single row."""
+    def _tile(self, change: Change, columns: int, rows: slice, across: slice, *, is_scaled: bool = True) -> Array:
+        """Return whole rows, or a part of a single row; without DoRA's factors the sum, not rounded."""
         source, name = (self.adapter.reader, change.replacement) if change.replacement else (self._reader, change.name)
         dtype = numpy_dtype(source.tensors[name].dtype)
         kind = np.float64 if np.float64 in (dtype, numpy_dtype(self._reader.tensors[change.name].dtype)) else np.float32
@@ -169,7 +170,31 @@ class Merged(Wrapped):
         if not change.down and not change.vector:
             return rounded(values, wanted)
         with np.errstate(all="ignore"):
-            return rounded(values.astype(kind) + self._added(change, kind, rows, across), wanted)
+            total = values.astype(kind) + self._added(change, kind, rows, across)
+            if not change.magnitude or not is_scaled:
+                return rounded(total, wanted) if is_scaled else total
+            ratios = self._ratios_of(change, columns)
+            return rounded(total * (ratios[across] if change.is_transposed else ratios[rows, None]), wanted)
+
+    def _ratios_of(self, change: Change, columns: int) -> Array:
+        """Return DoRA's factor of each output: its magnitude over the norm of what the sum gives it.
+
+        Squares are summed in float64 over tiles that do not depend on what is read.
+        """
+        if self._ratios is None or self._ratios[0] != change.name:
+            rows, height = self.tensors[change.name].shape[0], max(1, TILE // columns)
+            squares: Array = np.zeros(columns if change.is_transposed else rows)
+            for top in range(0, rows, height):
+                part = slice(top, min(rows, top + height))
+                tile = self._tile(change, columns, part, slice(0, columns), is_scaled=False).astype(np.float64) ** 2
+                if change.is_transposed:
+                    squares += tile.sum(0)
+                else:
+                    squares[part] = tile.sum(1)
+            magnitude = self.adapter.reader.read(change.magnitude).astype(np.float64)
+            kind = np.float64 if self._reader.tensors[change.name].dtype == "float64" else np.float32
+            self._ratios = change.name, (magnitude / np.sqrt(squares)).astype(kind)
+        return self._ratios[1]
 
     def _added(self, change: Change, kind: type[np.floating[Any]], rows: slice, across: slice) -> Array:
         """Return what the adapter adds to a rectangle; the order of the sum does not depend on the rectangle."""

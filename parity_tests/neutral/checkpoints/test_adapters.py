@@ -95,6 +95,22 @@ def test_square_matrices_beside_a_head_are_those_of_their_model(tmp_path):
           | {"lm_head.weight": product(tensors, "lm_head")})  # fmt: skip
 
 
+@pytest.mark.parametrize("ending", ["", ".weight"])
+def test_rows_of_dora_get_their_magnitudes(tmp_path, ending):
+    tensors = matrices(DOWN, 10, 6) | matrices(FUSED, 6, 18)
+    norms = {DOWN: np.arange(1, 7, dtype=np.float32), FUSED: np.arange(3, 21, dtype=np.float32)}
+    source, arrays = write(tmp_path / "base", config={"model_type": "gpt2", "tie_word_embeddings": False})
+    more = {f"{layer}.lora_magnitude_vector{ending}": array for layer, array in norms.items()}
+    found = merged(tmp_path, tensors | more, (source, arrays), {"use_dora": True})
+    wanted = {}
+    for layer, array in norms.items():
+        weight = arrays[f"{layer}.weight"].astype(np.float64)
+        rows = (weight.T if layer == FUSED else weight) + product(tensors, layer)
+        rows *= (array / np.linalg.norm(rows, axis=1))[:, None]
+        wanted[f"{layer}.weight"] = (rows.T if layer == FUSED else rows) - weight
+    close(found, wanted)
+
+
 def test_embeddings_biases_and_saved_modules_are_merged(tmp_path):
     rng = np.random.default_rng(3)
     table, head, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((7, 6), (7, 6), 18))
@@ -145,9 +161,13 @@ def test_sums_are_rounded_once(tmp_path, dtype):
         assert (np.abs(found["lm_head.weight"].astype(np.float64) - other) <= step * np.abs(other)).all()
 
 
-def test_pieces_and_workers_merge_to_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("is_dora", [False, True])
+def test_pieces_and_workers_merge_to_the_same_bytes(tmp_path, is_dora):
     source, _ = write(tmp_path / "base", ml_dtypes.bfloat16)
-    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | matrices(FUSED, 6, 18))
+    tensors = matrices(DOWN, 10, 6) | matrices(FUSED, 6, 18)
+    norms = {f"{layer}.lora_magnitude_vector": np.ones(size, np.float32) for layer, size in ((DOWN, 6), (FUSED, 18))}
+    tensors, config = (tensors | norms, {"use_dora": True}) if is_dora else (tensors, {})
+    adapter = adapter_files.save(tmp_path / "adapter", tensors, **config)
     checkpoints.convert(source, tmp_path / "whole", to_layout="same", adapter=adapter)
     whole = checkpoints.read(tmp_path / "whole")
     with open_reader(source) as base:
@@ -182,11 +202,23 @@ def test_verify_holds_the_adapter_against_the_merged_one(tmp_path):
 
 
 REFUSED = {
-    "DoRA": ({}, {"use_dora": True}, "is an adapter with DoRA and is not merged"),
+    "QALoRA": ({}, {"use_qalora": True}, "is an adapter with QALoRA and is not merged"),
     "IA3": ({}, {"peft_type": "IA3"}, "peft_type (IA3) must be LORA"),
     "PiSSA": ({}, {"init_lora_weights": "pissa"}, "init_lora_weights pissa, which changes the base"),
     "experts": ({}, {"target_parameters": ["mlp.experts"]}, "LoRA of stacked parameters"),
-    "magnitudes": ({f"{DOWN}.lora_magnitude_vector": np.ones(6)}, {}, "lora_magnitude_vector is of a kind of adapter"),
+    "AdaLoRA": ({f"{DOWN}.lora_E": np.ones(6)}, {}, "lora_E is of a kind of adapter"),
+    "other magnitudes": (
+        {f"{DOWN}.lora_magnitude_vector": np.ones(10)},
+        {"use_dora": True},
+        "must have the norm of each output",
+    ),
+    "magnitudes alone": (
+        {f"{QUERY}.lora_magnitude_vector": np.ones(6), f"{DOWN}.lora_magnitude_vector": np.ones(6)},
+        {"use_dora": True},
+        "must have the norm of each output",
+    ),
+    "magnitudes without DoRA": ({f"{DOWN}.lora_magnitude_vector": np.ones(6)}, {}, "has magnitudes without use_dora"),
+    "DoRA without magnitudes": ({}, {"use_dora": True}, "lacks lora_magnitude_vector, which use_dora asks for"),
     "a rank of 0": ({}, {"r": 0}, "r (0) must be a whole number of at least 1"),
     "alpha of text": ({}, {"lora_alpha": "8"}, "lora_alpha (8) must be a number"),
     "another rank": ({}, {"r": 8}, "must be matrices of rank 8, as its config has it"),
