@@ -248,7 +248,7 @@ def inspect(
     for name, info in found.tensors.items():
         kind = name if full else re.sub(r"(?<![^.])[0-9]+(?![^.])", "{i}", name)
         shape = " x ".join(map(str, info.shape)) or "scalar"
-        kinds.setdefault((kind, info.dtype, shape, shown_size(info.nbytes)), []).append(name)
+        kinds.setdefault((kind, info.blocks or info.dtype, shape, shown_size(info.nbytes)), []).append(name)
     for (kind, *rest), names in kinds.items():
         files = dict.fromkeys(found.tensors[name].file for name in names)
         file = next(iter(files)) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
