@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(status)
     try:
         status = _run_own(sys.argv[1:])
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1

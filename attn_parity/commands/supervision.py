@@ -11,8 +11,6 @@ import faulthandler
 import os
 import signal
 import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
@@ -35,17 +33,19 @@ STATUS = 2
 def begin(arguments: Sequence[str]) -> None:
     """Fork a command that runs user code, and return in the child; the parent ends as the child does.
 
-    Other commands, and systems other than Linux, go on in this process.
+    Other commands, systems other than Linux, and those that allow no further process go on in this process.
     """
     if sys.platform != "linux" or not arguments or arguments[0] not in COMMANDS or "--separate" in arguments:
         return
-    breadcrumbs.share()
-    stacks = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+    stacks = os.fdopen(os.memfd_create("stack"), "w+b")
     signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
     parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads that the fork loses: none of ours runs yet
+    breadcrumbs.share()
+    try:
         child = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, signal.SIGCHLD))
+        return
     if child:
         _attend(child, stacks)
     _end_with(parent)
@@ -60,9 +60,10 @@ def finish(status: int) -> None:
 
 def _end_with(parent: int) -> None:
     """Have the kernel end this process when its parent has ended."""
-    import ctypes
+    with contextlib.suppress(ImportError, AttributeError):  # a Python without ctypes, a libc without prctl
+        import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(STATUS)
 

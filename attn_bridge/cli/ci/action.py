@@ -141,7 +141,7 @@ def _explained(data: Mapping[str, Any]) -> str:
     lines = [str(data.get("summary", ""))]
     first = data.get("first_divergence")
     if isinstance(first, Mapping):
-        where = first.get("path") or "the module itself"
+        where = first.get("path") or f"{first.get('first_name') or 'the module'} itself"
         lines.append(f"first divergence, {first.get('direction')}: {where} ({first.get('second_path') or 'itself'})")
         lines += [f"hint: {first['hint']}"] if first.get("hint") else []
     wrong = [one for one in data.get("tensors", ()) if one.get("verdict") != "equal" and not one.get("allowed")]

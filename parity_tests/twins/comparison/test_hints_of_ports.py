@@ -1,0 +1,148 @@
+"""Hints on modules with a fault: what both sides compute is recovered from the numbers at the place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from attn_bridge.parity import compare
+
+RANDOM = np.random.default_rng(3)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+class Loss(nn.Module):
+    def forward(self, x):
+        return x.square().mean()
+
+
+class OtherLoss(nnx.Module):
+    def __init__(self, call):
+        self.call = call
+
+    def __call__(self, x):
+        return self.call(x)
+
+
+class Norm(nn.Module):
+    """The norm of the Annotated Transformer, with the deviation by n - 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.a_2, self.b_2 = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.b_2
+
+
+class OtherNorm(nnx.Module):
+    def __init__(self):
+        self.a_2, self.b_2 = nnx.Param(jnp.ones(8)), nnx.Param(jnp.zeros(8))
+
+    def __call__(self, x):
+        return self.a_2[...] * (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-6) + self.b_2[...]
+
+
+class Patches(nn.Module):
+    """Patches with a table of positions that is resized from 4 x 4 to what the image has."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.head = nn.Linear(12, 16), nn.Linear(16, 3)
+        self.pos_embed = nn.Parameter(torch.randn(1, 16, 16))
+
+    def forward(self, x):
+        size = int(x.shape[1] ** 0.5)
+        table = self.pos_embed.reshape(1, 4, 4, 16).permute(0, 3, 1, 2)
+        table = nn.functional.interpolate(table, size=(size, size), mode="bicubic", align_corners=False)
+        return self.head(self.patch(x) + table.permute(0, 2, 3, 1).reshape(1, -1, 16))
+
+
+class OtherPatches(nnx.Module):
+    def __init__(self):
+        self.patch, self.head = nnx.Linear(12, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 3, rngs=nnx.Rngs(1))
+        self.pos_embed = nnx.Param(jnp.ones((1, 16, 16)))
+
+    def __call__(self, x):
+        size = int(x.shape[1] ** 0.5)
+        table = jax.image.resize(self.pos_embed[...].reshape(1, 4, 4, 16), (1, size, size, 16), "bicubic")
+        return self.head(self.patch(x) + table.reshape(1, -1, 16))
+
+
+class Cell(nn.Module):
+    """An LSTM written by hand, with the gates i, f, g, o."""
+
+    def __init__(self):
+        super().__init__()
+        self.i2h, self.h2h = nn.Linear(8, 16), nn.Linear(4, 16)
+
+    def forward(self, x):
+        state = memory = x.new_zeros(len(x), 4)
+        found = []
+        for step in x.unbind(1):
+            i, f, g, o = (self.i2h(step) + self.h2h(state)).chunk(4, -1)
+            memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
+            state = o.sigmoid() * memory.tanh()
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+class OtherCell(nnx.Module):
+    def __init__(self):
+        self.i2h, self.h2h = nnx.Linear(8, 16, rngs=nnx.Rngs(0)), nnx.Linear(4, 16, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        state = memory = jnp.zeros((len(x), 4))
+        found = []
+        for step in x.swapaxes(0, 1):
+            i, f, o, g = jnp.split(self.i2h(step) + self.h2h(state), 4, -1)
+            memory = nnx.sigmoid(f) * memory + nnx.sigmoid(i) * jnp.tanh(g)
+            state = nnx.sigmoid(o) * jnp.tanh(memory)
+            found.append(state)
+        return jnp.stack(found, 1)
+
+
+FAULTS = {
+    "a scalar loss times 1.0005": (Loss, lambda: OtherLoss(lambda x: (x * x).mean() * 1.0005), (4, 3), ""),
+    "a loss that is added up": (
+        Loss,
+        lambda: OtherLoss(lambda x: (x * x).sum()),
+        (4, 3),
+        "Flax is 12 (4 x 3) times torch: consistent with a sum in Flax, a mean in torch",
+    ),
+    "a deviation by n": (
+        Norm,
+        OtherNorm,
+        (3, 5, 8),
+        "torch computes (x - mean) / (std by n - 1 + 1e-06) * a_2 + b_2, Flax (x - mean) / (std + 1e-06) * a_2 + b_2",
+    ),
+    "another filter for a table of positions": (
+        Patches,
+        OtherPatches,
+        (2, 36, 12),
+        "torch computes cubic resizing, corners not aligned of pos_embed, Flax cubic resizing of sharpness -0.5 of "
+        "pos_embed",
+    ),
+    "gates exchanged": (
+        Cell,
+        OtherCell,
+        (2, 3, 8),
+        "torch computes an LSTM, Flax an LSTM with the gates g and o exchanged",
+    ),
+}
+
+
+@pytest.mark.parametrize("label", FAULTS)
+def test_a_fault_is_named_by_what_both_sides_compute(label):
+    ours, theirs, shape, expected = FAULTS[label]
+    report = compare(ours(), theirs(), draw(*shape), seeds=1)
+    assert report.verdict == "different"
+    assert report.first_divergence.hint == expected
