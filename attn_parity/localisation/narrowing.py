@@ -82,7 +82,6 @@ class Narrowing:
             pairs, taken = self._behind(node, calls, steps, chain)
         elif not is_sure:
             pairs = self._before(node, calls, steps, chain)
-        pairs.sort(key=lambda pair: pair != chain)
         within, second = self._within(node, chain)
         both = [(_end(before, path, within), _end(after, path, within)) for before, after in pairs]
         candidates = [Candidate(within, second, one) for one in dict.fromkeys(both)]
@@ -124,7 +123,9 @@ class Narrowing:
         target = next((step for step in steps if step.path == chain[1] and step.differs("inputs", limit)), None)
         sources = self._sources(node, calls, steps, target)
         positions = None if sources is None else sources.found()
-        pairs = edges(steps, target, positions, path)
+        pairs = sorted(edges(steps, target, positions, path), key=lambda pair: pair != chain)
+        if sources is not None and chain not in pairs and chain in edges(steps, target, sources.feeds, path):
+            pairs.insert(1, chain)  # what adds the parts up comes behind it, and no numbers tell it from a part
         if positions is None:
             return pairs, [step for step in steps if target is None or step.order < target.order]
         return pairs, [steps[i] for i in positions if i != INPUTS]
@@ -137,7 +138,8 @@ class Narrowing:
         sources = self._sources(node, calls, steps, None)
         number = max((i for i, step in enumerate(steps) if step.path == chain[0]), default=INPUTS)
         ends = [] if sources is None else sources.fed_by(number)
-        return [(chain[0], path if end is None else end.path) for end in ends] or [chain]
+        pairs = [(chain[0], path if end is None else end.path) for end in ends] or [chain]
+        return sorted(pairs, key=lambda pair: pair != chain)
 
     def _sources(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], target: Step | None

@@ -72,6 +72,7 @@ class Sources:
         self._held = [outputs_of(step.calls) for step in steps]
         self._left = dict.fromkeys(SIDES, int(np.clip(WORK // size, FEWEST, MOST)))
         self._groups = match_leaves(*(self._recorded(side) for side in SIDES))
+        self.feeds: list[int] = []  # all sources, those whose part is right among them
         self._wanted: dict[Side, list[int]] = {}
         self._bases: dict[Side, list[Array]] = {}
 
@@ -112,7 +113,7 @@ class Sources:
         self._wanted = {
             side: [i for one in apart for i in one.places(side)] or list(range(len(bases[side]))) for side in SIDES
         }
-        sources = sorted({position for side in SIDES for position in self._feeding(side)})
+        sources = self.feeds = sorted({position for side in SIDES for position in self._feeding(side)})
         if not sources:
             return None
         if not apart or not 1 < len(sources) <= MAX_SOURCES or any(self._held[i] is None for i in sources if i >= 0):

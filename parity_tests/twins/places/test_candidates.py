@@ -63,14 +63,17 @@ class FlaxBranches(nnx.Module):
         return self.end(jnp.tanh(self.value(x)) * opened)
 
 
+SUM = ("", ("fc2", "out"))
+"""The sum of all branches comes behind the last of them, and can't be told from a branch."""
+
 ADDED = {("", ("", "out")), ("", ("up", "out")), ("", ("fc2", "out"))}
 
 
 @pytest.mark.parametrize(
     ("fault", "between", "others"),
     [
-        ({"skip": 0.55}, ("", "out"), {("", ("", "out"))}),
-        ({"adapter": 1.9}, ("up", "out"), {("", ("up", "out"))}),
+        ({"skip": 0.55}, ("", "out"), {("", ("", "out")), SUM}),
+        ({"adapter": 1.9}, ("up", "out"), {("", ("up", "out")), SUM}),
         ({"shift": 1e-3}, ("fc2", "out"), ADDED),
         ({"mixed": 1.01}, ("fc2", "out"), ADDED),
         ({"gate": torch.nn.functional.silu}, ("value", "end"), {("", ("gate", "end")), ("", ("value", "end"))}),
@@ -85,7 +88,7 @@ def test_branches_that_are_not_excluded_are_candidates(fault, between, others):
 @pytest.mark.parametrize(("fault", "between"), [({"skip": 0.55}, ("", "out")), ({"adapter": 1.9}, ("up", "out"))])
 def test_a_flax_side_names_the_branch_as_well(fault, between):
     found, among = places(Branches(), FlaxBranches(**fault))
-    assert (found, among) == (("", "forward", between), {("", between)})
+    assert (found, among) == (("", "forward", between), {("", between), SUM})
 
 
 class Inside(nn.Module):
