@@ -18,7 +18,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from attn_bridge.masks import Mask
 
-from . import sdpa
+from . import sdpa, second_derivatives
 from .call import Call
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
@@ -50,9 +50,10 @@ def unsupported_anywhere(call: Call) -> str | None:
     for width in (call.query.shape[-1], call.value.shape[-1]):
         if not MIN_HEAD_DIM <= width <= MAX_HEAD_DIM:
             return f"head_dim ({width}) is not between {MIN_HEAD_DIM} and {MAX_HEAD_DIM}"
-    return sdpa.in_forward_mode()
+    return sdpa.in_higher_modes()
 
 
+@second_derivatives.twice
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     return attend_by(_compiled(), call)

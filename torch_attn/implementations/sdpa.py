@@ -1,8 +1,7 @@
 """torch's fused kernels through `scaled_dot_product_attention`, in memory that grows with T plus S.
 
 The causal mask alone costs nothing and halves the work; any other mask becomes an array, broadcast where it can be.
-Softmax and sums run in float32. There are no second derivatives: asking for them is an error, except inside
-``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+Softmax and sums run in float32. Second derivatives take the reference (`second_derivatives`).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_bridge.masks import as_band
 
+from . import second_derivatives
 from .call import Call
 
 FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is_amx_tile_supported() else []))
@@ -67,7 +67,7 @@ def unsupported(call: Call) -> str | None:
         return "its dropout draws from the global generator only"
     if call.bias is not None and not call.query.is_cpu and _mask_dtype(call.query, call.bias) != call.query.dtype:
         return "on this device it would round the bias to the dtype of query"
-    return in_forward_mode()
+    return in_higher_modes()
 
 
 def in_forward_mode() -> str | None:
@@ -75,6 +75,12 @@ def in_forward_mode() -> str | None:
     return "it has no forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
+def in_higher_modes() -> str | None:
+    """Return why torch's kernels can't serve a call while derivatives go forward, or are nested; None otherwise."""
+    return in_forward_mode() or second_derivatives.nested_gradients()
+
+
+@second_derivatives.twice
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     allowed, is_causal = _split_mask(call)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from attn_bridge.masks import ArrayMask, as_band
 
-from . import sdpa
+from . import sdpa, second_derivatives
 from .call import Call
 
 MIN_BLOCK, MAX_BLOCK = 32, 128
@@ -44,6 +44,7 @@ def unsupported(call: Call) -> str | None:
     return sdpa.unsupported(call)
 
 
+@second_derivatives.twice
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     found = _window_of(call)

@@ -1,0 +1,79 @@
+"""Second derivatives of torch's fused kernels, which have none: by plain code, where they are asked for.
+
+A gradient that is to be differentiated again (``create_graph=True``) is computed by the reference, in memory that grows
+with T times S. Any other is the kernel's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType  # type: ignore[attr-defined]
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+from . import reference
+from .call import Call
+
+Attend = Callable[[Call], Tensor]
+
+
+def twice(attend: Attend) -> Attend:
+    """Decorate the ``attend`` of an implementation, which then has derivatives of all orders in eager mode."""
+
+    @functools.wraps(attend)
+    def attend_twice(call: Call) -> Tensor:
+        context = attend(call)
+        if not context.requires_grad or _is_transformed(call.query):
+            return context
+        options = (call.mask, call.scale, call.dropout)
+        result: Tensor = _Twice.apply(context, options, call.query, call.key, call.value, call.bias)
+        return result
+
+    return attend_twice
+
+
+def nested_gradients() -> str | None:
+    """Return why no fused kernel can serve a call inside ``torch.func.grad`` of ``torch.func.grad``; None elsewhere."""
+    if not torch._C._are_functorch_transforms_active():
+        return None
+    levels = [one for one in retrieve_all_functorch_interpreters() if one.key() == TransformType.Grad]
+    return "it has no second derivatives" if len(levels) > 1 else None
+
+
+def _is_transformed(query: Tensor) -> bool:
+    """Return whether something else than autograd follows the call: compilers, transforms and modes take it plain."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return True
+    return type(query) is not Tensor or bool(torch._C._len_torch_dispatch_stack())
+
+
+class _Twice(torch.autograd.Function):
+    """Passes a context on; passes its gradient to the kernel, or around it where it is differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, context: Tensor, options: tuple[Any, ...], *operands: Tensor | None) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(*operands)
+        return context.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_context: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return d_context, None, None, None, None, None
+        mask, scale, dropout = ctx.options
+        if dropout:
+            raise NotImplementedError(
+                "second derivatives with dropout of the global generator need implementation='reference'"
+            )
+        is_asked = ctx.needs_input_grad[2:]
+        # Views: operands may be one tensor, or computed from each other, and each gets its own part of the gradient.
+        operands = [None if array is None else array.view_as(array) for array in ctx.saved_tensors]
+        query, key, value, bias = operands
+        call = Call(query, key, value, mask, bias, scale, None, None, 0.0, None, False)
+        asked = [array for array, is_needed in zip(operands, is_asked, strict=True) if is_needed]
+        gradients = iter(torch.autograd.grad(reference.attend(call), asked, d_context, create_graph=True))
+        return None, None, *(next(gradients) if is_needed else None for is_needed in is_asked)
