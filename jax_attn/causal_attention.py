@@ -33,6 +33,7 @@ class CausalAttention(nnx.Module):
             So does ``nnx.view``.
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
@@ -49,10 +50,12 @@ class CausalAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)

@@ -31,13 +31,23 @@ class CrossAttention(nnx.Module):
     Args:
         config: widths, heads and biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
     @CrossAttentionConfig.takes
-    def __init__(self, config: CrossAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: CrossAttentionConfig,
+        *,
+        rngs: Rngs,
+        implementation: str | None = None,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
         self.config = config = CrossAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

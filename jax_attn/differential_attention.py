@@ -32,15 +32,23 @@ class DifferentialAttention(nnx.Module):
     Args:
         config: sizes, position, mask, biases, and where the part of the second softmax starts.
         rngs: source of the initial weights (stream ``params``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
     @DifferentialAttentionConfig.takes
     def __init__(
-        self, config: DifferentialAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+        self,
+        config: DifferentialAttentionConfig,
+        *,
+        rngs: Rngs,
+        implementation: str | None = None,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
     ):
         self.config = config = DifferentialAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

@@ -6,6 +6,9 @@ g query heads per key/value head, c channel of a head; in shapes H is all query 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,6 +28,8 @@ from .random import Rngs
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
+
+_CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar("_CHOSEN", default=None)
 
 
 def dot_product_attention(
@@ -73,11 +78,37 @@ def dot_product_attention(
         ValueError: shapes, rates or names that do not fit; dropout without `rng`.
         TypeError: dtypes or kinds of objects that do not fit.
     """
-    validation.check_implementation(implementation, IMPLEMENTATIONS)
+    implementation = check_implementation(implementation) or _CHOSEN.get()
     call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
     if sharding is not None:
         return sharding.attend(call, implementation)
     return implementations.choose(call, implementation).attend(call)
+
+
+@contextlib.contextmanager
+def use_implementation(name: str | None) -> Iterator[None]:
+    """Compute attention by an implementation inside the context, in modules and whole models, too.
+
+    The argument `implementation` of a call or a module comes first. A function that was compiled before keeps what it
+    was compiled with.
+
+    Args:
+        name: a name in `IMPLEMENTATIONS`; None takes the fastest again.
+
+    Raises:
+        ValueError: another name.
+    """
+    token = _CHOSEN.set(check_implementation(name))
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def check_implementation(name: str | None) -> str | None:
+    """Return the name of an implementation as it is; ValueError if it is none."""
+    validation.check_implementation(name, IMPLEMENTATIONS)
+    return name
 
 
 def explain(
@@ -265,9 +296,12 @@ def with_cache(result: Any, cache: Any) -> Any:
 
 
 def attention_arguments(module: Any) -> dict[str, Any]:
-    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices are."""
+    """Return the arguments of `dot_product_attention` that a module has: dropout, implementation, devices."""
     dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
     arguments = {} if sharding is None else {"sharding": sharding}
+    implementation = getattr(module, "implementation", None)
+    if implementation is not None:
+        arguments["implementation"] = implementation
     if dropout is None or dropout.deterministic:
         return arguments
     return {"dropout": dropout.rate, "rng": dropout.rngs, **arguments}

@@ -33,6 +33,7 @@ class GroupedQueryAttention(nnx.Module):
     Args:
         config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
@@ -43,10 +44,12 @@ class GroupedQueryAttention(nnx.Module):
         config: GroupedQueryAttentionConfig,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = config = GroupedQueryAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)

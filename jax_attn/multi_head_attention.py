@@ -35,6 +35,7 @@ class MultiHeadAttention(nnx.Module):
         num_heads: number of heads; divides `d_out`.
         qkv_bias: whether query, key and value have biases; the output projection always has one.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
@@ -52,10 +53,12 @@ class MultiHeadAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)

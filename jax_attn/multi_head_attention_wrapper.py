@@ -37,6 +37,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
         num_heads: number of heads.
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
@@ -54,10 +55,12 @@ class MultiHeadAttentionWrapper(nnx.Module):
         qkv_bias: bool = False,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.heads = nnx.List(
             CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, **options)

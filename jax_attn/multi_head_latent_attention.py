@@ -32,6 +32,7 @@ class MultiHeadLatentAttention(nnx.Module):
     Args:
         config: sizes, position, mask and biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
@@ -42,10 +43,12 @@ class MultiHeadLatentAttention(nnx.Module):
         config: MultiHeadLatentAttentionConfig,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = config = MultiHeadLatentAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         heads, bias = config.num_heads, config.bias
         asking = config.d_in

@@ -29,6 +29,7 @@ class SelfAttention_v1(nnx.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output.
         rngs: source of the initial weights (stream ``params``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
@@ -36,9 +37,19 @@ class SelfAttention_v1(nnx.Module):
         ValueError: a size below 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        rngs: Rngs,
+        implementation: str | None = None,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
         self.W_query = nnx.Param(uniform(shape, **options))

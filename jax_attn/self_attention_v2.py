@@ -29,6 +29,7 @@ class SelfAttention_v2(nnx.Module):
         d_out: width of query, key, value and output.
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``).
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
@@ -43,10 +44,12 @@ class SelfAttention_v2(nnx.Module):
         qkv_bias: bool = False,
         *,
         rngs: Rngs,
+        implementation: str | None = None,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)

@@ -32,6 +32,7 @@ class CausalAttention(nn.Module):
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -48,11 +49,13 @@ class CausalAttention(nn.Module):
         qkv_bias: bool = False,
         *,
         rngs: JaxRngs | None = None,
+        implementation: str | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)

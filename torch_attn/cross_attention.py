@@ -30,16 +30,24 @@ class CrossAttention(nn.Module):
         config: widths, heads and biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
     @CrossAttentionConfig.takes
     def __init__(
-        self, config: CrossAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: CrossAttentionConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        implementation: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ):
         super().__init__()
         self.config = config = CrossAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

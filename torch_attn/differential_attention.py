@@ -31,16 +31,24 @@ class DifferentialAttention(nn.Module):
         config: sizes, position, mask, biases, and where the part of the second softmax starts.
         rngs: source of the initial weights (stream ``params``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
     @DifferentialAttentionConfig.takes
     def __init__(
-        self, config: DifferentialAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: DifferentialAttentionConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        implementation: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ):
         super().__init__()
         self.config = config = DifferentialAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)

@@ -6,6 +6,9 @@ g query heads per key/value head, c channel of a head; in shapes H is all query 
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +24,15 @@ from .random import JaxRngs, RngStream
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
+
+
+class _Chosen(threading.local):
+    """The name that `use_implementation` chose in this thread; unlike a context variable, `torch.compile` reads it."""
+
+    name: str | None = None
+
+
+_CHOSEN = _Chosen()
 
 _DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
@@ -74,11 +86,37 @@ def dot_product_attention(
         ValueError: shapes, rates or names that do not fit.
         TypeError: dtypes or kinds of objects that do not fit.
     """
-    validation.check_implementation(implementation, IMPLEMENTATIONS)
+    implementation = check_implementation(implementation) or _CHOSEN.name
     call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
     if sharding is not None:
         return sharding.attend(call, implementation)
     return implementations.choose(call, implementation).attend(call)
+
+
+@contextlib.contextmanager
+def use_implementation(name: str | None) -> Iterator[None]:
+    """Compute attention by an implementation inside the context, in modules and whole models, too.
+
+    The argument `implementation` of a call or a module comes first. A function that was compiled before keeps what it
+    was compiled with.
+
+    Args:
+        name: a name in `IMPLEMENTATIONS`; None takes the fastest again.
+
+    Raises:
+        ValueError: another name.
+    """
+    before, _CHOSEN.name = _CHOSEN.name, check_implementation(name)
+    try:
+        yield
+    finally:
+        _CHOSEN.name = before
+
+
+def check_implementation(name: str | None) -> str | None:
+    """Return the name of an implementation as it is; ValueError if it is none."""
+    validation.check_implementation(name, IMPLEMENTATIONS)
+    return name
 
 
 def explain(
@@ -286,9 +324,12 @@ def with_cache(result: Any, cache: Any) -> Any:
 
 
 def attention_arguments(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices are."""
+    """Return the arguments of `dot_product_attention` that a module has: dropout, implementation, devices."""
     dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
     arguments = {} if sharding is None else {"sharding": sharding}
+    implementation = getattr(module, "implementation", None)
+    if implementation is not None:
+        arguments["implementation"] = implementation
     if dropout is None or not dropout.training:
         return arguments
     return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None), **arguments}

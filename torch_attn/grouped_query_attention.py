@@ -32,6 +32,7 @@ class GroupedQueryAttention(nn.Module):
         config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -42,11 +43,13 @@ class GroupedQueryAttention(nn.Module):
         config: GroupedQueryAttentionConfig,
         *,
         rngs: JaxRngs | None = None,
+        implementation: str | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = config = GroupedQueryAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)

@@ -32,6 +32,7 @@ class MultiHeadLatentAttention(nn.Module):
         config: sizes, position, mask and biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -42,11 +43,13 @@ class MultiHeadLatentAttention(nn.Module):
         config: MultiHeadLatentAttentionConfig,
         *,
         rngs: JaxRngs | None = None,
+        implementation: str | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = config = MultiHeadLatentAttentionConfig.check(config)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         heads, bias = config.num_heads, config.bias
         asking = config.d_in

@@ -27,6 +27,7 @@ class SelfAttention_v1(nn.Module):
         d_out: width of query, key, value and output.
         rngs: source of the initial weights (stream ``params``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -34,10 +35,20 @@ class SelfAttention_v1(nn.Module):
         ValueError: a size below 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        rngs: JaxRngs | None = None,
+        implementation: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
         self.W_query = nn.Parameter(uniform(shape, **options))

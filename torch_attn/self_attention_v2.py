@@ -28,6 +28,7 @@ class SelfAttention_v2(nn.Module):
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``).
             Its numbers are JAX's; None takes torch's global generator.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -42,11 +43,13 @@ class SelfAttention_v2(nn.Module):
         qkv_bias: bool = False,
         *,
         rngs: JaxRngs | None = None,
+        implementation: str | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
+        self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)

@@ -204,6 +204,8 @@ def test_the_outline_of_a_variant_is_not_empty(variant):
     assert any(line.startswith(("class", "def")) and variant.name in line for line in outline)
 
 
+SIZES = "self, d_in, d_out, context_length"
+
 DRIFTS = {
     "argument renamed": (
         "attention_mask: Mask",
@@ -228,16 +230,16 @@ DRIFTS = {
         "dropout: float = 0.0",
         "dropout: float = 0.1",
         [
-            "-def __init__(self, d_in, d_out, context_length, dropout=0.0, num_heads=1, qkv_bias=False)",
-            "+def __init__(self, d_in, d_out, context_length, dropout=0.1, num_heads=1, qkv_bias=False)",
+            f"-def __init__({SIZES}, dropout=0.0, num_heads=1, qkv_bias=False, implementation=None)",
+            f"+def __init__({SIZES}, dropout=0.1, num_heads=1, qkv_bias=False, implementation=None)",
         ],
     ),
     "argument added": (
         "qkv_bias: bool = False,",
         "qkv_bias: bool = False, rope: bool = True,",
         [
-            "-def __init__(self, d_in, d_out, context_length, dropout=0.0, num_heads=1, qkv_bias=False)",
-            "+def __init__(self, d_in, d_out, context_length, dropout=0.0, num_heads=1, qkv_bias=False, rope=True)",
+            f"-def __init__({SIZES}, dropout=0.0, num_heads=1, qkv_bias=False, implementation=None)",
+            f"+def __init__({SIZES}, dropout=0.0, num_heads=1, qkv_bias=False, rope=True, implementation=None)",
         ],
     ),
     "method added": ("    def forward(", "    def scores(self): ...\n\n    def forward(", ["+def scores(self)"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -12,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import export
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import blocked
@@ -42,6 +45,23 @@ def test_transformations(transform, loops, request):
     found, want = (jax.tree.leaves(jax.jit(transform(loss(name)))(*inputs)) for name in ("blocked", "reference"))
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("chosen", ["module", "context"])
+def test_a_jitted_module_has_forward_derivatives_by_the_reference(chosen):
+    named = {"implementation": "reference"} if chosen == "module" else {}
+    module = jax_attn.MultiHeadAttention(4, 4, 300, num_heads=2, rngs=nnx.Rngs(0), **named)
+    x, tangent = (jax.random.normal(jax.random.key(seed), (1, 300, 4)) for seed in (0, 1))
+    jitted = jax.jit(lambda x: module(x).sum())
+    with functional.use_implementation("reference") if chosen == "context" else contextlib.nullcontext():
+        slope = jax.jvp(jitted, (x,), (tangent,))[1]
+        product = jax.jvp(jax.grad(jitted), (x,), (tangent,))[1]
+    np.testing.assert_allclose(slope, (jax.grad(module_sum(module))(x) * tangent).sum(), rtol=1e-3)
+    assert np.abs(product).max() > 0
+
+
+def module_sum(module):
+    return lambda x: module(x).sum()
 
 
 def test_shard_map():
