@@ -14,6 +14,7 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 from aiohttp import web
 
 from attn_bridge import checkpoints
+from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, pace
 from attn_bridge.cli.app import run
@@ -242,7 +243,7 @@ def test_a_page_for_every_name_is_no_index_of_a_folder(page, weights, capsys):
     assert said in {
         "html": ["its server answers with a web page"],
         "unlabelled html": ["its server answers with a web page"],
-    }.get(page, ["its extension says no format; name one of safetensors, torch, npz, msgpack, orbax, dcp"])
+    }.get(page, [f"its extension says no format; name one of {', '.join(containers.READERS)}"])
 
 
 def test_a_sign_in_page_in_place_of_the_file_is_named(capsys):
