@@ -108,9 +108,14 @@ class ModuleSide:
 
     def state(self) -> dict[str, Parameter]:
         """Return the buffers that are no running statistics by name; those of a state dict are persistent."""
-        kept = self.module.state_dict(keep_vars=True)
+        # The state dict itself may run hooks of the user.
+        computed = {
+            f"{path}.{name}".lstrip(".")
+            for path, child in self.modules().items()
+            for name in child._non_persistent_buffers_set
+        }
         return {
-            name: dataclasses.replace(self._described(name, one, "state"), persistent=name in kept)
+            name: dataclasses.replace(self._described(name, one, "state"), persistent=name not in computed)
             for name, one in self.module.named_buffers()
             if name.rpartition(".")[2] not in (*STATISTICS, COUNTER) and not unreadable(one)
         }
