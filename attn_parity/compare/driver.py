@@ -326,7 +326,7 @@ def _masks_compared(pair: Pair) -> list[TensorVerdict]:
 def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
     """Return the verdict of train mode, and why nothing can be said, if so."""
     if verdict != "equal" and pair.foreign:
-        names = " and the ".join(pair.labels[side] for side in pair.foreign)
+        names = " and the ".join(pair.shown[side] for side in pair.foreign)
         what = f"the {names} module draws random numbers that are no dropout masks"
         return "inconclusive", f"{what}, so the sides can't be compared in train mode"
     unclear = [one for one in pair.masks if one.verdict == "inconclusive"]

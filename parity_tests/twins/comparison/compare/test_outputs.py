@@ -14,6 +14,7 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge.parity import ParityError
+from attn_parity.results.findings import shown
 
 from .sides import judge, scale, verdicts
 
@@ -144,5 +145,7 @@ def flax_dropout():
 def test_a_module_that_is_not_deterministic_is_inconclusive(side, ours, theirs):
     report = judge(ours, theirs() if theirs in (flax_noise, flax_dropout) else theirs)
     assert report.verdict == "inconclusive"
-    assert f"the {side} module is not deterministic: the same input gave results that differ by " in report.message
+    assert (
+        f"the {shown(side)} module is not deterministic: the same input gave results that differ by " in report.message
+    )
     assert report.tensors == []

@@ -11,6 +11,7 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge.parity import compare
+from attn_parity.results.findings import shown
 
 from .sides import TABLE, X, verdicts
 
@@ -192,7 +193,7 @@ def test_a_loss_of_precision_names_the_side(loss):
     report = compare(ours(), theirs(), x, seeds=1, localise=False)
     assert report.verdict == "precision", str(report)
     assert {one.side for one in report.failures} == {side}
-    assert f"output: precision: {side} loses more than its share: its rounding error is " in report.explain()
+    assert f"output: precision: {shown(side)} loses more than its share: its rounding error is " in report.explain()
     output = report.tensors[0]
     assert (output.torch_used > 1, output.flax_used > 1) == (side == "torch", side == "flax")
 

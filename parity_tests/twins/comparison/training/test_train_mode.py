@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import jax_attn
 from attn_bridge import parity
 from attn_bridge.cli.app import run
+from attn_parity.results.findings import shown
 from attn_parity.sides.dropout_masks import Draw, Masks, differences
 from jax_attn.random import TorchRngs
 
@@ -208,7 +209,7 @@ def test_other_random_numbers_leave_it_open(side):
     theirs = FlaxNet(lambda self, x: x + (jax.random.uniform(self.rngs(), x.shape) if side == "flax" else 0.0))
     report = compare(ours, theirs)
     assert report.verdict == "inconclusive"
-    assert report.message.startswith(f"the {side} module draws random numbers that are no dropout masks")
+    assert report.message.startswith(f"the {shown(side)} module draws random numbers that are no dropout masks")
 
 
 def again(child, x):
