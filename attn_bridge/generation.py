@@ -17,6 +17,17 @@ COLDEST = 2.0**-100
 infinitely far apart already."""
 
 
+def end_token(eos: int | None, eos_token_id: int | None) -> int | None:
+    """Return the token that ends a row, given by either name.
+
+    Raises:
+        ValueError: the two differ.
+    """
+    if eos is not None and eos_token_id is not None and eos != eos_token_id:
+        raise ValueError(f"eos ({eos}) and eos_token_id ({eos_token_id}) must be the same token")
+    return eos_token_id if eos is None else eos
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How many tokens to draw, and how.

@@ -6,7 +6,7 @@ width, V size of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.generation import Options
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids
 
@@ -150,6 +150,7 @@ class DecoderModel(Pretrained, nnx.Module):
         top_p: float | None = None,
         rng: Any = None,
         eos: int | None = None,
+        eos_token_id: int | None = None,
         attention_mask: Bool[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
         """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
@@ -164,6 +165,7 @@ class DecoderModel(Pretrained, nnx.Module):
             rng: source of the numbers: a key, a stream of `nnx.Rngs`, or a `TorchRngs`, which gives the tokens that the
                 torch twin draws from its generator; needed where `temperature` is above 0.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
             attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
                 from their first token then.
 
@@ -174,5 +176,28 @@ class DecoderModel(Pretrained, nnx.Module):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers; or a call inside ``jax.jit``.
         """
-        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.generate(self, tokens, options, rng, attention_mask)
+
+    def stream(
+        self,
+        tokens: Int[Array, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        attention_mask: Bool[Array, "B T"] | None = None,
+    ) -> Iterator[Int[Array, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate` does.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        return generation.stream(self, tokens, options, rng, attention_mask)

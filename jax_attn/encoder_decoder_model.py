@@ -6,7 +6,7 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge.generation import Options
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range
@@ -164,6 +164,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         top_p: float | None = None,
         rng: Any = None,
         eos: int | None = None,
+        eos_token_id: int | None = None,
         source_mask: Bool[Array, "B S"] | None = None,
         attention_mask: Bool[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
@@ -179,6 +180,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             rng: source of the numbers: a key, a stream of `nnx.Rngs`, or a `TorchRngs`, which gives the tokens that the
                 torch twin draws from its generator; needed where `temperature` is above 0.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
             source_mask: bool ``(B, S)``, ``False`` where the source is padding.
             attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
                 from their first token then.
@@ -190,10 +192,40 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
-        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         self.check(source, tokens, source_mask)
         source = jnp.asarray(source)  # a call takes lists, too
         source_mask = None if source_mask is None else jnp.asarray(source_mask)
         if self.config.encoder.convolutions is None:
             check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
         return generation.generate(self, tokens, options, rng, attention_mask, (source,), source_mask)
+
+    def stream(
+        self,
+        source: Source,
+        tokens: Int[Array, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        source_mask: Bool[Array, "B S"] | None = None,
+        attention_mask: Bool[Array, "B T"] | None = None,
+    ) -> Iterator[Int[Array, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate` does.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        self.check(source, tokens, source_mask)
+        source = jnp.asarray(source)  # a call takes lists, too
+        source_mask = None if source_mask is None else jnp.asarray(source_mask)
+        if self.config.encoder.convolutions is None:
+            check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
+        return generation.stream(self, tokens, options, rng, attention_mask, (source,), source_mask)

@@ -6,7 +6,7 @@ width, V size of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge import validation
-from attn_bridge.generation import Options
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids
 
@@ -151,6 +151,7 @@ class DecoderModel(Pretrained, nn.Module):
         top_p: float | None = None,
         rng: Any = None,
         eos: int | None = None,
+        eos_token_id: int | None = None,
         attention_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Int[Tensor, "B N"]:
         """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
@@ -165,6 +166,7 @@ class DecoderModel(Pretrained, nn.Module):
             rng: source of the numbers: None takes torch's global generator; a `torch.Generator`, or a stream of
                 `JaxRngs`, which gives the tokens that the Flax twin draws from it.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
             attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
                 from their first token then.
 
@@ -175,5 +177,28 @@ class DecoderModel(Pretrained, nn.Module):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
-        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.generate(self, tokens, options, rng, attention_mask)
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Iterator[Int[Tensor, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate` does.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        return generation.stream(self, tokens, options, rng, attention_mask)

@@ -6,14 +6,14 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attn_bridge.generation import Options
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range
@@ -167,6 +167,7 @@ class EncoderDecoderModel(Pretrained, nn.Module):
         top_p: float | None = None,
         rng: Any = None,
         eos: int | None = None,
+        eos_token_id: int | None = None,
         source_mask: Bool[Tensor, "B S"] | None = None,
         attention_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Int[Tensor, "B N"]:
@@ -182,6 +183,7 @@ class EncoderDecoderModel(Pretrained, nn.Module):
             rng: source of the numbers: None takes torch's global generator; a `torch.Generator`, or a stream of
                 `JaxRngs`, which gives the tokens that the Flax twin draws from it.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
             source_mask: bool ``(B, S)``, ``False`` where the source is padding.
             attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
                 from their first token then.
@@ -193,8 +195,36 @@ class EncoderDecoderModel(Pretrained, nn.Module):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
-        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         self.check(source, tokens, source_mask)
         if self.config.encoder.convolutions is None:
             check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
         return generation.generate(self, tokens, options, rng, attention_mask, (source,), source_mask)
+
+    def stream(
+        self,
+        source: Source,
+        tokens: Int[Tensor, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        source_mask: Bool[Tensor, "B S"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Iterator[Int[Tensor, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate` does.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        self.check(source, tokens, source_mask)
+        if self.config.encoder.convolutions is None:
+            check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
+        return generation.stream(self, tokens, options, rng, attention_mask, (source,), source_mask)

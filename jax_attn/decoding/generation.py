@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -48,6 +49,48 @@ def generate(
     One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is what the
     model takes before the tokens at first; None takes its place afterwards.
     """
+    start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
+    model, known, padding, logits, cache, numbers, known_options = start
+    found = jnp.asarray(np.pad(known, ((0, 0), (0, len(numbers)))))
+    return _continue(model, found, padding, logits, cache, numbers, known.shape[1], known_options, len(source))
+
+
+def stream(
+    model: Any,
+    tokens: Int[Array, "B T"],
+    options: Options,
+    rng: Any = None,
+    attention_mask: Bool[Array, "B T"] | None = None,
+    source: tuple[Any, ...] = (),
+    source_mask: Bool[Array, "B S"] | None = None,
+) -> Iterator[Int[Array, "B"]]:
+    """Return an iterator over the new tokens, until every row has ended."""
+    start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
+
+    def each() -> Iterator[Int[Array, "B"]]:
+        model, known, padding, logits, cache, numbers, known_options = start
+        (batch, given), new = known.shape, len(numbers)
+        is_done = jnp.zeros(batch, bool)
+        for step in range(new):
+            token, is_done = _draw_alone(logits, numbers[step], known_options, is_done)
+            yield token
+            if step + 1 == new or (options.eos is not None and bool(is_done.all())):
+                return
+            logits, cache = _advance_alone(model, token, given + step - padding, cache, len(source))
+
+    return each()
+
+
+def _begin(
+    model: Any,
+    tokens: Int[Array, "B T"],
+    options: Options,
+    rng: Any,
+    attention_mask: Bool[Array, "B T"] | None,
+    source: tuple[Any, ...],
+    source_mask: Bool[Array, "B S"] | None,
+) -> tuple[Any, ...]:
+    """Check the arguments and read the prompt; return all that the tokens are drawn with."""
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
     known = _numbers_of("tokens", tokens)
     check_range("tokens", int(known.min()), int(known.max()), model.config.vocab_size)
@@ -67,9 +110,26 @@ def generate(
     model = nnx.view(model, deterministic=True, raise_if_not_found=False)
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
-    found = np.pad(known, ((0, 0), (0, new)))
-    given_options = _Options(**vars(options))
-    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, given_options, len(source))
+    return model, known, padding, logits, cache, numbers, _Options(**vars(options))
+
+
+def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tuple[Array, Array]:
+    """Return a token of each row, and whether the rows have ended with it."""
+    token = pick(logits, numbers, options).astype(jnp.int32)
+    if options.eos is not None:
+        token = jnp.where(is_done, options.eos, token)
+        is_done = is_done | (token == options.eos)
+    return token, is_done
+
+
+def _advance(model: Any, token: Array, at: Array, cache: Any, sources: int) -> tuple[Array, Any]:
+    """Return the logits that follow a token, and the cache with it."""
+    logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
+    return logits[:, -1], cache
+
+
+_draw_alone = jax.jit(_draw)
+_advance_alone = jax.jit(_advance, static_argnums=4)
 
 
 @functools.partial(jax.jit, static_argnums=5)
@@ -101,18 +161,15 @@ def _continue(
     new = numbers.shape[0]
 
     def draw(step: Array, found: Array, logits: Array, is_done: Array) -> tuple[Array, Array, Array]:
-        token = pick(logits, numbers[step], options).astype(found.dtype)
-        if options.eos is not None:
-            token = jnp.where(is_done, options.eos, token)
-            is_done = is_done | (token == options.eos)
+        token, is_done = _draw(logits, numbers[step], options, is_done)
         return lax.dynamic_update_slice_in_dim(found, token[:, None], given + step, 1), token, is_done
 
     def advance(step: Array, held: Any) -> Any:
         found, logits, cache, is_done = held
         found, token, is_done = draw(step, found, logits, is_done)
         at = given + step - padding
-        logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
-        return found, logits[:, -1], cache, is_done
+        logits, cache = _advance(model, token, at, cache, sources)
+        return found, logits, cache, is_done
 
     found, logits, _, is_done = lax.fori_loop(0, new - 1, advance, (found, logits, cache, is_done))
     return draw(jnp.asarray(new - 1), found, logits, is_done)[0]

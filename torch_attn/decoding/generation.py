@@ -6,6 +6,8 @@ tokens, V size of the vocabulary.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,47 @@ def generate(
     One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is what the
     model takes before the tokens at first; None takes its place afterwards.
     """
+    steps = _steps(model, tokens, options, rng, attention_mask, source, source_mask)
+    with _evaluating(model):
+        return torch.cat([tokens.long(), torch.stack([token for token, _ in steps], 1)], 1)
+
+
+def stream(
+    model: Any,
+    tokens: Int[Tensor, "B T"],
+    options: Options,
+    rng: Any = None,
+    attention_mask: Bool[Tensor, "B T"] | None = None,
+    source: tuple[Any, ...] = (),
+    source_mask: Bool[Tensor, "B S"] | None = None,
+) -> Iterator[Int[Tensor, "B"]]:
+    """Return an iterator over the new tokens, until every row has ended; the model keeps its mode between them."""
+    steps = _steps(model, tokens, options, rng, attention_mask, source, source_mask)
+
+    def each() -> Iterator[Int[Tensor, "B"]]:
+        has_ended = False
+        while not has_ended:
+            with _evaluating(model), torch.no_grad():
+                drawn = next(steps, None)
+                if drawn is None:
+                    return
+                token, is_done = drawn
+                has_ended = options.eos is not None and bool(is_done.all())
+            yield token
+
+    return each()
+
+
+def _steps(
+    model: Any,
+    tokens: Int[Tensor, "B T"],
+    options: Options,
+    rng: Any,
+    attention_mask: Bool[Tensor, "B T"] | None,
+    source: tuple[Any, ...],
+    source_mask: Bool[Tensor, "B S"] | None,
+) -> Iterator[tuple[Any, Any]]:
+    """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
     options = options.checked(model.config.vocab_size)
@@ -50,26 +93,35 @@ def generate(
     check_length(given - int(padding.min()), new, model.config.num_positions)
     is_greedy = options.temperature is None
     numbers = torch.zeros(new, batch, device=device) if is_greedy else _uniform(rng, (new, batch), device)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        found, cache = tokens.long(), model.init_cache(batch, given + new)
+
+    def steps() -> Iterator[tuple[Any, Any]]:
+        cache = model.init_cache(batch, given + new)
         at = (torch.arange(given, device=device) - padding).clamp(min=0)
-        logits, cache = model(*source, found, positions=at, cache=cache, last_only=True, **arguments)
+        logits, cache = model(*source, tokens.long(), positions=at, cache=cache, last_only=True, **arguments)
         is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         for step in range(new):
             token = pick(logits[:, -1], numbers[step], options)
             if options.eos is not None:
                 token = torch.where(is_done, options.eos, token)
                 is_done = is_done | (token == options.eos)
-            found = torch.cat([found, token[:, None]], 1)
+            yield token, is_done
             if step + 1 < new:
                 at = given + step - padding
                 logits, cache = model(*[None] * len(source), token[:, None], positions=at, cache=cache)
+
+    return steps()
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Put a model into eval mode, and each of its modules back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
     finally:
         for module, is_training in modes.items():
             module.training = is_training
-    return found
 
 
 def pick(logits: Float[Tensor, "B V"], numbers: Float[Tensor, "B"], options: Options) -> Int[Tensor, "B"]:
