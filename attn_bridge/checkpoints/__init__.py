@@ -8,11 +8,11 @@ open("model.safetensors")             a mapping of names to arrays, read when th
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .mappings import Checkpoint, Inspection
+from .options import ConvertKeywords, ConvertOptions, PathLike, options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint",
+    "ConvertOptions",
     "Inspection",
     "convert",
     "convert_share",
@@ -37,8 +38,6 @@ __all__ = [
     "tasks",
     "verify",
 ]
-
-PathLike = str | os.PathLike[str]
 
 
 def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
@@ -109,40 +108,13 @@ def plan(
     source: PathLike,
     target: PathLike,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    format: str | None = None,
-    rules: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        settings,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
-    )
+    asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
         return prepared.plan
 
@@ -151,42 +123,20 @@ def tasks(
     source: PathLike,
     target: PathLike,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    format: str | None = None,
-    rules: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> list[dict[str, Any]]:
     """Return what workers of `convert` would do with the same arguments, a task at a time, from headers alone.
 
     Args:
         source: file or folder.
         target: file or folder, which is not touched.
-        from_layout: as `convert` takes it, and so are the others.
-        to_layout: see there.
-        format: see there.
-        rules: see there.
-        dtype: see there.
-        settings: see there.
-        dequantize: see there.
-        strip: see there.
-        drop: see there.
-        source_format: see there.
-        adapter: see there.
-        step: see there.
-        item: see there.
+        options: as `convert` takes them.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
+        **keywords: options, in place of what `options` says.
 
     Returns:
         ``{"bytes", "tensors"}`` for each task. Its tensors are those that it writes, or parts of them:
@@ -200,23 +150,7 @@ def tasks(
     from .planning.tasks import tasks_of
     from .requests import Request
 
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        settings,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
-    )
+    asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
 
@@ -225,19 +159,7 @@ def convert(
     source: PathLike,
     target: PathLike,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    format: str | None = None,
-    rules: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -246,6 +168,7 @@ def convert(
     workers: int | None = None,
     task_bytes: int | None = None,
     ray: str | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Result:
     """Convert a checkpoint from one layout and container to another, tensor by tensor, bit for bit.
 
@@ -255,20 +178,7 @@ def convert(
     Args:
         source: file or folder.
         target: file (its extension names the container) or folder.
-        from_layout: layout of the source; None detects it from the names.
-        to_layout: layout of the target; None is the twin (flax, or torch for what is Flax's); ``same`` leaves it.
-        format: container of the target: ``safetensors``, ``torch``, ``npz``, ``msgpack``, ``orbax`` or ``dcp``.
-        rules: a TOML file of a user's own rules, in place of the layouts.
-        dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
-        settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
-        dequantize: make floating point of MXFP4, float8 with scales, GPTQ, AWQ and bitsandbytes: `dtype`; where that is
-            None, bfloat16 for the first two and the dtype of the other tensors for the rest.
-        strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
-        drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
-        source_format: container of the source, where its extension says none, or another.
-        adapter: folder of a LoRA of peft, merged into the source in float32, rounded once to `dtype` or the source's.
-        step: which step of a run of Orbax's CheckpointManager is read; None is the newest.
-        item: which item of such a step; None is the only one, or the one that holds a model by its name.
+        options: how; `ConvertOptions` says what each means.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -277,6 +187,7 @@ def convert(
         workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
         task_bytes: what a worker writes at a time, at most, in bytes; it takes about twice as much memory.
         ray: have tasks of Ray do it, on the cluster of that address; "" finds one, or starts one on this machine.
+        **keywords: options, in place of what `options` says.
 
     Returns:
         Digests of what was written, and how many elements a cast changed.
@@ -291,23 +202,7 @@ def convert(
     from .workers import Processes, chosen, early, run
 
     progress = progress or (lambda done, total, name: None)
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        settings,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
-    )
+    asked = Request.of(source, target, options_of(options, keywords))
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -349,25 +244,14 @@ def convert_share(
     index: int,
     workers: int,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    format: str | None = None,
-    rules: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
     task_bytes: int | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Worked:
     """Do the share of one of several workers, on any machine that has source and target on its disks.
 
@@ -379,25 +263,14 @@ def convert_share(
         target: file or folder, on a file system that all workers write to.
         index: number of this worker, from 0.
         workers: how many there are.
-        from_layout: as `convert` takes it, and so are the others.
-        to_layout: see there.
-        format: see there.
-        rules: see there.
-        dtype: see there.
-        settings: see there.
-        dequantize: see there.
-        strip: see there.
-        drop: see there.
-        source_format: see there.
-        adapter: see there.
-        step: see there.
-        item: see there.
+        options: as `convert` takes them.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
         progress: called with the bytes done of its share, all of its share, and the tensor at hand.
         planned: as `convert` takes it.
         task_bytes: what is written at a time, at most; the same for all workers.
+        **keywords: options, in place of what `options` says.
 
     Raises:
         CheckpointError: (a ValueError) workers do different things, the source is malformed or changed, or the target
@@ -407,23 +280,7 @@ def convert_share(
     from .requests import Request
     from .workers import job_of, worker
 
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        settings,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
-    )
+    asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -435,22 +292,11 @@ def finish(
     source: PathLike,
     target: PathLike,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    format: str | None = None,
-    rules: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Worked:
     """Check every digest of what workers wrote, and publish it; what is published already stays as it is.
 
@@ -462,23 +308,7 @@ def finish(
     from .requests import Request
     from .workers import finish_by_hand
 
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        settings,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
-    )
+    asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -537,19 +367,10 @@ def verify(
     source: PathLike | None,
     target: PathLike,
     *,
-    from_layout: str | None = None,
-    to_layout: str | None = None,
-    rules: PathLike | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dequantize: bool = False,
-    strip: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    source_format: str | None = None,
-    adapter: PathLike | None = None,
-    step: int | None = None,
-    item: str | None = None,
+    options: ConvertOptions | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **keywords: Unpack[ConvertKeywords],
 ) -> Verification:
     """Check a checkpoint bit by bit: by the digests beside it, and by converting its source again in memory.
 
@@ -557,19 +378,10 @@ def verify(
         source: what it was made of, or what a round trip began with, in the same layout: then the two are compared as
             they are. None checks the digests alone.
         target: the checkpoint to check.
-        from_layout: layout of the source; None is what the manifest says, or detected.
-        to_layout: layout of the target; None is what the manifest says, or detected.
-        rules: the rules file it was converted with.
-        settings: the settings it was converted with.
-        dequantize: whether the source was dequantised; where there is a manifest, that says so.
-        strip: what the source's names lost; None is what the manifest says, if there is one, and "" nothing.
-        drop: patterns of names that were left out; None is what the manifest says, if there is one, and [] nothing.
-        source_format: container of the source, where its extension says none, or another.
-        adapter: folder of the adapter that was merged into the source.
-        step: the step that was read; None is what the manifest says, if there is one.
-        item: the item that was read, likewise.
+        options: those that it was converted with; None is what the manifest says.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
+        **keywords: options, in place of what `options` says.
 
     Raises:
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
@@ -579,10 +391,13 @@ def verify(
     from . import configs, containers, manifest, requests, verification
     from .containers import following, remote
     from .containers.base import CheckpointError
-    from .selection import check_patterns, patterns_in, select
+    from .selection import patterns_in, select
     from .unwrapping import without_wrappers
 
     progress = progress or (lambda done, total, name: None)
+    given = options_of(options, keywords)
+    from_layout, to_layout, rules, settings = given.from_layout, given.to_layout, given.rules, given.settings
+    dequantize, strip, step, item = given.dequantize, given.strip, given.step, given.item
     origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
     with containers.open_reader(target) as there:
         known = manifest.of(there, target)
@@ -602,22 +417,22 @@ def verify(
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
             if step is None and item is None and known is not None:
                 step, item = following.again(origin, known.source)
-            with containers.open_reader(origin, source_format, step=step, item=item) as opened:
-                dtype = known.dtype if known is not None and known.dtype else None
+            with containers.open_reader(origin, given.source_format, step=step, item=item) as opened:
+                dtype = known.dtype if known is not None and known.dtype else given.dtype
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")
                     bare = without_wrappers(opened.tensors)
                     strip = said if any(name.startswith(said) for name in (*bare, *bare.values())) else None
                 strip = strip or None
-                patterns = check_patterns(drop) if drop is not None else patterns_in(opened, known)
+                patterns = tuple(given.drop) if given.drop is not None else patterns_in(opened, known)
                 keep_wrappers = rules is not None or to_layout == "same"
                 opened, selection = select(opened, strip, patterns, keep_wrappers=keep_wrappers)
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = requests.seen(opened, dequantize, dtype, adapter)
+                reader = requests.seen(opened, dequantize, dtype, given.adapter)
                 problems |= verification.by_adapter(reader, known, target)
-                is_another = strip is not None or selection.unwrapped or adapter is not None
+                is_another = strip is not None or selection.unwrapped or given.adapter is not None
                 before = None if is_another else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(

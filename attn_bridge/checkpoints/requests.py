@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,87 +16,29 @@ from . import adapters, configs, containers, manifest, model_files, planning, qu
 from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
+from .options import ConvertOptions, PathLike
 from .planning import heads
 from .planning.plans import Plan
-from .selection import Selection, check_patterns, select
+from .selection import Selection, select
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """What `convert` is given; see there.
+class Request(ConvertOptions):
+    """What `convert` is given: a source and a target, as text, and the options.
 
     Attributes:
         source: file or folder.
         target: file or folder.
-        from_layout: layout of the source; None detects it.
-        to_layout: layout of the target; None is the twin.
-        format: container of the target; None goes by its extension.
-        rules: file of a user's own rules.
-        dtype: what floating-point tensors are cast to.
-        settings: what names and shapes don't tell.
-        dequantize: whether quantised tensors become floating point.
-        strip: what names of the source lose; the tensors without it are left out.
-        drop: patterns of names that are left out.
-        source_format: container of the source; None goes by its extension.
-        adapter: folder of an adapter of peft that is merged into the source.
-        step: step of a run of Orbax; None is the newest.
-        item: item of a step; None is the one that holds a model.
     """
 
     source: str
     target: str
-    from_layout: str | None = None
-    to_layout: str | None = None
-    format: str | None = None
-    rules: str | None = None
-    dtype: str | None = None
-    settings: Mapping[str, Any] | None = None
-    dequantize: bool = False
-    strip: str | None = None
-    drop: tuple[str, ...] = ()
-    source_format: str | None = None
-    adapter: str | None = None
-    step: int | None = None
-    item: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        source: str | os.PathLike[str],
-        target: str | os.PathLike[str],
-        from_layout: str | None,
-        to_layout: str | None,
-        format: str | None,
-        rules: str | os.PathLike[str] | None,
-        dtype: str | None,
-        settings: Mapping[str, Any] | None,
-        dequantize: bool,
-        strip: str | None = None,
-        drop: str | Iterable[str] | None = None,
-        source_format: str | None = None,
-        adapter: str | os.PathLike[str] | None = None,
-        step: int | None = None,
-        item: str | None = None,
-    ) -> Self:
-        """Return the request with paths as text."""
-        own = None if rules is None else os.fspath(rules)
-        return cls(
-            remote.text_of(source),
-            remote.text_of(target),
-            from_layout,
-            to_layout,
-            format,
-            own,
-            dtype,
-            settings,
-            dequantize,
-            strip,
-            check_patterns(drop),
-            source_format,
-            None if adapter is None else remote.text_of(adapter),
-            step,
-            item,
-        )
+    def of(cls, source: PathLike, target: PathLike, options: ConvertOptions) -> Self:
+        """Return the request for a source and a target."""
+        own = {field.name: getattr(options, field.name) for field in dataclasses.fields(ConvertOptions)}
+        return cls(remote.text_of(source), remote.text_of(target), **own)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Prepared]:
@@ -111,7 +53,7 @@ class Request:
         there = stamps_of(source)
         with containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened:
             keep_wrappers = self.rules is not None or self.to_layout == "same"
-            taken, selection = select(opened, self.strip, self.drop, keep_wrappers=keep_wrappers)
+            taken, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
             if not keep_wrappers:
                 adapters.check_base(taken)
             reader = seen(taken, self.dequantize, self.dtype, self.adapter)

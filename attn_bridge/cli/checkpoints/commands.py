@@ -118,13 +118,23 @@ def convert(
     from ...checkpoints import containers
 
     check_report(json_file, source, target)
-    given = parse_settings(settings or [])
     memory = None if max_memory is None else parse_size(max_memory)
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
-    layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
-    layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop, "source_format": source_format}
-    layouts |= {"adapter": adapter, "step": step, "item": item}
-    options = {**layouts, "dtype": dtype, "settings": given}
+    options = checkpoints.ConvertOptions(
+        from_layout=from_layout,
+        to_layout=to_layout,
+        format=format,
+        rules=rules,
+        dtype=dtype,
+        settings=parse_settings(settings or []),
+        dequantize=dequantize,
+        strip=strip,
+        drop=drop,
+        source_format=source_format,
+        adapter=adapter,
+        step=step,
+        item=item,
+    )
     console = make_console()
 
     def show(plan: Plan) -> None:
@@ -139,7 +149,7 @@ def convert(
             console.print(f"note: a file of {kind} is written by one worker", markup=False)
 
     if dry_run:
-        planned = checkpoints.plan(source, target, **options)
+        planned = checkpoints.plan(source, target, options=options)
         show(planned)
         if json_file is not None:
             write_json(plan_json(planned), json_file)
@@ -159,8 +169,7 @@ def convert(
             if advance is not None:
                 advance(count, total, name)
 
-        options["overwrite"] = overwrite
-        done = tasks.carry_out(shared, source, target, options, resume, memory, begin, progress)
+        done = tasks.carry_out(shared, source, target, options, overwrite, resume, memory, begin, progress)
     result = done.result
     if json_file is not None:
         found: dict[str, Any] = plan_json(planned)

@@ -40,6 +40,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ...checkpoints import ConvertOptions
     from ...checkpoints.planning.plans import Plan
     from ...checkpoints.workers import Worked
 
@@ -74,29 +75,28 @@ def plan(
 
     Exit status: 0 = planned, 2 = bad usage or bad input; nothing is written.
     """
+    from ...checkpoints import ConvertOptions
     from ...checkpoints.planning import tasks as planning
     from ...checkpoints.requests import Request
 
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
-    given = parse_settings(settings or [])
-    asked = Request.of(
-        source,
-        target,
-        from_layout,
-        to_layout,
-        format,
-        rules,
-        dtype,
-        given,
-        dequantize,
-        strip,
-        drop,
-        source_format,
-        adapter,
-        step,
-        item,
+    options = ConvertOptions(
+        from_layout=from_layout,
+        to_layout=to_layout,
+        format=format,
+        rules=rules,
+        dtype=dtype,
+        settings=parse_settings(settings or []),
+        dequantize=dequantize,
+        strip=strip,
+        drop=drop,
+        source_format=source_format,
+        adapter=adapter,
+        step=step,
+        item=item,
     )
+    asked = Request.of(source, target, options)
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:
@@ -177,7 +177,8 @@ def carry_out(
     sharing: Sharing,
     source: Path,
     target: Path,
-    options: dict[str, Any],
+    options: ConvertOptions,
+    overwrite: bool,
     resume: bool,
     memory: int | None,
     planned: Callable[[Plan], None],
@@ -188,12 +189,14 @@ def carry_out(
     from ...checkpoints.workers import Worked
 
     if sharing.is_finishing:
-        return checkpoints.finish(source, target, **options, progress=progress, planned=planned)
-    options = {**options, "resume": resume, "max_memory": memory, "progress": progress, "planned": planned}
-    options["task_bytes"] = sharing.task_bytes
+        return checkpoints.finish(
+            source, target, options=options, overwrite=overwrite, progress=progress, planned=planned
+        )
+    run: dict[str, Any] = {"options": options, "overwrite": overwrite, "resume": resume, "max_memory": memory}
+    run |= {"progress": progress, "planned": planned, "task_bytes": sharing.task_bytes}
     if sharing.index is not None and sharing.workers is not None:
-        return checkpoints.convert_share(source, target, sharing.index, sharing.workers, **options)
-    return Worked(checkpoints.convert(source, target, **options, workers=sharing.workers, ray=sharing.ray))
+        return checkpoints.convert_share(source, target, sharing.index, sharing.workers, **run)
+    return Worked(checkpoints.convert(source, target, **run, workers=sharing.workers, ray=sharing.ray))
 
 
 def said_of(sharing: Sharing, done: Worked, target: Path) -> str:
