@@ -25,9 +25,10 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class BertEncoder(Pretrained, nn.Module):
+class BertEncoder(Pretrained, Resettable):
     """BERT without its pooler: embeddings of tokens, positions and segments, and layers of attention.
 
     Position ``t`` of a sequence has position embedding ``t``, padding on the left included, as in `transformers`.
@@ -102,7 +103,7 @@ class BertEncoder(Pretrained, nn.Module):
         return x
 
 
-class BertLayer(nn.Module):
+class BertLayer(Resettable):
     """Attention and feed-forward layers, each added to what it is given, and the sum normalised.
 
     Args:
@@ -133,7 +134,7 @@ class BertLayer(nn.Module):
         return self.norm2(x + self.drop_shortcut(self.ff(x)))
 
 
-class BertAttention(nn.Module):
+class BertAttention(Resettable):
     """Multi-head attention to every token that is no padding.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import CausalAttentionConfig
@@ -19,9 +19,10 @@ from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(Resettable):
     """Self-attention in which a token attends to itself and to what came before it.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge import validation
 from attn_bridge.masks import Mask, full
@@ -21,9 +21,10 @@ from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Resettable):
     """Multi-head attention whose queries come from the input, and whose keys and values come from the context.
 
     Args:

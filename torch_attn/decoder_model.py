@@ -27,9 +27,10 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class DecoderModel(Pretrained, nn.Module):
+class DecoderModel(Pretrained, Resettable):
     """Token embeddings, blocks of attention and feed-forward layers, a norm, and logits.
 
     Args:

@@ -22,9 +22,10 @@ from .decoding.cache import KeyValueCache, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class DifferentialAttention(nn.Module):
+class DifferentialAttention(Resettable):
     """Pairs of heads that share their values: what the second attends to is subtracted, in part, from the first.
 
     Args:
@@ -59,6 +60,11 @@ class DifferentialAttention(nn.Module):
         self.lambda_k1 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
         self.lambda_q2 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
         self.lambda_k2 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        for part in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+            part.normal_(std=0.1)
 
     def forward(
         self,

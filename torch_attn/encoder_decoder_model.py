@@ -26,11 +26,12 @@ from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B C F"]
 
 
-class EncoderDecoderModel(Pretrained, nn.Module):
+class EncoderDecoderModel(Pretrained, Resettable):
     """An encoder of tokens or of sound, a decoder of tokens that attends to what it makes, and logits.
 
     Args:
@@ -60,6 +61,11 @@ class EncoderDecoderModel(Pretrained, nn.Module):
             self.out_head = linear(config.table_width, config.vocab_size, bias=False, **options)
         if config.logits_bias:
             self.logits_bias = nn.Parameter(torch.zeros((1, config.vocab_size), device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        if self.config.logits_bias:
+            self.logits_bias.zero_()
 
     def forward(
         self,

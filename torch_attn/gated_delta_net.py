@@ -22,10 +22,11 @@ from .initial_weights import linear, uniform
 from .random import JaxRngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
+from .resetting import Resettable
 from .rms_norm import RMSNorm
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(Resettable):
     """Attention with a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -55,6 +56,11 @@ class GatedDeltaNet(nn.Module):
         self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **options)))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        self.dt_bias.fill_(1.0)
+        self.A_log.copy_(torch.log(0.01 + 15.99 * torch.rand_like(self.A_log)))
 
     def forward(
         self,

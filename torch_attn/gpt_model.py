@@ -25,9 +25,10 @@ from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class GPTModel(Pretrained, nn.Module):
+class GPTModel(Pretrained, Resettable):
     """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
 
     Args:
@@ -107,7 +108,7 @@ class GPTModel(Pretrained, nn.Module):
         return tokens
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Resettable):
     """Attention and feed-forward layers, each on the norm of what it is added to.
 
     Args:

@@ -22,10 +22,11 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import JaxRngs
+from .resetting import Resettable
 from .rms_norm import RMSNorm
 
 
-class GroupedQueryAttention(nn.Module):
+class GroupedQueryAttention(Resettable):
     """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo and BLOOM run it.
 
     Args:
@@ -64,6 +65,11 @@ class GroupedQueryAttention(nn.Module):
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        if self.config.sinks:
+            self.sinks.zero_()
 
     def forward(
         self,

@@ -15,9 +15,10 @@ from attn_bridge.specs import LayerNormConfig
 
 from . import functional
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Resettable):
     """Layer normalisation over the last axis, with a biased, two-pass variance.
 
     Args:
@@ -51,6 +52,13 @@ class LayerNorm(nn.Module):
             self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
         if affine and bias:
             self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        if self.config.affine:
+            self.scale.fill_(1.0)
+        if self.config.affine and self.config.bias:
+            self.shift.zero_()
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalise ``x`` of shape ``(..., emb_dim)``; mean and variance are float32, float64 for float64 input.

@@ -10,7 +10,7 @@ from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
@@ -20,9 +20,10 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
+from .resetting import Resettable
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Resettable):
     """Causal attention whose weights are ``features(query) features(key)``, divided by their sum over the keys.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import MultiHeadAttentionConfig
@@ -20,9 +20,10 @@ from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Resettable):
     """Causal multi-head attention: one query, key and value projection, split into heads, and an output projection.
 
     Args:

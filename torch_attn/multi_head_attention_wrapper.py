@@ -19,9 +19,10 @@ from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class MultiHeadAttentionWrapper(nn.Module):
+class MultiHeadAttentionWrapper(Resettable):
     """Multi-head attention as a list of `CausalAttention`, whose outputs are concatenated; no output projection.
 
     The heads hold the weights; their attention is computed in one call, all heads at once.

@@ -11,7 +11,7 @@ from typing import Any, Never
 import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
@@ -22,10 +22,11 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
+from .resetting import Resettable
 from .rms_norm import RMSNorm
 
 
-class MultiHeadLatentAttention(nn.Module):
+class MultiHeadLatentAttention(Resettable):
     """Attention in heads whose keys and values come from a latent, next to one shared key with a rotary position.
 
     Args:

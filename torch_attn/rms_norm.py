@@ -15,9 +15,10 @@ from attn_bridge.specs import RMSNormConfig
 
 from . import functional
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Resettable):
     """Root mean square normalisation over the last axis: no mean is subtracted and nothing is added.
 
     Args:
@@ -47,6 +48,10 @@ class RMSNorm(nn.Module):
         self.config = RMSNormConfig(emb_dim, eps, unit_offset)
         start = 0.0 if unit_offset else 1.0
         self.scale = nn.Parameter(torch.full((emb_dim,), start, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        self.scale.fill_(0.0 if self.config.unit_offset else 1.0)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalise ``x`` of shape ``(..., emb_dim)`` and scale it, in float32, in float64 for float64 input.

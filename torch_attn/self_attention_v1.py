@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Never
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from attn_bridge.specs import SelfAttentionV1Config
 from . import functional
 from .initial_weights import uniform
 from .random import JaxRngs, check_rngs
+from .resetting import Resettable
 
 
-class SelfAttention_v1(nn.Module):
+class SelfAttention_v1(Resettable):
     """Self-attention whose query, key and value are products with bare matrices.
 
     Args:
@@ -54,6 +56,11 @@ class SelfAttention_v1(nn.Module):
         self.W_query = nn.Parameter(uniform(shape, **options))
         self.W_key = nn.Parameter(uniform(shape, **options))
         self.W_value = nn.Parameter(uniform(shape, **options))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        for matrix in (self.W_query, self.W_key, self.W_value):
+            matrix.uniform_()
 
     def forward(
         self,

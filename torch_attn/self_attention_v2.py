@@ -9,7 +9,7 @@ from typing import Any, Never
 
 from einops import rearrange
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
@@ -17,9 +17,10 @@ from attn_bridge.specs import SelfAttentionV2Config
 from . import functional
 from .initial_weights import linear
 from .random import JaxRngs
+from .resetting import Resettable
 
 
-class SelfAttention_v2(nn.Module):
+class SelfAttention_v2(Resettable):
     """Self-attention whose query, key and value are linear layers.
 
     Args:

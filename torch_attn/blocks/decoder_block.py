@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
 
@@ -21,6 +21,7 @@ from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import JaxRngs
+from ..resetting import Resettable
 from ..rms_norm import RMSNorm
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
@@ -37,7 +38,7 @@ ATTENTIONS: dict[str, Any] = {
 }
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(Resettable):
     """Attention and feed-forward layers, each added to what it was given.
 
     Args:

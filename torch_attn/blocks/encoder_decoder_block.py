@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
@@ -17,11 +17,12 @@ from ..cross_attention import CrossAttention
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
 from ..random import JaxRngs
+from ..resetting import Resettable
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
 
 
-class EncoderDecoderBlock(nn.Module):
+class EncoderDecoderBlock(Resettable):
     """Attention, in a decoder attention to a context, and feed-forward layers, each added to what it was given.
 
     Args:

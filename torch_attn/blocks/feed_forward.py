@@ -16,10 +16,11 @@ from attn_bridge.specs import FeedForwardConfig
 from ..dropout import Dropout
 from ..initial_weights import linear
 from ..random import JaxRngs
+from ..resetting import Resettable
 from .activation import Activation
 
 
-class FeedForward(nn.Module):
+class FeedForward(Resettable):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
@@ -54,7 +55,7 @@ class FeedForward(nn.Module):
         return self.layers[2](hidden)
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(Resettable):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:

@@ -18,10 +18,11 @@ from attn_bridge.specs import MixtureOfExpertsConfig
 from .. import functional
 from ..initial_weights import linear
 from ..random import JaxRngs
+from ..resetting import Resettable
 from .feed_forward import GatedFeedForward
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Resettable):
     """The sum of what a token's experts give, each by its weight, and of what shared layers give to every token.
 
     Args:
@@ -46,6 +47,11 @@ class MixtureOfExperts(nn.Module):
             self.shared = GatedFeedForward(config.shared, **options)
         if config.shared_gate:
             self.shared_gate = linear(config.d_in, 1, bias=False, **options)
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        if self.config.router.correction:
+            self.router.correction_bias.zero_()
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""

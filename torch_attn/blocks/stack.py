@@ -21,13 +21,14 @@ from ..decoding.cache import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
 from ..random import JaxRngs
+from ..resetting import Resettable
 from .activation import Activation
 from .convolution import Convolution
 from .decoder_block import make_norm
 from .encoder_decoder_block import EncoderDecoderBlock
 
 
-class Stack(nn.Module):
+class Stack(Resettable):
     """Positions and blocks, with norms before and behind them, and what makes vectors of tokens or frames.
 
     Args:

@@ -1,0 +1,26 @@
+"""Modules whose parameters can be drawn again, as torch's own layers can."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class Resettable(nn.Module):
+    """A module whose parameters can be drawn again, such as after it was made on the meta device."""
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters of the module and of all its parts again, as without `rngs`: from torch's generator."""
+        self._reset_own()
+        _reset_parts(self)
+
+    def _reset_own(self) -> None:
+        """Draw what is held beside the parts."""
+
+
+def _reset_parts(module: nn.Module) -> None:
+    for part in module.children():
+        reset = getattr(part, "reset_parameters", None)
+        if reset is None:
+            _reset_parts(part)  # a list of parts
+        else:
+            reset()
