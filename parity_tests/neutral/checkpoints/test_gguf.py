@@ -171,7 +171,11 @@ def test_quantised_types_are_named_where_they_stay(tmp_path, options):
     assert message.endswith("is quantised by GGUF, Q4_K; --dequantize makes floating point of it")
 
 
-KEYS = {"expert_count": 4, "rope.scaling.type": "longrope", "attention.sliding_window": 9, "rope.dimension_count": 2}
+KEYS = {
+    "expert_count": 4, "rope.scaling.type": "longrope", "attention.sliding_window": 9, "rope.dimension_count": 2,
+    "attention.causal": 0, "attention.temperature_scale": 0.5, "rope.scaling.yarn_attn_factor": 2.0,
+    "rope.scaling.attn_factor": 2.0, "swiglu_clamp_exp": 3.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -181,6 +185,33 @@ def test_keys_that_make_another_model_are_refused(tmp_path, key):
     keys = gguf_files.keys_of(config) | {key: KEYS[key]}
     source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, tensors)
     assert str(source) in refusal(tmp_path, source)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 8}
+OF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+SCALINGS = {
+    "a factor alone": ({"rope.scaling.factor": 4.0}, LINEAR),
+    "the old key": ({"rope.scale_linear": 4.0}, LINEAR),
+    "a factor of 1": ({"rope.scaling.factor": 1.0}, None),
+    "yarn": ({f"rope.scaling.{key}": value for key, value in YARN.items()}, OF_YARN),
+    "yarn with its ramp": (
+        {
+            f"rope.scaling.{key}": value
+            for key, value in {**YARN, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}.items()
+        },
+        {**OF_YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCALINGS)
+def test_scaling_of_positions_is_that_of_llama_cpp(tmp_path, case):
+    keys, scaling = SCALINGS[case]
+    keys = gguf_files.keys_of(model("llama")[1]) | keys
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, {"output_norm.weight": np.ones(8, np.float32)})
+    with open_reader(source) as reader:
+        assert reader.config.get("rope_scaling") == scaling
 
 
 def test_other_architectures_are_named(tmp_path):

@@ -22,9 +22,13 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 CLOSE = 1e-4
 """Relative difference of float32 factors that are the same ones."""
 
-NEUTRAL = {"expert_count": 0, "attention.sliding_window": 0, "attention.logit_softcapping": 0, "logit_scale": 0,
-           "residual_scale": 0, "embedding_scale": 0, "attention.scale": 0, "rope.scaling.attn_factor": 1}  # fmt: skip
-"""Keys that make another model, unless they have this value."""
+NEUTRAL = {"attention.causal": True, "rope.scaling.attn_factor": 1, "rope.scaling.yarn_attn_factor": 1,
+           "rope.scaling.yarn_ext_factor": 1}  # fmt: skip
+"""Keys that make another model, unless they have this value; other keys do, unless they are 0."""
+
+UNUSED = {"vocab_size", "expert_used_count", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+          "pooling_type", "tensor_data_layout", "attention.head_count_kv"}  # fmt: skip
+"""Keys that change nothing where the config's code does not read them."""
 
 
 class _Keys:
@@ -32,22 +36,33 @@ class _Keys:
 
     def __init__(self, path: Path, values: Mapping[str, Any]):
         self._path, self._values = path, values
+        self._read: set[str] = set()
         self.kind = values.get(ARCHITECTURE)
 
     def size(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(f"{self.kind}.{key}", default)
+        value = self.get(key, default)
         if type(value) is not int or not 0 < value < 1 << 31:
             raise bad(self._path, f"{self.kind}.{key} ({printable(value, 40)}) must be a whole number of at least 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self._values.get(f"{self.kind}.{key}", default)
+        value = self.get(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
             raise bad(self._path, f"{self.kind}.{key} ({printable(value, 40)}) must be a positive number")
         return float(str(np.float32(value)))  # the shortest number that float32 rounds to it: 1e-05
 
-    def get(self, key: str) -> Any:
-        return self._values.get(f"{self.kind}.{key}")
+    def get(self, key: str, default: float | None = None) -> Any:
+        self._read.add(key)
+        return self._values.get(f"{self.kind}.{key}", default)
+
+    def check_rest(self) -> None:
+        """Refuse keys that were not read, and change the model."""
+        for name, value in self._values.items():
+            key = name.removeprefix(f"{self.kind}.")
+            if key != name and key not in self._read | UNUSED and value != NEUTRAL.get(key, 0):
+                raise bad(
+                    self._path, f"{printable(name)} ({printable(value, 40)}) makes a model that is not read from GGUF"
+                )
 
 
 def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
@@ -65,12 +80,8 @@ def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
     if not isinstance(keys.kind, str) or keys.kind not in _KINDS:
         raise bad(path, f"{ARCHITECTURE} ({printable(keys.kind, 40)}) must be {', '.join(_KINDS)} to be converted; "
                   "--to same changes the container alone")  # fmt: skip
-    for key, neutral in NEUTRAL.items():
-        if (keys.get(key) or neutral) != neutral:
-            raise bad(
-                path, f"{keys.kind}.{key} ({printable(keys.get(key), 40)}) makes a model that is not read from GGUF"
-            )
     value = _KINDS[keys.kind](path, keys, reader)
+    keys.check_rest()
     table = reader.tensors.get(TABLE)
     numbers = table.shape[0] if table is not None and table.shape else keys.size("vocab_size")
     return {"model_type": keys.kind, **value, "vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
@@ -140,14 +151,21 @@ def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: in
         if factors.dtype != "float32" or factors.shape != (head_dim // 2,) or kind not in (None, "none"):
             raise bad(path, f"{FACTORS} {factors.shape} must have a float32 for each of {head_dim // 2} frequencies")
         return _llama3(path, reader.read(FACTORS).astype(np.float64), theta, head_dim)
-    if kind in (None, "none"):
+    if kind == "none":
         return {}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    if kind in (None, "linear"):  # llama.cpp's default, which old files name by another key
+        key = "rope.scale_linear" if keys.get("rope.scaling.factor") is None else "rope.scaling.factor"
+        factor = keys.number(key, 1.0 if kind is None else None)
+        return {"rope_type": "linear", "factor": factor} if kind or factor != 1 else {}
     if kind == "yarn":
+        ramp = {
+            name: keys.number(f"rope.scaling.yarn_{name}")
+            for name in ("beta_fast", "beta_slow")
+            if keys.get(f"rope.scaling.yarn_{name}") is not None
+        }
         original = keys.size("rope.scaling.original_context_length")
         return {"rope_type": "yarn", "factor": keys.number("rope.scaling.factor"),
-                "original_max_position_embeddings": original}  # fmt: skip
+                "original_max_position_embeddings": original, **ramp}  # fmt: skip
     raise bad(path, f"{keys.kind}.rope.scaling.type ({printable(kind, 40)}) must be linear or yarn")
 
 
