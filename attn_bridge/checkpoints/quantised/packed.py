@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from ..containers.base import Array, TensorInfo
+from ..containers.base import Array, Reader, TensorInfo
 from ..containers.files import bad
 from .pairs import QuantisedTensor
 from .schemes import FORMS, TITLES, bits_of, check, method_of, scheme_of
@@ -81,10 +81,7 @@ class GroupedTensor(QuantisedTensor):
         inputs = np.arange(rows.start, rows.stop, rows.step)
         if not self.groups:
             return inputs // self.group_size
-        groups, count = source.whole(self.groups)[inputs], source.rows(self.scales)
-        if groups.min() < 0 or groups.max() >= count:
-            raise source.bad(f"{printable(self.groups)} must have groups from 0 to {count - 1}")
-        return groups.astype(np.int64)
+        return source.whole(self.groups)[inputs].astype(np.int64)
 
     def _unpacked_rows(self, source: Source, rows: range, left: int, right: int) -> Array:
         """Return numbers that lie in the words of a column one above the other."""
@@ -128,6 +125,26 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         raise bad(path, f"{printable(stems[0] + NUMBERS)} is of GPTQ or AWQ, and the form of its zero points is in a "
                   "config.json's quantization_config, which is missing")  # fmt: skip
     return [_grouped(path, stem, tensors, scheme, method, bits) for stem in stems]
+
+
+def check_groups(reader: Reader, tensor: GroupedTensor) -> None:
+    """Refuse a tensor of groups that no quantiser writes: each group has as many inputs as any, the last the rest.
+
+    A file that gives all inputs group 0 may mean groups in order, as some kernels take it, or not.
+
+    Raises:
+        CheckpointError: the first group that has another number of inputs.
+    """
+    if not tensor.groups:
+        return
+    wanted = np.bincount(np.arange(tensor.shape[1]) // tensor.group_size)
+    groups = reader.read(tensor.groups)
+    counts = np.bincount(groups[(groups >= 0) & (groups < len(wanted))], minlength=len(wanted))
+    for group in np.flatnonzero(counts != wanted):
+        raise bad(
+            reader.path,
+            f"{printable(tensor.groups)} must give {wanted[group]} inputs to group {group}, got {counts[group]}",
+        )
 
 
 def _grouped(

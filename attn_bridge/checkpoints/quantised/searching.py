@@ -28,8 +28,11 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
         CheckpointError: tensors that don't go together, a scheme that is not supported, or nothing that is quantised.
     """
     schemes.check(reader.path, schemes.scheme_of(config))
+    grouped = packed.find(reader.path, reader.tensors, config)
+    for tensor in grouped:
+        packed.check_groups(reader, tensor)
     quantised: list[QuantisedTensor] = [
-        *packed.find(reader.path, reader.tensors, config),
+        *grouped,
         *bitsandbytes.find(reader),
         *blocks.find(reader),
     ]

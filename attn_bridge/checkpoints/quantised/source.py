@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..containers.base import SPARSE, Array, CheckpointError, Reader, numpy_dtype
-from ..containers.files import bad
+from ..containers.base import SPARSE, Array, Reader, numpy_dtype
 
 
 class Source:
@@ -18,14 +17,6 @@ class Source:
     def __init__(self, reader: Reader):
         self._reader = reader
         self._whole: dict[str, Array] = {}
-
-    def rows(self, name: str) -> int:
-        """Return the number of rows of a matrix."""
-        return self._reader.tensors[name].shape[0]
-
-    def bad(self, reason: str) -> CheckpointError:
-        """Return an error that names the checkpoint."""
-        return CheckpointError(str(bad(self._reader.path, reason)))
 
     def whole(self, name: str) -> Array:
         """Return a small tensor, such as a table, which stays in memory."""
