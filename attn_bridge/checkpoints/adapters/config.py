@@ -35,8 +35,14 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first values out of the base whenever PEFT loads it.
 """
 
-MAX_PATTERN, MAX_REPEATS = 500, 4
-"""Characters of a pattern of names, and repeats in it: a hostile one would take for ever to be matched."""
+NARROWER = ("layers_to_transform", "exclude_modules")
+"""Keys that take layers out of those that ``target_modules`` names."""
+
+MAX_PATTERN, MAX_REPEATS, MAX_STEPS = 500, 4, 10**9
+"""Characters of a pattern of names, repeats in it, and steps of a match: a hostile one would take for ever.
+
+Repeats that match the same letters take up to the length of a name, to the power of their number, from each dot on.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +57,9 @@ class LoraConfig:
         is_rslora: whether alpha is divided by the square root of the rank.
         fan_in_fan_out: whether the base's matrices are (inputs, outputs).
         is_dora: whether each layer has magnitudes.
+        is_biased: whether each layer has a bias of its own.
+        targets: endings of the names of all layers that have a LoRA; () where the config names them in another way.
+        saved: modules that were trained whole.
     """
 
     rank: int
@@ -60,6 +69,9 @@ class LoraConfig:
     is_rslora: bool
     fan_in_fan_out: bool
     is_dora: bool
+    is_biased: bool
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
 
     @classmethod
     def of(cls, path: Path, data: bytes) -> LoraConfig:
@@ -77,10 +89,20 @@ class LoraConfig:
             _alpha(path, "lora_alpha", document.get("lora_alpha", 8)),
             {key: _rank(path, "rank_pattern", value) for key, value in _patterns(path, document, "rank_pattern")},
             {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, document, "alpha_pattern")},
-            bool(document.get("use_rslora")),
-            bool(document.get("fan_in_fan_out")),
-            bool(document.get("use_dora")),
+            *(_switch(path, document, key) for key in ("use_rslora", "fan_in_fan_out", "use_dora", "lora_bias")),
+            () if any(document.get(key) for key in NARROWER) else _texts(document.get("target_modules")),
+            _texts(document.get("modules_to_save")),
         )
+
+    def check_layer(self, path: Path, layer: str) -> None:
+        """Refuse a layer's name that would take too long to be matched.
+
+        Raises:
+            CheckpointError: it does.
+        """
+        for pattern in (*self.ranks, *self.alphas):
+            if (layer.count(".") + 1) * len(layer) ** _repeats(pattern) > MAX_STEPS:
+                raise bad(path, f"{printable(layer, 80)} takes too long to be matched with {printable(pattern, 80)}")
 
     def rank_of(self, layer: str) -> int:
         """Return the rank of a layer."""
@@ -106,6 +128,17 @@ def _check_method(path: Path, document: Mapping[str, Any]) -> None:
         raise bad(path, f"is an adapter with {names[0]} and is not merged; merge_and_unload of peft does so")
 
 
+def _switch(path: Path, document: Mapping[str, Any], key: str) -> bool:
+    value = document.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise bad(path, f"{key} ({printable(repr(value), 40)}) must be true or false")
+    return bool(value)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str) and item) if isinstance(value, list) else ()
+
+
 def _rank(path: Path, key: str, value: object) -> int:
     if type(value) is not int or not 1 <= value < 1 << 31:
         raise bad(path, f"{key} ({printable(value, 40)}) must be a whole number of at least 1")
@@ -128,13 +161,16 @@ def _patterns(path: Path, document: Mapping[str, Any], key: str) -> list[tuple[s
 
 
 def _check_pattern(path: Path, pattern: str) -> None:
-    repeats = len(re.findall(r"[*+{]|(?<!\()\?", pattern))
-    if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or re.search(r"\)[*+{]", pattern):
+    if len(pattern) > MAX_PATTERN or _repeats(pattern) > MAX_REPEATS or re.search(r"\)[*+{]", pattern):
         raise bad(path, f"the pattern {printable(pattern, 80)} repeats too much to be matched safely")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise bad(path, f"the pattern {printable(pattern, 80)} is malformed: {printable(error)}") from None
+
+
+def _repeats(pattern: str) -> int:
+    return len(re.findall(r"[*+{]|(?<!\()\?", pattern))
 
 
 def _matching(patterns: Mapping[str, object], layer: str) -> str | None:

@@ -186,6 +186,7 @@ def _change(
             raise bad(path, f"{printable(norms.name)} {norms.shape} must have the norm of each output of a Linear")
     if not change.down and not change.vector:
         return change
+    config.check_layer(path, change.layer)
     if change.down:
         down, up = adapter[change.down], adapter[change.up]
         rank = config.rank_of(change.layer)
@@ -218,6 +219,11 @@ def _turned(
         shape = adapter[change.up].shape[0], adapter[change.down].shape[1]
         is_square = shape[0] == shape[1] and not change.down.endswith(OF_TABLES)
         is_transposed = change.down.endswith(OF_TABLES) or base[name].shape != shape
+        is_conv1d = config.fan_in_fan_out or change.layer.rpartition(".")[2] in CONV1D_LAYERS
+        if is_transposed and not is_conv1d and not change.down.endswith(OF_TABLES):
+            raise bad(path, f"{printable(change.up)} @ {printable(change.down)} is {shape}, {printable(name)} "
+                      f"{base[name].shape} of the base is its transpose, and fan_in_fan_out of its config is "
+                      "false")  # fmt: skip
         turned[name] = dataclasses.replace(change, is_transposed=is_transposed)
         square += [name] if is_square else []
     ways = {change.is_transposed for name, change in turned.items() if _is_plain_lora(change) and name not in square}

@@ -18,6 +18,7 @@ from ..containers.files import bad, boxes, check_range
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..wrapped import Wrapped
+from . import completeness
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, FRONT, Change, pair
 
@@ -101,7 +102,11 @@ class Merged(Wrapped):
         added = sum(bool(change.down or change.vector) for change in self.changes.values())
         more = f"; {replaced} of its tensors replace the base's" if replaced else ""
         note = f"merged {printable(adapter.path.name)} into {added} tensors of the base, in float32, rounded once{more}"
-        self.notes = (*self.notes, note)
+        self.notes = (
+            *self.notes,
+            note,
+            *completeness.check(adapter.path, adapter.config, self.changes, reader.tensors),
+        )
 
     def files(self) -> list[Path]:
         """Return every file, those of the adapter too."""

@@ -229,6 +229,10 @@ REFUSED = {
     "whole numbers": ({"model.norm.weight": np.ones(6, np.int64)}, {}, "must be floating point to be merged"),
     "a turned square": (matrices(QUERY, 6, 6), {"fan_in_fan_out": True}, "fan_in_fan_out of its config contradicts"),
     "a hostile pattern": ({}, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much to be matched safely"),
+    "a switch of text": ({}, {"use_rslora": "false"}, "use_rslora ('false') must be true or false"),
+    "a turned Linear": (matrices(OTHER, 6, 10), {}, f"is (10, 6), {OTHER}.weight (6, 10) of the base is its transpose"),
+    "a module that was not saved": ({}, {"modules_to_save": ["lm_head"]}, "lacks lm_head, which modules_to_save names"),
+    "biases that were not saved": ({}, {"lora_bias": True}, "lacks lora_B.bias, which lora_bias asks for"),
     "a broken pattern": ({}, {"rank_pattern": {"a(": 1}}, "the pattern a( is malformed"),
 }
 
@@ -244,6 +248,33 @@ def test_adapters_that_can_not_be_merged_are_named(tmp_path, case):
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "adapter") in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_patterns_that_take_too_long_are_refused(tmp_path):
+    source, _ = write(tmp_path / "base")
+    tensors = matrices("m." * 99 + DOWN, 10, 6)  # in front of the base's name, as of a whole model
+    adapter = adapter_files.save(tmp_path / "adapter", tensors, alpha_pattern={".*.*.*.*y": 1})
+    with pytest.raises(CheckpointError, match=r"takes too long to be matched with \.\*\.\*\.\*\.\*y$"):
+        checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=adapter)
+
+
+def test_layers_without_their_lora_are_named(tmp_path):
+    source, _ = write(tmp_path / "base")
+    config = {"target_modules": ["down_proj", "q_proj", "norm"]}
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6), **config)
+    plan = checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=adapter)
+    (note,) = [note for note in plan.notes if "target_modules" in note]
+    assert (
+        note == f"2 layers that its target_modules name have no LoRA in adapter, and stay as they are: {QUERY}; {OTHER}"
+    )
+    whole = adapter_files.save(tmp_path / "whole", matrices(DOWN, 10, 6), target_modules=["0.mlp.down_proj", "k_proj"])
+    plan = checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=whole)
+    assert not any("target_modules" in note for note in plan.notes)
+
+
+def test_saved_modules_that_the_base_lacks_are_not_missed(tmp_path):
+    config = {"modules_to_save": ["classifier", "score"]}  # as peft adds them, whichever the model has
+    assert merged(tmp_path, matrices(DOWN, 10, 6), config=config).keys() == {f"{DOWN}.weight"}
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
