@@ -19,7 +19,7 @@ from .base import (
     TensorInfo,
     Writer,
 )
-from .files import bad
+from .files import bad, listed
 from .remote import is_remote, to_path
 from .sources import is_folder
 
@@ -164,7 +164,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     source = path
     if format is None and path.is_dir():
         if kind is None:
-            raise bad(path, f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}")
+            raise bad(path, _undecided(path))
         path, format = kind
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
@@ -182,6 +182,15 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     reader.chosen = chosen
     reader.notes = (*reader.notes, note) if note else reader.notes
     return reader
+
+
+def _undecided(folder: Path) -> str:
+    """Return why a folder is not read: which of its files are checkpoints, or that none is."""
+    known = ENDINGS.keys() | TRAINERS.keys()
+    names = sorted(below.name for below in folder.iterdir() if below.suffix in known)
+    if names:
+        return f"does not determine which checkpoint is meant; give one of its files: {listed(list(map(printable, names)), 20)}"
+    return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
 
 
 def _kind_of(folder: Path) -> tuple[Path, str] | None:

@@ -49,7 +49,7 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
         chosen["step"] = max(steps) if step is None else step
         others = f", the newest of {len(steps)}; --step takes another" if step is None and len(steps) > 1 else ""
         notes.append(f"read step {chosen['step']}{others}")
-        path = inside(path, steps[int(chosen["step"])], path)
+        path = inside(path, _only(path, int(chosen["step"]), steps), path)
     if (path / ORBAX_METADATA).is_file():
         if item is not None:
             raise bad(path, f"is a single item; --item ({printable(item, 60)}) chooses one of several")
@@ -80,35 +80,49 @@ def again(path: Path, chosen: Mapping[str, Any]) -> tuple[int | None, str | None
         return None, None
     steps = _steps(path)
     taken = step if type(step) is int and step in steps else None
-    folder = path if taken is None else path / steps[taken]
+    folder = path if taken is None else path / _only(path, taken, steps)
     return taken, item if isinstance(item, str) and item in _items(folder) else None
 
 
 def _snapshot(path: Path) -> Path:
     """Return the snapshot of the hub's cache that its main branch is, or the only one."""
     names = _folders(path / SNAPSHOTS)
+    if not names:
+        raise bad(path, "is the hub's cache of a repository without snapshots; download it first")
+    name = names[0] if len(names) == 1 else ""
     if (path / MAIN).is_file():
-        name = read_file(path / MAIN, path, 1000).decode("ascii", "replace").strip()
-        if name in names:
-            return path / SNAPSHOTS / name
-    if len(names) == 1:
-        return path / SNAPSHOTS / names[0]
-    raise bad(path, f"is the hub's cache of a repository with {len(names)} snapshots, of which {MAIN} names none; give "
-              f"one of {SNAPSHOTS}/")  # fmt: skip
+        main = read_file(path / MAIN, path, 1000).decode("ascii", "replace").strip()
+        name = main if main in names else name
+    if not name:
+        raise bad(path, f"is the hub's cache of a repository with {len(names)} snapshots, of which {MAIN} names none; "
+                  f"give one of {SNAPSHOTS}/")  # fmt: skip
+    return inside(path, f"{SNAPSHOTS}/{name}", path)
 
 
 def _is_step(path: Path) -> bool:
     return any((path / name).is_file() for name in (ORBAX_METADATA, "_CHECKPOINT_METADATA"))
 
 
-def _steps(path: Path) -> dict[int, str]:
-    """Return number -> name of the folders of steps."""
-    steps = {}
+def _steps(path: Path) -> dict[int, list[str]]:
+    """Return number -> names of the folders of steps."""
+    steps: dict[int, list[str]] = {}
     for name in _folders(path):
         hit = STEP.fullmatch(name)
         if hit is not None and (_is_step(path / name) or _items(path / name)):
-            steps[int(hit[1])] = name
+            steps.setdefault(int(hit[1]), []).append(name)
     return steps
+
+
+def _only(path: Path, step: int, steps: Mapping[int, list[str]]) -> str:
+    """Return the name of a step's folder.
+
+    Raises:
+        CheckpointError: it has several.
+    """
+    if len(steps[step]) > 1:
+        names = " and ".join(map(printable, steps[step][:2]))
+        raise bad(path, f"{names} are both step {step}; give one of the folders")
+    return steps[step][0]
 
 
 def _items(path: Path) -> list[str]:

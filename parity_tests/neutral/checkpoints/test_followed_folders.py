@@ -104,6 +104,16 @@ def test_steps_that_are_links_elsewhere_are_refused(tmp_path):
         checkpoints.convert(source, tmp_path / "x.npz", to_layout="same")
 
 
+@pytest.mark.parametrize("options", [{}, {"step": 5}])
+def test_folders_of_the_same_step_are_refused(tmp_path, options):
+    source = steps(tmp_path / "run", 4, 5)
+    steps(source, 5, name="best_{:03}")
+    with pytest.raises(CheckpointError, match=r"run: 5 and best_005 are both step 5; give one of the folders$"):
+        checkpoints.convert(source, tmp_path / "x.npz", to_layout="same", **options)
+    assert read(tmp_path, source / "best_005")["w"][0] == 5
+    assert read(tmp_path, source, "four", step=4)["w"][0] == 4
+
+
 def snapshots(folder, *names):
     for name in names:
         below = folder / "snapshots" / name
@@ -132,6 +142,40 @@ def test_the_cache_of_a_repository_is_followed_to_its_snapshot(tmp_path):
     (folder / "refs" / "main").write_text("../../..")
     with pytest.raises(CheckpointError, match=r"repository with 2 snapshots"):
         checkpoints.convert(folder, tmp_path / "out", to_layout="same")
+
+
+@pytest.mark.parametrize("main", ["abc", None])
+def test_snapshots_that_are_links_elsewhere_are_refused(tmp_path, main):
+    other = snapshots(tmp_path / "other", "abc")
+    folder = tmp_path / "models--org--name"
+    (folder / "snapshots").mkdir(parents=True)
+    (folder / "snapshots" / "abc").symlink_to(other / "snapshots" / "abc")
+    if main:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(main)
+    with pytest.raises(CheckpointError, match=r"the file snapshots/abc is a link out of its folder$"):
+        checkpoints.convert(folder, tmp_path / "x.npz", to_layout="same")
+
+
+def test_a_cache_without_snapshots_is_named(tmp_path):
+    (tmp_path / "models--org--name" / "snapshots").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointError, match=r"is the hub's cache of a repository without snapshots; download it first$"
+    ):
+        checkpoints.convert(tmp_path / "models--org--name", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "names", [("a-Q4.gguf", "b-Q8.gguf"), ("params.pkl",), ("model.eqx", "notes.txt"), ("m.ckpt",)]
+)
+def test_files_that_a_folder_leaves_open_are_named(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"?")
+    given = "; ".join(name for name in names if name != "notes.txt")
+    with pytest.raises(
+        CheckpointError, match=rf"does not determine which checkpoint is meant; give one of its files: {given}$"
+    ):
+        checkpoints.convert(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize("ending", ["", ".value"])
