@@ -89,7 +89,10 @@ class LoraConfig:
             _alpha(path, "lora_alpha", document.get("lora_alpha", 8)),
             {key: _rank(path, "rank_pattern", value) for key, value in _patterns(path, document, "rank_pattern")},
             {key: _alpha(path, "alpha_pattern", value) for key, value in _patterns(path, document, "alpha_pattern")},
-            *(_switch(path, document, key) for key in ("use_rslora", "fan_in_fan_out", "use_dora", "lora_bias")),
+            _switch(path, document, "use_rslora"),
+            _switch(path, document, "fan_in_fan_out"),
+            _switch(path, document, "use_dora"),
+            _switch(path, document, "lora_bias"),
             () if any(document.get(key) for key in NARROWER) else _texts(document.get("target_modules")),
             _texts(document.get("modules_to_save")),
         )

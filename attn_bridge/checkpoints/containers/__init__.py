@@ -189,7 +189,8 @@ def _undecided(folder: Path) -> str:
     known = ENDINGS.keys() | TRAINERS.keys()
     names = sorted(below.name for below in folder.iterdir() if below.suffix in known)
     if names:
-        return f"does not determine which checkpoint is meant; give one of its files: {listed(list(map(printable, names)), 20)}"
+        files = listed(list(map(printable, names)), 20)
+        return f"does not determine which checkpoint is meant; give one of its files: {files}"
     return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
 
 

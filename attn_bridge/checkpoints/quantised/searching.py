@@ -29,8 +29,8 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
     """
     schemes.check(reader.path, schemes.scheme_of(config))
     grouped = packed.find(reader.path, reader.tensors, config)
-    for tensor in grouped:
-        packed.check_groups(reader, tensor)
+    for group in grouped:
+        packed.check_groups(reader, group)
     quantised: list[QuantisedTensor] = [
         *grouped,
         *bitsandbytes.find(reader),
