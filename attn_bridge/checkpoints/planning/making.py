@@ -19,7 +19,7 @@ from ..manifest import Manifest
 from ..selection import Selection
 from ..wrapped import Filtered
 from . import heads, kept_numbers, reading
-from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
+from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
 """Layout -> what it is converted to where nobody says; every other one becomes flax."""
@@ -111,7 +111,9 @@ def make(
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     check_settings(settings or {}, ours, theirs)
     check_settings(back.get("settings", {}), theirs)
-    known = {**ours.read_settings(configs.with_defaults(config or {})), **(settings or {})}
+    described = ours.read_settings(configs.with_defaults(config or {}))
+    check_heads(settings or {}, described, theirs.read_settings(configs.with_sizes(config or {})))
+    known = {**described, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
     decoded = reading.decode(ours, theirs, reader.tensors, known, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)

@@ -157,6 +157,16 @@ def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
             raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
 
 
+def check_heads(settings: Mapping[str, Any], *described: Mapping[str, Any]) -> None:
+    """Refuse numbers of heads other than the config's: the model's config would not be that of its weights."""
+    for name in ("num_heads", "num_kv_heads"):
+        values = {given[name] for given in described if name in given} - {settings.get(name)}
+        if name in settings and values:
+            raise layouts.LayoutError(
+                f"--set {name}={printable(settings[name])}: the model's config gives {values.pop()}"
+            )
+
+
 def check_nothing_lost(
     reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
 ) -> None:

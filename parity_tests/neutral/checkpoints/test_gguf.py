@@ -17,6 +17,7 @@ from attn_bridge.checkpoints.containers import open_reader
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.quantised import Dequantised
 from attn_bridge.cli.app import run
+from attn_bridge.models import layouts
 
 from ...support import gguf_files
 
@@ -212,6 +213,20 @@ def test_scaling_of_positions_is_that_of_llama_cpp(tmp_path, case):
     source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, {"output_norm.weight": np.ones(8, np.float32)})
     with open_reader(source) as reader:
         assert reader.config.get("rope_scaling") == scaling
+
+
+@pytest.mark.parametrize("setting", [{"num_heads": 4}, {"num_kv_heads": 2}])
+def test_heads_that_contradict_the_config_are_refused(tmp_path, setting):
+    state, config = model("llama")
+    source = gguf_files.converted(tmp_path / "x.gguf", state, config)
+    ((name, value),) = setting.items()
+    message = rf"--set {name}={value}: the model's config gives {value // 2}$"
+    with pytest.raises(layouts.LayoutError, match=message):
+        checkpoints.convert(source, tmp_path / "out", to_layout="hf-llama", settings=setting)
+    checkpoints.convert(source, tmp_path / "hf", to_layout="hf-llama")
+    with pytest.raises(layouts.LayoutError, match=message):
+        checkpoints.convert(tmp_path / "hf", tmp_path / "out.pth", to_layout="meta-llama", settings=setting)
+    checkpoints.convert(source, tmp_path / "out", to_layout="hf-llama", settings={name: value // 2})
 
 
 def test_other_architectures_are_named(tmp_path):

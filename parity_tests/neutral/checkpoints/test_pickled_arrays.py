@@ -47,6 +47,16 @@ def test_arrays_of_a_tree_are_read(tmp_path, protocol, name):
     assert checkpoints.verify(source, tmp_path / "out").passed
 
 
+@pytest.mark.parametrize(("tree", "message"), [
+    (W, r"x\.pkl: is a single array without a name; save a dict of arrays, and convert that$"),
+    ({3, 4}, r"x\.pkl: holds no array of NumPy or JAX$"),
+    (pickle.PickleBuffer, r"x\.pkl: holds no array of NumPy or JAX; it is _?pickle\.PickleBuffer$"),
+])  # fmt: skip
+def test_files_without_named_arrays_are_refused(tmp_path, tree, message):
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.read(put(tmp_path / "x.pkl", tree))
+
+
 class Evil:
     """Writes a file where it is unpickled."""
 

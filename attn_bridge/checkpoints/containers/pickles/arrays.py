@@ -61,6 +61,8 @@ class PickledReader(Reader):
         skipped: dict[str, str] = {}
         for name, value in self._leaves(Machine(data, path, placeholders=True).run(), "", 0):
             pickled = _array_of(value)
+            if pickled is not None and not name:
+                raise bad(path, "is a single array without a name; save a dict of arrays, and convert that")
             if pickled is not None:
                 self._place(check_name(path, name), pickled)
                 continue
@@ -70,7 +72,7 @@ class PickledReader(Reader):
                 skipped[name] = error.kind
         check_count(path, len(self.tensors))
         if not self.tensors:
-            first = next((f"; {printable(name)} is {printable(kind)}" for name, kind in skipped.items()), "")
+            first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
             raise bad(path, f"holds no array of NumPy or JAX{first}")
         if skipped:
             shown = ", ".join(f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN])
