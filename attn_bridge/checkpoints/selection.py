@@ -10,7 +10,7 @@ from typing import Any
 
 from ..models.parts import Part
 from ..printable import printable
-from . import random_state
+from . import quantised, random_state
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .unwrapping import unwrap, without_wrappers
@@ -118,6 +118,7 @@ def select(
     if gone:
         if gone >= reader.tensors.keys():
             raise CheckpointError(f"--drop leaves nothing of {reader.path}, which has {len(reader.tensors)} tensors")
+        quantised.check_dropped(reader.tensors, gone)
         reader = Filtered(reader, gone, tuple(dropped))
     reader.check_read(unread.keys() - gone if strip is None else {*_below(unread, strip)} - gone)
     unwrapped: dict[str, int] = {}

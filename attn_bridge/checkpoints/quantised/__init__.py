@@ -6,6 +6,7 @@ config.json describes them, `find` groups them by name, `Dequantised` reads each
 """
 
 from .blocks import check_blocks
+from .dropping import check as check_dropped
 from .moves import in_file_order, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
@@ -15,6 +16,7 @@ __all__ = [
     "Dequantised",
     "QuantisedTensor",
     "check_blocks",
+    "check_dropped",
     "check_loadable",
     "check_plain",
     "find",

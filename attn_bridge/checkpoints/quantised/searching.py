@@ -11,7 +11,7 @@ from typing import Any
 from ...printable import printable
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..containers.files import bad
-from . import bitsandbytes, blocks, packed, pairs, schemes
+from . import bitsandbytes, blocks, dropping, packed, pairs, schemes
 from .pairs import QuantisedTensor
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -44,10 +44,6 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
                       "can be")  # fmt: skip
     order = {name: position for position, name in enumerate(reader.tensors)}
     return sorted(quantised, key=lambda tensor: order[tensor.numbers])
-
-
-CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes that quantised numbers have in files."""
 
 
 def check_plain(reader: Reader, config: Mapping[str, Any]) -> None:
@@ -87,7 +83,7 @@ def check_loadable(reader: Reader, config: Mapping[str, Any]) -> None:
 
 
 def _has_codes(reader: Reader) -> bool:
-    return any(info.dtype in CODES and len(info.shape) > 1 for info in reader.tensors.values())
+    return any(info.dtype in dropping.CODES and len(info.shape) > 1 for info in reader.tensors.values())
 
 
 def default_dtype(

@@ -180,3 +180,30 @@ def test_tensors_that_do_not_go_together_are_refused(tmp_path, case):
         checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dequantize", [True, False])
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("gptq shuffled", "g_idx"), ("gptq 4", "scales"), ("awq", "qzeros"), ("int8", "SCB"),
+        ("nf4 nested", "weight.nested_absmax"), ("nf4", "weight.quant_state.bitsandbytes__nf4"),
+    ],
+)  # fmt: skip
+def test_scales_are_not_dropped_without_their_numbers(tmp_path, name, dropped, dequantize):
+    source, _ = quantised(tmp_path / "in", name)
+    message = rf"--drop leaves out layer\.proj\.{dropped}, without which layer\.proj\.\w+ are codes that mean nothing"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=dequantize, drop=f"*.{dropped}")
+    checkpoints.convert(source, tmp_path / "rest", to_layout="same", drop="*.proj.*")
+    assert checkpoints.read(tmp_path / "rest").keys() == {"layer.norm.weight"}
+
+
+@pytest.mark.parametrize("ending", ["_scale", "_scale_inv"])
+def test_scales_of_float8_are_not_dropped_alone(tmp_path, ending):
+    numbers = WEIGHT.astype(ml_dtypes.float8_e4m3fn)
+    tensors = {f"{LAYER}.weight": numbers, f"{LAYER}.weight{ending}": np.float32([2.5]), "router_scale": np.ones(3)}
+    source = put(tmp_path / "in", tensors, {"quant_method": "fp8"}, model_type="llama")
+    with pytest.raises(CheckpointError, match=rf"--drop leaves out {LAYER}\.weight{ending}, without which"):
+        checkpoints.convert(source, tmp_path / "out", drop="*_scale*")
+    checkpoints.convert(source, tmp_path / "rest", to_layout="same", drop="router_scale")
