@@ -30,11 +30,16 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
         if name in known and known[name].numbers != name:
             raise bad(reader.path, f"{printable(name)} would be kept aside, which can't be dequantised")
     targets = tuple(one if one.kept else _target(one, known, reader.dtype.name) for one in plan.targets)
+    originals = tuple(
+        dataclasses.replace(target, moves=tuple(_move(move, known) for move in target.moves))
+        for target in plan.originals
+    )
     ties = tuple((*(_move(one, known) for one in pair[:2]), *pair[2:]) for pair in plan.ties)
     scales = {one.numbers: one.others for one in known.values()}
     return dataclasses.replace(
         plan,
         targets=targets,
+        originals=originals,
         ties=ties,  # type: ignore[arg-type]  # two moves and two names, as before
         dropped={**plan.dropped, **reader.dropped},
         notes=(*plan.notes, *_notes(reader)),
@@ -84,7 +89,8 @@ def _move(move: Move, known: dict[str, QuantisedTensor]) -> Move:
     for step, stride in zip(steps, one.strides, strict=True):
         offset, rest = offset + rest // step * stride, rest % step
     axes = [part for axis in move.axes for part in _split(axis, steps, one)]
-    return move_of(one.numbers, offset, move.target_offset, axes)
+    moved = move_of(one.numbers, offset, move.target_offset, axes)
+    return dataclasses.replace(moved, steps=move.steps, original=move.original)
 
 
 def _split(axis: Axis, steps: Sequence[int], one: QuantisedTensor) -> list[Axis]:

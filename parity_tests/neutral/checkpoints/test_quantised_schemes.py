@@ -17,6 +17,7 @@ from ...support.quantised_files import SCHEMES, gptq
 
 WEIGHT = np.random.default_rng(2).normal(size=(32, 48))
 NORM = np.float16([1.5, 2.5, -3])
+NORMS = ("model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight")
 
 
 def put(folder, tensors, scheme=None, **config):
@@ -207,3 +208,32 @@ def test_scales_of_float8_are_not_dropped_alone(tmp_path, ending):
     with pytest.raises(CheckpointError, match=rf"--drop leaves out {LAYER}\.weight{ending}, without which"):
         checkpoints.convert(source, tmp_path / "out", drop="*_scale*")
     checkpoints.convert(source, tmp_path / "rest", to_layout="same", drop="router_scale")
+
+
+@pytest.mark.parametrize("name", ["gptq shuffled", "awq", "nf4"])
+def test_originals_of_scaled_queries_are_kept_and_restored(tmp_path, name):
+    make, scheme = SCHEMES[name]
+    rng = np.random.default_rng(7)
+    sizes = {"self_attn.q_proj": (48, 48), "self_attn.k_proj": (16, 48), "self_attn.v_proj": (16, 48),
+             "self_attn.o_proj": (48, 48), "mlp.gate_proj": (32, 48), "mlp.up_proj": (32, 48),
+             "mlp.down_proj": (48, 32)}  # fmt: skip
+    tensors = {"model.embed_tokens.weight": rng.normal(size=(7, 48)).astype(np.float16)}
+    tensors |= {name: np.float16(rng.normal(size=48)) for name in ("model.norm.weight", *NORMS)}
+    exact = {}
+    for layer, shape in sizes.items():
+        parts, weight = make(rng.normal(size=shape))
+        tensors |= {f"model.layers.0.{layer}.{ending}": array for ending, array in parts.items()}
+        exact[f"model.layers.0.{layer}.weight"] = weight.astype(np.float32)
+    config = {"hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 6,
+              "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 7, "tie_word_embeddings": True}  # fmt: skip
+    source = put(tmp_path / "in", tensors, scheme, model_type="llama", **config)
+    target = checkpoints.convert(source, tmp_path / "out", to_layout="maxtext", dequantize=True, dtype="f32").target
+    assert checkpoints.verify(source, target).passed
+    checkpoints.convert(source, tmp_path / "plain", to_layout="same", dequantize=True, dtype="f32")
+    wanted = checkpoints.read(checkpoints.convert(tmp_path / "plain", tmp_path / "wanted", to_layout="maxtext").target)
+    assert {key: array.tobytes() for key, array in checkpoints.read(target).items()} == {
+        key: array.tobytes() for key, array in wanted.items()
+    }
+    found = checkpoints.read(checkpoints.convert(target, tmp_path / "back", to_layout="hf-llama").target)
+    for layer, array in exact.items():
+        np.testing.assert_array_equal(found[layer], array)
