@@ -32,6 +32,9 @@ ATTRIBUTE = "entries"
 PREFIX = "gallery"
 """What the names of cases of a gallery begin with."""
 
+MOST_CANDIDATES = 2
+"""Number of places that were not excluded among which the right one still counts; a reader looks at two."""
+
 Place = str | tuple[str, ...]
 """A module path of the first side (``*`` stands for anything), or the modules around the code that is wrong."""
 
@@ -58,15 +61,20 @@ class Fault:
         return ("different",) if self.effect == "meaning" else ("precision", "different")
 
     def is_placed_by(self, divergence: Any) -> bool:
-        """Tell whether a report's first divergence names the place: the module, or modules around the code."""
+        """Tell whether a report's first divergence names the place, or leaves it among a few that it can't exclude."""
         if divergence is None:
             return False
+        return any(self._is_at(place) for place in [divergence, *divergence.candidates][: 1 + MOST_CANDIDATES])
+
+    def _is_at(self, named: Any) -> bool:
+        """Tell whether a named place is the module, or modules around the code."""
         paths = [place for place in self.places if isinstance(place, str)]
         around = [place for place in self.places if isinstance(place, tuple)]
-        between = getattr(divergence, "between", None)
-        if between and around:
-            return any(all(any(fnmatch.fnmatchcase(end, one) for one in place) for end in between) for place in around)
-        return any(fnmatch.fnmatchcase(divergence.path or "", path) for path in paths)
+        if named.between and around:
+            return any(
+                all(any(fnmatch.fnmatchcase(end, one) for one in place) for end in named.between) for place in around
+            )
+        return any(fnmatch.fnmatchcase(named.path or "", path) for path in paths)
 
 
 def fault(*places: Place, **how: Any) -> Fault:

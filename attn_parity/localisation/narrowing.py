@@ -170,18 +170,21 @@ class Narrowing:
         self, node: Node, candidates: list[Candidate], taken: Sequence[Step], limit: float
     ) -> list[Candidate]:
         """Add the submodules before the code that could not be judged, as their outputs have other shapes."""
+        likeliest: list[Candidate] = []
+        others: list[Candidate] = []
         for child in _unjudged(node):
             calls = next((step.calls for step in reversed(taken) if step.path == child.path), None)
             if calls is None or outputs_of(calls) is not None:
                 continue
-            own = Candidate(child.paths["first"], child.paths["second"])
             common = _overlap(calls, limit)
             if common is not None:
                 child.message = f"{child.message}; {common.words(self._sides.labels)}"
             between = candidates[0].between
-            is_likeliest = common is None and between is not None and between[0] == child.path
-            candidates = [own, *candidates] if is_likeliest else [*candidates, own]
-        return candidates
+            is_next = common is None and between is not None and between[0] == child.path
+            (likeliest if is_next else others).append(Candidate(child.paths["first"], child.paths["second"]))
+        if others and likeliest:  # no numbers tell several apart, nor from the code that they have in common
+            return [*candidates, *likeliest, *others]
+        return [*likeliest, *candidates, *others]
 
     def steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides.

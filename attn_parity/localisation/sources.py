@@ -128,13 +128,13 @@ class Sources:
     # ---- who feeds it
 
     def _feeding(self, side: Side) -> list[int]:
-        """Return the positions of the calls that the target depends on directly; the likeliest is tried apart."""
+        """Return the positions of the calls that the target depends on directly; the likeliest is tried by itself."""
         before = [i for i, step in enumerate(self._steps) if step is not self._target]
         if self._target is not None:
             before = [i for i in before if self._steps[i].order < self._target.order] or before
         *rest, nearest = [INPUTS, *before]
         others = self._depends(side, rest)
-        return [*others, *self._depends(side, [nearest])] if others else [nearest]
+        return [*others, *self._depends(side, [nearest])] or [INPUTS]  # no call feeds what the code makes up itself
 
     def _depends(self, side: Side, positions: Sequence[int]) -> list[int]:
         if not positions or not self._answers(side, positions):

@@ -182,6 +182,24 @@ def test_a_submodule_of_other_shapes_is_not_excluded(fault, likeliest):
     assert "conv1d" in str(report)
 
 
+# ---- inputs that no call feeds
+
+
+class Positions(nn.Module):
+    def __init__(self, start=0):
+        super().__init__()
+        self.words, self.positions, self.out = nn.Embedding(9, WIDTH), nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.start = start
+
+    def forward(self, ids):
+        return self.out(self.positions(self.start + torch.arange(ids.shape[1])) + self.words(ids))
+
+
+def test_positions_that_code_counts_come_from_no_submodule():
+    found, among = places(Positions(), Positions(1), IDS)
+    assert (found, among) == (("", "forward", ("", "positions")), {("", ("", "positions"))})
+
+
 # ---- parents that can't be run on both sides
 
 

@@ -154,7 +154,7 @@ def gemma(wrong: str | None) -> Case:
     faults={
         "padding-row-learns": fault("embed", direction="backward"),
         "padding-counted-in-the-mean": fault("", ("embed", "fc")),
-        "offset-forgotten": fault("", ("embed", "positions"), "positions"),
+        "offset-forgotten": fault("", ("", "embed", "positions"), "positions"),
     },
 )
 def padded_embedding(wrong: str | None) -> Case:
@@ -211,7 +211,7 @@ def padded_embedding(wrong: str | None) -> Case:
     "backward",
     faults={
         "straight-through-forgotten": fault("", "codes", ("encoder", "decoder"), direction="backward"),
-        "commitment-the-other-way": fault("", "codes", "encoder", ("encoder", "decoder"), direction="backward"),
+        "commitment-the-other-way": fault("", "codes", "encoder", ("", "encoder", "decoder"), direction="backward"),
     },
 )
 def vector_quantizer(wrong: str | None) -> Case:
