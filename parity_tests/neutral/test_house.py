@@ -149,8 +149,9 @@ def files(package: Path) -> set[str]:
     return {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
 
 
-NAMESAKES = {"random.py"}
-"""Files of one name that are no twins: each gives its framework the random numbers of the other."""
+NAMESAKES = {"compat.py", "random.py"}
+"""Files of one name that are no twins: `compat` has the arguments of its framework's layer, and `random` gives its
+framework the random numbers of the other."""
 
 FREE = ("implementations/", "operations/", "parallel/")
 """Rooms free of the twin rule: kernels of attention, what a framework does slowly by itself, and what devices do."""

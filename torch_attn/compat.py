@@ -1,0 +1,158 @@
+"""The layer of torch that attention is replaced in: its arguments, names and call, on the attention of this package.
+
+Letters: N batch, L query positions, S key positions, E width of the queries, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attn_bridge.masks import Mask, as_mask, causal, full
+
+from . import functional
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` whose attention is `functional.dot_product_attention`.
+
+    Arguments, initial weights and names in the state dict are those of the stock layer, so either loads the other's
+    weights, and `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` take it as an attribute. Two results
+    differ: a query whose keys are all masked gets zeros where the stock layer gives NaN, and masks of dropout are
+    other draws when no weights are asked for.
+
+    In eval mode without gradients, `nn.TransformerEncoderLayer` computes the whole layer by a fused kernel of torch
+    from the weights alone; ``torch.backends.mha.set_fastpath_enabled(False)`` has it call this layer.
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "..."],
+        key: Float[Tensor, "..."],
+        value: Float[Tensor, "..."],
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from the queries to the keys; in masks, ``True`` hides a key, as in torch.
+
+        Args:
+            query: ``(L, N, E)``, ``(N, L, E)`` with `batch_first`, or ``(L, E)``.
+            key: ``(S, N, kdim)``, ``(N, S, kdim)`` or ``(S, kdim)``.
+            value: ``(S, N, vdim)``, ``(N, S, vdim)`` or ``(S, vdim)``.
+            key_padding_mask: ``(N, S)``, or ``(S,)`` without a batch: bool, or added to the scores.
+            need_weights: also return the attention weights, which takes memory that grows with L times S.
+            attn_mask: ``(L, S)`` or ``(N * H, L, S)``: bool, or added to the scores.
+            average_attn_weights: return the mean of the heads' weights ``(N, L, S)``, not ``(N, H, L, S)``.
+            is_causal: `attn_mask` is the causal mask; without one, the causal mask is applied.
+
+        Returns:
+            The output in the shape of `query`, and the weights or None.
+
+        Raises:
+            TypeError: a nested tensor, or a mask that is neither bool nor floating point.
+            ValueError: shapes that do not fit.
+        """
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise TypeError("MultiheadAttention takes no nested tensors; pad them and give key_padding_mask")
+        is_batch = query.ndim == 3
+        query, key, value = (self._as_batch(x) for x in (query, key, value))
+        if key_padding_mask is not None and not is_batch:
+            key_padding_mask = key_padding_mask[None]
+        if is_causal and key_padding_mask is None and not need_weights and self._appended == 0:
+            attn_mask = None  # where the stock layer leaves it to the kernel
+        q, k, v = self._project(query, key, value)
+        mask, bias = self._masks(q, k, key_padding_mask, attn_mask, is_causal)
+        context, weights = self._attend(q, k, v, mask, bias, need_weights)
+        output = self.out_proj(rearrange(context, "n l h c -> n l (h c)"))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not is_batch:
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    @property
+    def _appended(self) -> int:
+        """Number of keys that `add_bias_kv` and `add_zero_attn` append."""
+        return (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _as_batch(self, x: Float[Tensor, "..."]) -> Float[Tensor, "N L E"]:
+        if x.ndim == 2:
+            return x[None]
+        if x.ndim != 3:
+            raise ValueError(f"query, key and value must have 2 or 3 axes, got shape {tuple(x.shape)}")
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Return query, key and value of all heads, ``(N, L, H, C)``, with the keys that are appended."""
+        joint, biases = self.in_proj_weight, [None] * 3
+        if self.in_proj_bias is not None:
+            biases = list(self.in_proj_bias.chunk(3))
+        matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if joint is None else joint.chunk(3)
+        q, k, v = map(nn.functional.linear, (query, key, value), matrices, biases)
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.expand(len(k), 1, -1)], 1)
+            v = torch.cat([v, self.bias_v.expand(len(v), 1, -1)], 1)
+        if self.add_zero_attn:
+            k, v = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return [rearrange(x, "n s (h c) -> n s h c", h=self.num_heads) for x in (q, k, v)]
+
+    def _masks(
+        self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Mask | None, Tensor | None]:
+        """Return who may attend to whom, and what is added to the scores."""
+        count, queries, keys = len(q), q.shape[1], k.shape[1] - self._appended
+        mask, bias = full(), None
+        if is_causal and attn_mask is None:
+            if self._appended:  # every query sees the keys that are appended
+                attn_mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1)
+            else:
+                mask = causal()
+        for name, given in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
+            if given is None:
+                continue
+            shapes = {"attn_mask": [(queries, keys), (count * self.num_heads, queries, keys)]}
+            _check_shape(name, given, shapes.get(name, [(count, keys)]))
+            if name == "key_padding_mask":
+                given = given[:, None, None]
+            else:
+                given = given[None, None] if given.ndim == 2 else given.unflatten(0, (count, self.num_heads))
+            given = nn.functional.pad(given, (0, self._appended)) if self._appended else given
+            allowed, added = _split(name, given)
+            mask = mask & as_mask(allowed)
+            if added is not None:
+                bias = added.to(q.dtype) if bias is None else bias + added.to(q.dtype)
+        return mask, bias
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        rate = self.dropout if self.training else 0.0
+        if not need_weights or rate == 0.0:
+            result = functional.dot_product_attention(
+                q, k, v, mask=mask, bias=bias, dropout=rate, return_weights=need_weights
+            )
+            return functional.as_pair(result)
+        # The stock layer returns the weights that dropout has left, with torch's own draws.
+        _, weights = functional.dot_product_attention(q, k, v, mask=mask, bias=bias, return_weights=True)
+        weights = nn.functional.dropout(weights, rate)
+        return torch.einsum("nhls,nshc->nlhc", weights, v), weights
+
+
+def _check_shape(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(mask.shape) not in shapes:
+        raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+
+
+def _split(name: str, mask: Tensor) -> tuple[Bool[Tensor, "..."], Tensor | None]:
+    """Return the keys that a mask of torch allows, and the finite numbers that it adds."""
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if not mask.is_floating_point():
+        raise TypeError(f"{name} must be bool or floating point, got {functional.dtype_name(mask)}")
+    hidden = mask == -torch.inf
+    return ~hidden, mask.masked_fill(hidden, 0.0)
