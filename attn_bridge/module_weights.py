@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from . import backends
 from .printable import printable
-from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, as_rules, everything, slices
+from .specs.stock_attention import PACKED
+from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, as_rules, everything, joint, slices
 
 _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
 """Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
@@ -49,7 +51,8 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
         source: a ``torch.nn.Module`` or ``flax.nnx.Module``.
         target: a module of the other framework, with the same parameters.
         rules: the rule set; by default that of the modules' own config (or of our modules inside a larger one, at the
-            same path on both sides).
+            same path on both sides), and of `torch.nn.MultiheadAttention` and `flax.nnx.MultiHeadAttention` at the same
+            path, stock layers or our drop-ins. A tensor of the target that a rule drops keeps its numbers.
 
     Returns:
         A report of every tensor copied; print it.
@@ -59,22 +62,21 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
         WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
         ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or no rules are known.
     """
-    side, other = backends.framework_of(source), backends.framework_of(target)
-    if side is None or other is None or side == other:
-        raise TypeError(
-            "transfer takes a torch.nn.Module and a flax.nnx.Module, in either order, "
-            f"got {type(source).__name__} and {type(target).__name__}"
-        )
+    side, other = _sides(source, target)
     reader, writer = backends.load(side), backends.load(other)
-    rule_set = own_rules(reader, source) if rules is None else as_rules(rules)
+    rule_set = _default_rules((reader, writer), (source, target), side) if rules is None else as_rules(rules)
     with reader.together(source), writer.together(target):
         arrays: dict[str, LazyArray] = reader.lazy_weights(source)
         wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
-        pairs, missing, unexpected = rule_set.pair(arrays, side)
+        plan = rule_set.plan_joint(arrays, side)
+        pairs, missing, unexpected = rule_set.plain.pair([name for name in arrays if name not in plan.used], side)
         converted, misshapen = _converted(pairs, arrays, side)
-        targets = {target_name for _, target_name in pairs.values()}
-        missing += [name for name in wanted if name not in targets]
-        unexpected += [name for name in targets if name not in wanted]
+        converted |= _joint_arrays(plan, arrays)
+        names = {other: name for name, (_, other) in pairs.items()}
+        names |= {name: ", ".join(made.placements) for name, made in plan.made.items()}
+        missing += [*plan.missing, *(wanted.keys() - names.keys() - {*joint.dropped(rule_set, wanted, other)})]
+        unexpected += [name for name in names if name not in wanted]
+        misshapen += plan.misshapen
         for name, array in converted.items():
             if name in wanted and array.shape != wanted[name][0]:
                 misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
@@ -84,8 +86,43 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
         write = writer.prepare_weights(target, converted)
     write()
     redtyped = tuple(name for name, array in converted.items() if array.dtype.name != wanted[name][1])
-    rows = ((name, other, converted[other].shape, converted[other].dtype.name) for name, (_, other) in pairs.items())
+    rows = ((names[name], name, array.shape, array.dtype.name) for name, array in converted.items())
     return TransferReport(f"{side} -> {other}", tuple(rows), redtyped)
+
+
+_COPIES: Mapping[Side, str] = {
+    "torch": "target.load_state_dict(source.state_dict())",
+    "flax": "nnx.update(target, nnx.state(source, nnx.Param))",
+}
+"""The call that copies weights within a framework."""
+
+
+def _sides(source: Any, target: Any) -> tuple[Side, Side]:
+    """Return the frameworks of two modules, one of each."""
+    side, other = backends.framework_of(source), backends.framework_of(target)
+    if side is None or other is None or side == other:
+        advice = f", both of {side}; use {_COPIES[side]}" if side is not None and side == other else ""
+        raise TypeError(
+            "transfer takes a torch.nn.Module and a flax.nnx.Module, in either order, "
+            f"got {type(source).__name__} and {type(target).__name__}{advice}"
+        )
+    return side, other
+
+
+def _default_rules(backends_of: tuple[ModuleType, ModuleType], modules: tuple[Any, Any], side: Side) -> Rules:
+    """Return the rules of the source's configs, and of the stock attention layers that both modules have."""
+    found = [backend.find_stock_attention(module) for backend, module in zip(backends_of, modules, strict=True)]
+    check_same_meaning(*found)
+    first = 0 if side == "torch" else 1
+    names = backends_of[first].describe_weights(modules[first]) if found[0] else {}
+    rules = [
+        rule
+        for path in found[0].keys() & found[1].keys()
+        for rule in found[0][path].rules(is_packed=f"{path}.{PACKED}".lstrip(".") in names).prefixed(path, path)
+    ]
+    if not rules or backends_of[0].find_configs(modules[0]):
+        rules += own_rules(backends_of[0], modules[0])
+    return Rules(rules)
 
 
 def _converted(
@@ -102,6 +139,22 @@ def _converted(
             continue
         converted[other] = LazyArray(shape, arrays[name].dtype, functools.partial(_read, arrays[name], rule, side))
     return converted, misshapen
+
+
+def _joint_arrays(plan: joint.Plan, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Return the arrays that joint rules make, which are read when they are written.
+
+    The sources of the last array stay in memory: the parts of a tensor are written one after the other.
+    """
+    kept: dict[str, np.ndarray[Any, Any]] = {}
+
+    def read(made: joint.Made, region: Region) -> np.ndarray[Any, Any]:
+        if kept.keys() != made.placements.keys():
+            kept.clear()
+            kept.update({name: arrays[name].read(everything(arrays[name].shape)) for name in made.placements})
+        return np.array(made.build(kept)[slices(region)], order="C")
+
+    return {name: LazyArray(made.shape, made.dtype, functools.partial(read, made)) for name, made in plan.made.items()}
 
 
 def _read(array: LazyArray, rule: Rule, side: Side, region: Region) -> np.ndarray[Any, Any]:

@@ -19,6 +19,7 @@ from jax import Array
 import jax_attn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
+from attn_bridge.specs.stock_attention import StockAttention
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -217,6 +218,20 @@ def find_configs(module: nnx.Module) -> dict[str, Config]:
         if isinstance(config, Config) and not inside:
             found[path] = config
     return found
+
+
+def find_stock_attention(module: nnx.Module) -> dict[str, StockAttention]:
+    """Return path -> description of Flax's own attention layers inside `module`, and of our drop-ins for them."""
+    return {
+        _name(path): StockAttention(
+            num_heads=child.num_heads,
+            num_kv_heads=getattr(child, "num_kv_heads", child.num_heads),
+            bias=child.use_bias,
+            normalize_qk=child.normalize_qk,
+        )
+        for path, child in nnx.iter_modules(module)
+        if isinstance(child, nnx.MultiHeadAttention)
+    }
 
 
 def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Module:

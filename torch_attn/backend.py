@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import torch_attn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
+from attn_bridge.specs.stock_attention import StockAttention
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
 from .checkpoints import shared_weights
@@ -261,6 +262,21 @@ def find_configs(module: nn.Module) -> dict[str, Config]:
         if isinstance(config, Config) and not inside:
             found[path] = config
     return found
+
+
+def find_stock_attention(module: nn.Module) -> dict[str, StockAttention]:
+    """Return path -> description of torch's own attention layers inside `module`, and of our drop-ins for them."""
+    return {
+        path: StockAttention(
+            num_heads=child.num_heads,
+            num_kv_heads=child.num_heads,
+            bias=child.in_proj_bias is not None,
+            add_bias_kv=child.bias_k is not None,
+            add_zero_attn=bool(child.add_zero_attn),
+        )
+        for path, child in _unwrapped(module).named_modules()
+        if isinstance(child, nn.MultiheadAttention)
+    }
 
 
 def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Module:

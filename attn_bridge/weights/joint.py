@@ -7,8 +7,9 @@ single tensor follows from shapes (`rows`).
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,8 +20,65 @@ from .templates import fill, placeholders
 if TYPE_CHECKING:
     from .rule import Rule, Side
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = Mapping[str, np.ndarray[Any, Any]]
 Parts = dict[tuple[int, int], str]
+
+
+class Sized(Protocol):
+    """An array in memory, or a `LazyArray`: planning reads its shape and dtype alone."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its axes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its elements."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """An array on the target side of a joint rule, planned from shapes.
+
+    Attributes:
+        shape: sizes of its axes.
+        dtype: type of its elements.
+        is_part: whether it is a part of its one source; otherwise its sources are its parts.
+        placements: name of a source -> where the part lies in the single tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_part: bool
+    placements: Mapping[str, Placement]
+
+    def build(self, arrays: Arrays) -> np.ndarray[Any, Any]:
+        """Return the array in fresh memory, made of whole source arrays."""
+        if self.is_part:
+            [(name, placement)] = self.placements.items()
+            return strided(np.ascontiguousarray(arrays[name]), placement).reshape(self.shape).copy()
+        whole = np.empty(self.shape, self.dtype)
+        for name, placement in self.placements.items():
+            sizes = [size for axis in placement.axes for size, _ in axis]
+            strided(whole, placement)[...] = arrays[name].reshape(sizes)
+        return whole
+
+
+@dataclasses.dataclass
+class Plan:
+    """The arrays that joint rules make, before any data is read.
+
+    Attributes:
+        made: target name -> its array.
+        used: source names that the rules cover.
+        missing: source names that the rules need and the source lacks.
+        misshapen: one line per tensor that does not fit.
+    """
+
+    made: dict[str, Made] = dataclasses.field(default_factory=dict)
+    used: set[str] = dataclasses.field(default_factory=set)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[str] = dataclasses.field(default_factory=list)
 
 
 def row_of(rule: Rule) -> Row:
@@ -110,45 +168,51 @@ def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]
     return dict(wholes), missing
 
 
-def convert(
-    rule: Rule, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
-) -> tuple[Arrays, set[str], list[str], list[str]]:
-    """Convert what a joint rule covers, into fresh memory.
-
-    Returns:
-        The arrays, the names that were used, those that lack, and what does not fit.
-    """
+def plan(rule: Rule, arrays: Mapping[str, Sized], source: Side) -> Plan:
+    """Plan the arrays that a joint rule makes of those of the `source` side that it covers."""
     if rule.drop:
-        names = rule.torch_names if source == "torch" else rule.flax_names
-        used = {name for name in arrays if any(matches(template, name) for template in names)}
-        return {}, used, [], []
+        return Plan(used=set(dropped([rule], arrays, source)))
     row = row_of(rule)
-    if source != parts_side(rule):
-        shapes = {name: array.shape for name, array in arrays.items()}
-        wholes, wrong = placed(rule, row, shapes)
-        made = {
-            name: strided(np.ascontiguousarray(arrays[whole]), place).reshape(place.shape).copy()
-            for whole, parts in wholes.items()
-            for name, place in parts.items()
-        }
-        return made, set(wholes), [] if wholes else [row.theirs], wrong
+    return _merged(rule, row, arrays) if source == parts_side(rule) else _split(rule, row, arrays)
+
+
+def dropped(rules: Iterable[Rule], names: Iterable[str], side: Side) -> list[str]:
+    """Return the names of a side that rules leave out."""
+    pairs = [(rule, names_of) for rule, names_of in covered(rules, names, side) if rule.drop]
+    templates = [(rule.torch_names if side == "torch" else rule.flax_names, names_of) for rule, names_of in pairs]
+    return [name for some, names_of in templates for name in names_of if any(matches(one, name) for one in some)]
+
+
+def _split(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
+    """Plan the parts of single tensors."""
+    wholes, wrong = placed(rule, row, {name: array.shape for name, array in arrays.items()})
+    made = {
+        name: Made(placement.shape, arrays[whole].dtype, True, {whole: placement})
+        for whole, parts in wholes.items()
+        for name, placement in parts.items()
+    }
+    return Plan(made, set(wholes), [] if wholes else [row.theirs], wrong)
+
+
+def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
+    """Plan single tensors of their parts."""
     groups, missing = grouped(row, arrays)
-    made, wrong = {}, []
+    result = Plan(missing=missing if groups else [*row.ours])
+    result.used = {name for parts in groups.values() for name in parts.values()}
     for whole, parts in groups.items() if not missing else ():
         try:
-            shape, places = row.encode(whole, {key: arrays[name].shape for key, name in parts.items()}, parts, {})
+            shapes = {key: arrays[name].shape for key, name in sorted(parts.items())}
+            shape, placements = row.encode(whole, shapes, parts, {})
         except ValueError as error:
-            wrong.append(f"{rule.where}{error}")
+            result.misshapen.append(f"{rule.where}{error}")
             continue
         dtypes = {arrays[name].dtype for name in parts.values()}
         if len(dtypes) > 1:
-            wrong.append(f"{rule.where}{whole}: its parts are of several dtypes, {', '.join(sorted(map(str, dtypes)))}")
+            shown = ", ".join(sorted(map(str, dtypes)))
+            result.misshapen.append(f"{rule.where}{whole}: its parts are of several dtypes, {shown}")
             continue
-        made[whole] = np.empty(shape, dtypes.pop())
-        for name, place in places.items():
-            strided(made[whole], place)[...] = arrays[name].reshape([size for axis in place.axes for size, _ in axis])
-    used = {name for parts in groups.values() for name in parts.values()}
-    return made, used, missing if groups else [*row.ours], wrong
+        result.made[whole] = Made(shape, dtypes.pop(), False, placements)
+    return result
 
 
 def matches(template: str, name: str) -> bool:

@@ -128,34 +128,36 @@ class Rules:
             WeightsMismatchError: missing, unexpected and misshapen names, all at once.
         """
         _check_arrays(arrays)
-        joint, used, missing, misshapen = self._convert_joint(arrays, source)
-        plain = Rules(rule for rule in self._rules if not rule.is_joint) if len(self._plain) < len(self) else self
-        pairs, lacking, unexpected = plain.pair([name for name in arrays if name not in used], source)
+        plan = self.plan_joint(arrays, source)
+        pairs, lacking, unexpected = self.plain.pair([name for name in arrays if name not in plan.used], source)
         converted, wrong = convert_pairs(pairs, arrays, source)
-        missing, misshapen = missing + lacking, misshapen + wrong
-        converted |= joint
+        missing, misshapen = plan.missing + lacking, plan.misshapen + wrong
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
-        return converted
+        return converted | {name: made.build(arrays) for name, made in plan.made.items()}
 
-    def _convert_joint(
-        self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
-    ) -> tuple[Arrays, set[str], list[str], list[str]]:
-        """Convert what the rules between one tensor and several cover."""
-        converted: Arrays = {}
-        used: set[str] = set()
-        missing: list[str] = []
-        misshapen: list[str] = []
+    @property
+    def plain(self) -> Rules:
+        """The rules between one tensor and one."""
+        return Rules(self._plain) if len(self._plain) < len(self) else self
+
+    def plan_joint(self, arrays: Mapping[str, joint.Sized], source: Side) -> joint.Plan:
+        """Plan the arrays that the rules between one tensor and several make, reading no data.
+
+        Raises:
+            ValueError: two rules cover one name.
+        """
+        result = joint.Plan()
         for rule, covered in joint.covered(self._rules, arrays, source):
-            made, names, lacking, wrong = joint.convert(rule, {name: arrays[name] for name in covered}, source)
-            twice = [name for name in names if name in used] or [name for name in made if name in converted]
+            made = joint.plan(rule, {name: arrays[name] for name in covered}, source)
+            twice = sorted(made.used & result.used) or [name for name in made.made if name in result.made]
             if twice:
                 raise ValueError(f"{printable(twice[0])} must be covered by exactly one rule")
-            converted |= made
-            used |= names
-            missing += lacking
-            misshapen += wrong
-        return converted, used, missing, misshapen
+            result.made |= made.made
+            result.used |= made.used
+            result.missing += made.missing
+            result.misshapen += made.misshapen
+        return result
 
     def pair(self, names: Iterable[str], source: Side) -> tuple[dict[str, tuple[Rule, str]], list[str], list[str]]:
         """Pair each name of the `source` side with its rule and its name on the other side.

@@ -215,13 +215,14 @@ def refuse(error: type[Exception], source: Any, target: Any, rules: Any = None) 
 
 
 NEITHER = "transfer takes a torch.nn.Module and a flax.nnx.Module, in either order, got "
+OF_TORCH, OF_FLAX = "target.load_state_dict(source.state_dict())", "nnx.update(target, nnx.state(source, nnx.Param))"
 
 
 @pytest.mark.parametrize(
     ("kinds", "source", "target"),
     [
-        ("LayerNorm and LayerNorm", make_torch, make_torch),
-        ("LayerNorm and LayerNorm", make_flax, make_flax),
+        (f"LayerNorm and LayerNorm, both of torch; use {OF_TORCH}", make_torch, make_torch),
+        (f"LayerNorm and LayerNorm, both of flax; use {OF_FLAX}", make_flax, make_flax),
         ("LayerNorm and NoneType", make_torch, lambda name: None),
         ("dict and LayerNorm", lambda name: {"scale": np.ones(4)}, make_flax),
         ("type and LayerNorm", lambda name: torch_attn.LayerNorm, make_flax),
