@@ -91,7 +91,8 @@ def check_features(shape: Shape, dtype: str, emb_dim: int) -> None:
 def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
     """Check a bool mask against scores of shape ``(B, H, T, S)``.
 
-    A 2-D mask is always ``(B, S)``; a ``(T, S)`` one has to be given as ``(1, 1, T, S)``; 3-D is refused.
+    A 2-D mask is always ``(B, S)``; a ``(T, S)`` one has to be given as ``(1, 1, T, S)``; 3-D is refused. Integers of
+    shape ``(B, S)`` have become bool before.
 
     Raises:
         TypeError: `dtype` is not bool.
@@ -113,6 +114,22 @@ def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
             )
     elif not _broadcasts(shape, scores_shape):
         raise ValueError(f"attention mask {_misfit(shape, scores_shape)}")
+
+
+def is_padding_of_integers(shape: Shape, dtype: str) -> bool:
+    """Return whether a mask has the shape ``(B, S)`` and an integer dtype, as tokenizers make it."""
+    return len(shape) == 2 and dtype.startswith(("int", "uint"))
+
+
+def check_zeros_and_ones(name: str, lowest: int, highest: int) -> None:
+    """Check the least and the largest value of a padding mask of integers.
+
+    Raises:
+        ValueError: one is neither 0 nor 1.
+    """
+    if lowest < 0 or highest > 1:
+        value = lowest if lowest < 0 else highest
+        raise ValueError(f"{name} of integers must hold 0 (padding) and 1 (token) alone, got {value}")
 
 
 def check_mask_rows(name: str, rows: int, batch: int) -> None:

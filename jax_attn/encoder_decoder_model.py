@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
-from attn_bridge.specs.model import check_ids, check_range
+from attn_bridge.specs.model import check_ids, check_range, tokens_of
 from attn_bridge.validation import check_caches
 
 from . import functional
@@ -26,6 +26,7 @@ from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
+from .losses import check_labels, mean_loss
 from .random import Rngs
 
 Source = Int[Array, "B S"] | Float[Array, "B C F"]
@@ -61,13 +62,15 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
     def __call__(
         self,
         source: Source | None,
-        tokens: Int[Array, "B T"],
+        tokens: Int[Array, "B T"] | None = None,
         *,
-        source_mask: Bool[Array, "B S"] | None = None,
-        attention_mask: Bool[Array, "..."] | None = None,
+        source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
+        attention_mask: Bool[Array, "..."] | Int[Array, "B S"] | None = None,
         positions: Int[Array, "... T"] | None = None,
         cache: Sequence[Any] | None = None,
         last_only: bool = False,
+        input_ids: Int[Array, "B T"] | None = None,
+        labels: Int[Array, "B T"] | None = None,
     ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
@@ -75,24 +78,31 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             source: token ids ``(B, S)``, or features ``(B, C, F)`` where the encoder has convolutions. A cache keeps
                 what is made of it, and None attends to that; one that is given takes its place.
             tokens: token ids ``(B, T)`` of the decoder.
-            source_mask: bool ``(B, S)``, ``False`` where the source is padding, S counting what comes out of the
-                convolutions; a cache remembers it.
-            attention_mask: bool ``(B, T)``, ``False`` where padding stands among the tokens, or broadcastable to
-                ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
+            source_mask: bool ``(B, S)`` or integers, ``False`` or 0 where the source is padding, S counting what comes
+                out of the convolutions; a cache remembers it.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands among the tokens, or bool
+                that broadcasts to ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
                 left, from 0 or from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
+            input_ids: another name of `tokens`.
+            labels: ``(B, T)``, the token that follows each position, -100 where none counts: asks for their mean loss.
+                As in `transformers`, where `tokens` are the labels moved to the right, they are not moved.
 
         Returns:
-            The logits; then the cache, if given.
+            The logits; before them the loss, if there are labels, and after them the cache, if given.
 
         Raises:
             ValueError: a shape that does not fit, an id that is none, more tokens than the cache or the table of
                 positions has room for, or no source at all.
             TypeError: ids that are not integers, or features that are not floating point.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
+        source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask, cache)
+        if labels is not None:
+            check_labels(labels, tokens, "tokens", last_only)
         context = None if source is None else self.encode(source, source_mask)
         arguments = {"context": context, "context_mask": source_mask, "cache": cache}
         x = self._table("decoder")(tokens, "tokens")
@@ -100,7 +110,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         if cache is not None:
             x, cache = x
         logits = self.head(x[:, -1:] if last_only else x)
-        return logits if cache is None else (logits, cache)
+        result = logits if labels is None else (mean_loss(logits, labels, are_shifted=True), logits)
+        return functional.with_cache(result, cache)
 
     def check(self, source: Any, tokens: Any, source_mask: Any = None, cache: Sequence[Any] | None = None) -> None:
         """Check shapes and dtypes of a call.
@@ -156,8 +167,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
     def generate(
         self,
         source: Source,
-        tokens: Int[Array, "B T"],
-        max_new_tokens: int,
+        tokens: Int[Array, "B T"] | None = None,
+        max_new_tokens: int | None = None,
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -165,8 +176,9 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         rng: Any = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
-        source_mask: Bool[Array, "B S"] | None = None,
-        attention_mask: Bool[Array, "B T"] | None = None,
+        source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
+        input_ids: Int[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
         """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
 
@@ -181,9 +193,10 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
                 torch twin draws from its generator; needed where `temperature` is above 0.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
             eos_token_id: another name of `eos`.
-            source_mask: bool ``(B, S)``, ``False`` where the source is padding.
-            attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
-                from their first token then.
+            source_mask: bool ``(B, S)`` or integers, ``False`` or 0 where the source is padding.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
+                their positions from their first token then.
+            input_ids: another name of `tokens`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int32, those given first.
@@ -192,7 +205,9 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
         options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         source = jnp.asarray(source)  # a call takes lists, too
         source_mask = None if source_mask is None else jnp.asarray(source_mask)
@@ -203,8 +218,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
     def stream(
         self,
         source: Source,
-        tokens: Int[Array, "B T"],
-        max_new_tokens: int,
+        tokens: Int[Array, "B T"] | None = None,
+        max_new_tokens: int | None = None,
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -212,8 +227,9 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         rng: Any = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
-        source_mask: Bool[Array, "B S"] | None = None,
-        attention_mask: Bool[Array, "B T"] | None = None,
+        source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
+        input_ids: Int[Array, "B T"] | None = None,
     ) -> Iterator[Int[Array, "B"]]:
         """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
 
@@ -222,10 +238,18 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         Raises:
             ValueError, TypeError: as `generate` does.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
         options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         source = jnp.asarray(source)  # a call takes lists, too
         source_mask = None if source_mask is None else jnp.asarray(source_mask)
         if self.config.encoder.convolutions is None:
             check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
         return generation.stream(self, tokens, options, rng, attention_mask, (source,), source_mask)
+
+
+def _as_visible(source_mask: Any, attention_mask: Any) -> tuple[Any, Any]:
+    """Return both masks of a call, those of integers 0 and 1 in bool."""
+    attention_mask = functional.as_visible(attention_mask, "attention_mask")
+    return functional.as_visible(source_mask, "source_mask"), attention_mask

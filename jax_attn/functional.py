@@ -160,7 +160,7 @@ def _checked(
         validation.check_sinks(jnp.shape(sinks), dtype_name(sinks), shape[1])
         sinks = jnp.asarray(sinks)
     if mask is not None:
-        mask = as_mask(mask).with_arrays(jnp.asarray)
+        mask = as_placed(mask)
         mask.check_arrays(lambda array: _check_mask(array, shape))
         mask.check_sizes(shape[0])
         mask = mask.placed(*shape[2:])
@@ -178,6 +178,24 @@ def look_at_mask(mask: Bool[Array, "B S"], scores_shape: tuple[int, ...]) -> Non
     """Warn of a padding mask that is inverted or causal, where its values are known."""
     if _has_values(mask) and misuse.should_look():
         misuse.warn_of_mask(np.asarray(mask), scores_shape)
+
+
+def as_placed(mask: Mask | Bool[Array, "..."]) -> Mask:
+    """Return a mask as a description whose arrays are JAX's, those of padding in bool."""
+    return as_mask(mask).with_arrays(jnp.asarray).with_bool_arrays(as_visible)
+
+
+def as_visible(mask: Any, name: str = "attention mask") -> Any:
+    """Return a padding mask ``(B, S)`` of integers 0 and 1, as tokenizers make it, in bool; any other mask as it is.
+
+    Raises:
+        ValueError: another integer, where the values are known.
+    """
+    if not hasattr(mask, "dtype") or not validation.is_padding_of_integers(shape_of(mask), dtype_name(mask)):
+        return mask
+    if (isinstance(mask, np.ndarray) or _has_values(mask)) and mask.size:
+        validation.check_zeros_and_ones(name, int(mask.min()), int(mask.max()))
+    return mask != 0
 
 
 def _has_values(array: Array) -> bool:

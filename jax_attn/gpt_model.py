@@ -6,7 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,16 +16,19 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import GPTModelConfig
-from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
+from attn_bridge.specs.model import check_ids, check_range, tokens_of
 
 from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
+from .decoding import generation
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import Rngs
 
@@ -65,24 +68,48 @@ class GPTModel(Pretrained, nnx.Module):
         self.final_norm = LayerNorm(emb_dim, **options)
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
-    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    def __call__(
+        self,
+        ids: Int[Array, "B T"] | None = None,
+        *,
+        input_ids: Int[Array, "B T"] | None = None,
+        labels: Int[Array, "B T"] | None = None,
+    ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
             ids: token ids ``(B, T)``, with T at most `context_length`.
+            input_ids: another name of `ids`.
+            labels: ``(B, T)``, usually the ids, -100 where none counts: asks for the mean loss of the tokens that
+                follow each position among them, as in `transformers`.
+
+        Returns:
+            The logits; before them the loss, if there are labels.
 
         Raises:
             ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
             TypeError: ids that are not integers.
         """
+        ids = tokens_of("ids", ids, input_ids)
         check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
+        if labels is not None:
+            check_labels(labels, ids, "ids")
         x = self.tok_emb(ids) + self.pos_emb(np.arange(functional.shape_of(ids)[1]))
         x = self.drop_emb(x)
         for block in self.trf_blocks:
             x = block(x)
-        return self.out_head(self.final_norm(x))
+        logits = self.out_head(self.final_norm(x))
+        return logits if labels is None else (mean_loss(logits, labels), logits)
 
-    def generate_greedy(self, ids: Int[Array, "B T"], max_new_tokens: int) -> Int[Array, "B N"]:
+    def generate_greedy(
+        self,
+        ids: Int[Array, "B T"] | None = None,
+        max_new_tokens: int | None = None,
+        *,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        input_ids: Int[Array, "B T"] | None = None,
+    ) -> Int[Array, "B N"]:
         """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
 
         Dropout acts as the model's mode says: call ``eval()`` first.
@@ -90,6 +117,9 @@ class GPTModel(Pretrained, nnx.Module):
         Args:
             ids: token ids ``(B, T)``, with any T.
             max_new_tokens: how many to append.
+            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
+            input_ids: another name of `ids`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in JAX's widest integers, those given first.
@@ -98,17 +128,51 @@ class GPTModel(Pretrained, nnx.Module):
             ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
+        ids = tokens_of("ids", ids, input_ids)
+        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id))
+        return jnp.asarray(
+            np.concatenate([np.asarray(ids), np.stack([token for token, _ in steps], 1)], 1, dtype=np.int64)
+        )
+
+    def stream(
+        self,
+        ids: Int[Array, "B T"] | None = None,
+        max_new_tokens: int | None = None,
+        *,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        input_ids: Int[Array, "B T"] | None = None,
+    ) -> Iterator[Int[Array, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate_greedy` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate_greedy` does.
+        """
+        steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
+        return generation.until_ended(steps)
+
+    def _steps(self, ids: Int[Array, "B T"], max_new_tokens: Any, eos: int | None) -> Iterator[tuple[Any, Any]]:
+        """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
-        check_max_new_tokens(max_new_tokens)
+        options = Options(max_new_tokens, eos=eos).checked(self.config.vocab_size)
         given = np.asarray(ids).astype(np.int64)
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
-        # Windows of one length compile once; what stands after the last token, a causal model does not see.
-        tokens = np.pad(given, ((0, 0), (0, max_new_tokens)))
-        window = min(self.config.context_length, tokens.shape[1])
-        for length in range(given.shape[1], tokens.shape[1]):
-            start = max(0, length - window)
-            tokens[:, length] = _next_token(self, tokens[:, start : start + window], length - start - 1)
-        return jnp.asarray(tokens)
+
+        def steps() -> Iterator[tuple[Any, Any]]:
+            # Windows of one length compile once; what stands after the last token, a causal model does not see.
+            tokens = np.pad(given, ((0, 0), (0, options.max_new_tokens)))
+            window = min(self.config.context_length, tokens.shape[1])
+            is_done = np.zeros(len(given), bool)
+            for length in range(given.shape[1], tokens.shape[1]):
+                start = max(0, length - window)
+                token = _next_token(self, tokens[:, start : start + window], length - start - 1)
+                token, is_done = generation.ended(token, options.eos, is_done)
+                tokens[:, length] = token
+                yield token, is_done
+
+        return steps()
 
 
 class TransformerBlock(nnx.Module):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.specs import BertEncoderConfig
-from attn_bridge.specs.model import check_beside_ids, check_ids
+from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
 
 from . import functional
 from .blocks.feed_forward import FeedForward
@@ -69,9 +69,11 @@ class BertEncoder(Pretrained, Resettable):
 
     def forward(
         self,
-        ids: Int[Tensor, "B T"],
+        ids: Int[Tensor, "B T"] | None = None,
         attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         token_type_ids: Int[Tensor, "B T"] | None = None,
+        *,
+        input_ids: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the last hidden state ``(B, T, D)``.
 
@@ -79,18 +81,20 @@ class BertEncoder(Pretrained, Resettable):
             ids: token ids ``(B, T)``, with T at most `max_position_embeddings`.
             attention_mask: ``(B, T)``, bool or integers; False or 0 is padding, which no token attends to.
             token_type_ids: ``(B, T)``, the segment of each token; 0 by default.
+            input_ids: another name of `ids`.
 
         Raises:
             ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
             TypeError: ids that are not integers, or a mask that is neither bool nor integers.
         """
+        ids = tokens_of("ids", ids, input_ids)
         longest = self.config.max_position_embeddings
         dtype, shape = functional.dtype_name(ids), functional.shape_of(ids)
         check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
             dtype, given = functional.dtype_name(attention_mask), functional.shape_of(attention_mask)
             check_beside_ids("attention_mask", dtype, given, shape, may_be_bool=True)
-            attention_mask = attention_mask != 0
+            attention_mask = functional.as_visible(attention_mask, "attention_mask")
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(ids)
         dtype, given = functional.dtype_name(token_type_ids), functional.shape_of(token_type_ids)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attn_bridge import validation
 from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import DecoderConfig
-from attn_bridge.specs.model import check_ids
+from attn_bridge.specs.model import check_ids, tokens_of
 
 from . import functional
 from .blocks.decoder_block import DecoderBlock, make_norm
@@ -26,6 +26,7 @@ from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
+from .losses import check_labels, mean_loss
 from .random import JaxRngs
 from .resetting import Resettable
 
@@ -64,34 +65,43 @@ class DecoderModel(Pretrained, Resettable):
 
     def forward(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Int[Tensor, "B T"] | None = None,
         *,
-        attention_mask: Bool[Tensor, "..."] | None = None,
+        attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
         cache: Sequence[Any] | None = None,
         last_only: bool = False,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
     ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
             tokens: token ids ``(B, T)``.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``; S
-                counts the tokens in the cache, too.
+            attention_mask: bool ``(B, S)`` or integers, ``False`` or 0 where padding stands, or bool that broadcasts
+                to ``(B, H, T, S)``; S counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
                 left, from 0 or from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
+            input_ids: another name of `tokens`.
+            labels: ``(B, T)``, usually the tokens, -100 where none counts: asks for the mean loss of the tokens that
+                follow each position among them, as in `transformers`. Padding counts unless it is -100.
 
         Returns:
-            The logits; then the cache, if given.
+            The logits; before them the loss, if there are labels, and after them the cache, if given.
 
         Raises:
             ValueError: a shape that does not fit, an id that is none, or more tokens than the cache has room for.
                 What `torch.compile` makes of the model raises an error of its own for an id that is none.
             TypeError: ids that are not integers.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
         check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
         validation.check_caches(cache, len(self.trf_blocks))
+        attention_mask = functional.as_visible(attention_mask, "attention_mask")
+        if labels is not None:
+            check_labels(labels, tokens, "tokens", last_only)
         x = self.embed(tokens, positions, cache, attention_mask)
         caches = []
         for number, block in enumerate(self.trf_blocks):
@@ -101,7 +111,8 @@ class DecoderModel(Pretrained, Resettable):
                 x, held = x
                 caches.append(held)
         logits = self.head(x[:, -1:] if last_only else x)
-        return logits if cache is None else (logits, tuple(caches))
+        result = logits if labels is None else (mean_loss(logits, labels), logits)
+        return functional.with_cache(result, None if cache is None else tuple(caches))
 
     def embed(
         self,
@@ -144,8 +155,8 @@ class DecoderModel(Pretrained, Resettable):
 
     def generate(
         self,
-        tokens: Int[Tensor, "B T"],
-        max_new_tokens: int,
+        tokens: Int[Tensor, "B T"] | None = None,
+        max_new_tokens: int | None = None,
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -153,7 +164,8 @@ class DecoderModel(Pretrained, Resettable):
         rng: Any = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
-        attention_mask: Bool[Tensor, "B T"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
+        input_ids: Int[Tensor, "B T"] | None = None,
     ) -> Int[Tensor, "B N"]:
         """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
 
@@ -168,8 +180,9 @@ class DecoderModel(Pretrained, Resettable):
                 `JaxRngs`, which gives the tokens that the Flax twin draws from it.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
             eos_token_id: another name of `eos`.
-            attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
-                from their first token then.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
+                their positions from their first token then.
+            input_ids: another name of `tokens`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
@@ -178,13 +191,14 @@ class DecoderModel(Pretrained, Resettable):
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
         options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.generate(self, tokens, options, rng, attention_mask)
 
     def stream(
         self,
-        tokens: Int[Tensor, "B T"],
-        max_new_tokens: int,
+        tokens: Int[Tensor, "B T"] | None = None,
+        max_new_tokens: int | None = None,
         *,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -192,7 +206,8 @@ class DecoderModel(Pretrained, Resettable):
         rng: Any = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
-        attention_mask: Bool[Tensor, "B T"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
+        input_ids: Int[Tensor, "B T"] | None = None,
     ) -> Iterator[Int[Tensor, "B"]]:
         """Return an iterator over the tokens ``(B,)`` that `generate` appends, each as it is drawn.
 
@@ -201,5 +216,6 @@ class DecoderModel(Pretrained, Resettable):
         Raises:
             ValueError, TypeError: as `generate` does.
         """
+        tokens = tokens_of("tokens", tokens, input_ids)
         options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.stream(self, tokens, options, rng, attention_mask)

@@ -165,7 +165,7 @@ def _checked(
     if sinks is not None:
         validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
     if mask is not None:
-        mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=query.device))
+        mask = as_placed(mask, query.device)
         mask.check_arrays(lambda array: _check_mask(array, shape))
         mask.check_sizes(shape[0])
         mask = mask.placed(*shape[2:])
@@ -183,6 +183,24 @@ def look_at_mask(mask: Bool[Tensor, "B S"], scores_shape: tuple[int, ...]) -> No
     """Warn of a padding mask that is inverted or causal, where its values are known."""
     if _has_values(mask) and misuse.should_look():
         misuse.warn_of_mask(mask.numpy(force=True), scores_shape)
+
+
+def as_placed(mask: Mask | Bool[Tensor, "..."], device: Any) -> Mask:
+    """Return a mask as a description whose arrays are on a device, those of padding in bool."""
+    return as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=device)).with_bool_arrays(as_visible)
+
+
+def as_visible(mask: Any, name: str = "attention mask") -> Any:
+    """Return a padding mask ``(B, S)`` of integers 0 and 1, as tokenizers make it, in bool; any other mask as it is.
+
+    Raises:
+        ValueError: another integer, where the values are known.
+    """
+    if not isinstance(mask, Tensor) or not validation.is_padding_of_integers(tuple(mask.shape), dtype_name(mask)):
+        return mask
+    if _has_values(mask) and mask.numel():
+        validation.check_zeros_and_ones(name, int(mask.min()), int(mask.max()))
+    return mask != 0
 
 
 def _has_values(array: Tensor) -> bool:

@@ -6,23 +6,26 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import GPTModelConfig
-from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
+from attn_bridge.specs.model import check_ids, check_range, tokens_of
 
 from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
+from .decoding import generation
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
 from .resetting import Resettable
@@ -64,25 +67,48 @@ class GPTModel(Pretrained, Resettable):
         self.final_norm = LayerNorm(emb_dim, **options)
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
-    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"] | None = None,
+        *,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
+    ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
             ids: token ids ``(B, T)``, with T at most `context_length`.
+            input_ids: another name of `ids`.
+            labels: ``(B, T)``, usually the ids, -100 where none counts: asks for the mean loss of the tokens that
+                follow each position among them, as in `transformers`.
+
+        Returns:
+            The logits; before them the loss, if there are labels.
 
         Raises:
             ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
             TypeError: ids that are not integers.
         """
+        ids = tokens_of("ids", ids, input_ids)
         check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
+        if labels is not None:
+            check_labels(labels, ids, "ids")
         x = self.tok_emb(ids) + self.pos_emb(torch.arange(ids.shape[1], device=ids.device))
         x = self.drop_emb(x)
         for block in self.trf_blocks:
             x = block(x)
-        return self.out_head(self.final_norm(x))
+        logits = self.out_head(self.final_norm(x))
+        return logits if labels is None else (mean_loss(logits, labels), logits)
 
-    @torch.no_grad()
-    def generate_greedy(self, ids: Int[Tensor, "B T"], max_new_tokens: int) -> Int[Tensor, "B N"]:
+    def generate_greedy(
+        self,
+        ids: Int[Tensor, "B T"] | None = None,
+        max_new_tokens: int | None = None,
+        *,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        input_ids: Int[Tensor, "B T"] | None = None,
+    ) -> Int[Tensor, "B N"]:
         """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
 
         Dropout acts as the model's mode says: call ``eval()`` first.
@@ -90,6 +116,9 @@ class GPTModel(Pretrained, Resettable):
         Args:
             ids: token ids ``(B, T)``, with any T.
             max_new_tokens: how many to append.
+            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos_token_id: another name of `eos`.
+            input_ids: another name of `ids`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
@@ -98,14 +127,46 @@ class GPTModel(Pretrained, Resettable):
             ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
+        ids = tokens_of("ids", ids, input_ids)
+        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id))
+        return torch.cat([ids.long(), torch.stack([token for token, _ in steps], 1)], 1)
+
+    def stream(
+        self,
+        ids: Int[Tensor, "B T"] | None = None,
+        max_new_tokens: int | None = None,
+        *,
+        eos: int | None = None,
+        eos_token_id: int | None = None,
+        input_ids: Int[Tensor, "B T"] | None = None,
+    ) -> Iterator[Int[Tensor, "B"]]:
+        """Return an iterator over the tokens ``(B,)`` that `generate_greedy` appends, each as it is drawn.
+
+        It ends after `max_new_tokens`, or once every row has drawn `eos`. Arguments are checked before the first token.
+
+        Raises:
+            ValueError, TypeError: as `generate_greedy` does.
+        """
+        steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
+        return generation.until_ended(steps)
+
+    def _steps(self, ids: Int[Tensor, "B T"], max_new_tokens: Any, eos: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
-        check_max_new_tokens(max_new_tokens)
+        options = Options(max_new_tokens, eos=eos).checked(self.config.vocab_size)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
-        tokens = ids.long()
-        for _ in range(max_new_tokens):
-            logits = self(tokens[:, -self.config.context_length :])[:, -1]
-            tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
-        return tokens
+
+        def steps() -> Iterator[tuple[Tensor, Tensor]]:
+            tokens = ids.long()
+            is_done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=ids.device)
+            for _ in range(options.max_new_tokens):
+                with torch.no_grad():
+                    token = self(tokens[:, -self.config.context_length :])[:, -1].argmax(-1)
+                    token, is_done = generation.ended(token, options.eos, is_done)
+                    tokens = torch.cat([tokens, token[:, None]], dim=1)
+                yield token, is_done
+
+        return steps()
 
 
 class TransformerBlock(Resettable):

@@ -91,6 +91,10 @@ class Mask:
         """Return the same description with every array replaced by ``convert(array)``."""
         return self
 
+    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the same description with every array that `check_arrays` checks replaced by ``convert(array)``."""
+        return self
+
     def separate(self) -> tuple[Mask, tuple[Any, ...]]:
         """Return a description with a numbered place for each array, equal by value, and the arrays.
 
@@ -178,6 +182,10 @@ class ArrayMask(OfArrays):
         """Check the array."""
         check(self.array)
 
+    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the mask of the converted array."""
+        return ArrayMask(convert(self.array))
+
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         """Return the mask itself, without its first `keys` columns: its rows are the queries at hand."""
         return self if keys == 0 or self._is_one_column() else ArrayMask(self.array[..., keys:])
@@ -209,6 +217,9 @@ class Offset(Mask):
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return Offset(self.mask.with_arrays(convert), self.n, self.keys)
+
+    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return Offset(self.mask.with_bool_arrays(convert), self.n, self.keys)
 
     def placed(self, queries: int, keys: int) -> Mask:
         found = self.mask.placed_at(slice(self.n, self.n + queries), slice(self.keys, self.keys + keys))
@@ -247,6 +258,9 @@ class Combined(Mask):
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
+
+    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return type(self)(tuple(part.with_bool_arrays(convert) for part in self.parts))
 
     def check_arrays(self, check: Callable[[Any], None]) -> None:
         for part in self.parts:

@@ -14,6 +14,9 @@ from .base import Config, Parameter
 
 Shape = tuple[int, ...]
 
+IGNORED_LABEL = -100
+"""The label of a token that does not count in a loss, as in torch and `transformers`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Config):
@@ -86,7 +89,22 @@ def check_ids(
         raise ValueError(f"number of tokens ({shape[1]}) must be at most {longest_name} ({longest})")
 
 
-def check_beside_ids(name: str, dtype: str, shape: Shape, ids_shape: Shape, *, may_be_bool: bool = False) -> None:
+def tokens_of(name: str, tokens: Any, input_ids: Any) -> Any:
+    """Return the token ids of a call, given as the argument `name` or as ``input_ids``.
+
+    Raises:
+        TypeError: neither is given, or both.
+    """
+    if tokens is not None and input_ids is not None:
+        raise TypeError(f"{name} and input_ids must not both be given")
+    if tokens is None and input_ids is None:
+        raise TypeError(f"{name} must be given")
+    return input_ids if tokens is None else tokens
+
+
+def check_beside_ids(
+    name: str, dtype: str, shape: Shape, ids_shape: Shape, *, may_be_bool: bool = False, ids_name: str = "ids"
+) -> None:
     """Check integers (or bools) that stand beside the token ids, one per token.
 
     Raises:
@@ -96,7 +114,7 @@ def check_beside_ids(name: str, dtype: str, shape: Shape, ids_shape: Shape, *, m
     if not (is_integer(dtype) or (may_be_bool and dtype == "bool")):
         raise TypeError(f"{name} must have {'dtype bool or ' if may_be_bool else ''}an integer dtype, got {dtype}")
     if shape != ids_shape:
-        raise ValueError(f"{name} must have the shape of ids {_show(ids_shape)}, got {_show(shape)}")
+        raise ValueError(f"{name} must have the shape of {ids_name} {_show(ids_shape)}, got {_show(shape)}")
 
 
 def check_range(name: str, lowest: int, highest: int, size: int) -> None:
@@ -107,6 +125,17 @@ def check_range(name: str, lowest: int, highest: int, size: int) -> None:
     """
     if lowest < 0 or highest >= size:
         raise ValueError(f"{name} ({lowest if lowest < 0 else highest}) must be at least 0 and below {size}")
+
+
+def check_label_range(lowest: int, highest: int, size: int) -> None:
+    """Check labels other than `IGNORED_LABEL` against the size of a vocabulary.
+
+    Raises:
+        ValueError: one is not in it; the message shows it.
+    """
+    if lowest < 0 or highest >= size:
+        label = lowest if lowest < 0 else highest
+        raise ValueError(f"labels ({label}) must be {IGNORED_LABEL} or at least 0 and below {size}")
 
 
 def check_max_new_tokens(value: Any) -> None:

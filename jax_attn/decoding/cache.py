@@ -19,7 +19,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+from attn_bridge.masks import ArrayMask, Mask, causal, full
 
 from .. import functional, implementations
 from ..operations import writing
@@ -256,7 +256,7 @@ class KeyValueCache:
         mask = mask.with_arrays(jnp.asarray)
         if attention_mask is None:
             return None, mask
-        given = as_mask(attention_mask).with_arrays(jnp.asarray)
+        given = functional.as_placed(attention_mask)
         if not isinstance(given, ArrayMask):
             return None, mask.restrict(given)
         array = given.array
@@ -425,7 +425,7 @@ def positions_of(
 
 def _left_padding(attention_mask: Any, batch: int) -> Int[Array, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    array = attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask
+    array = functional.as_visible(attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask)
     shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
     if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
         return None

@@ -67,18 +67,33 @@ def stream(
     """Return an iterator over the new tokens, until every row has ended."""
     start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
 
-    def each() -> Iterator[Int[Array, "B"]]:
+    def each() -> Iterator[tuple[Array, Array]]:
         model, known, padding, logits, cache, numbers, known_options = start
         (batch, given), new = known.shape, len(numbers)
         is_done = jnp.zeros(batch, bool)
         for step in range(new):
             token, is_done = _draw_alone(logits, numbers[step], known_options, is_done)
-            yield token
-            if step + 1 == new or (options.eos is not None and bool(is_done.all())):
-                return
-            logits, cache = _advance_alone(model, token, given + step - padding, cache, len(source))
+            yield token, is_done
+            if step + 1 < new:
+                logits, cache = _advance_alone(model, token, given + step - padding, cache, len(source))
 
-    return each()
+    return until_ended(each())
+
+
+def until_ended(steps: Iterator[tuple[Array, Array]]) -> Iterator[Int[Array, "B"]]:
+    """Yield the token of each step until every row has ended."""
+    for token, is_done in steps:
+        yield token
+        if bool(is_done.all()):
+            return
+
+
+def ended(token: Int[Array, "B"], eos: int | None, is_done: Bool[Array, "B"]) -> tuple[Array, Array]:
+    """Return `eos` for the rows that have ended and their token for the others, and which rows have ended with it."""
+    if eos is None:
+        return token, is_done
+    token = jnp.where(is_done, eos, token)
+    return token, is_done | (token == eos)
 
 
 def _begin(
@@ -99,6 +114,7 @@ def _begin(
     batch, given = known.shape
     new = options.max_new_tokens
     padding = np.zeros((batch, 1), np.int32)
+    attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
         dtype, mask = functional.dtype_name(attention_mask), _numbers_of("attention_mask", attention_mask)
         check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
@@ -116,10 +132,7 @@ def _begin(
 def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tuple[Array, Array]:
     """Return a token of each row, and whether the rows have ended with it."""
     token = pick(logits, numbers, options).astype(jnp.int32)
-    if options.eos is not None:
-        token = jnp.where(is_done, options.eos, token)
-        is_done = is_done | (token == options.eos)
-    return token, is_done
+    return ended(token, options.eos, is_done)
 
 
 def _advance(model: Any, token: Array, at: Array, cache: Any, sources: int) -> tuple[Array, Any]:

@@ -185,7 +185,7 @@ def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"],
         ValueError: a mask that does not broadcast.
     """
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    mask = mask.with_arrays(lambda array: jnp.asarray(array))
+    mask = functional.as_placed(mask)
     mask.check_arrays(lambda array: check_attention_mask(array.shape, functional.dtype_name(array), shape))
     queries, keys = jnp.arange(query.shape[1]), jnp.arange(key.shape[1])
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
@@ -228,10 +228,10 @@ def visible_tokens(
     longest = x.shape[1] if cache is None else cache.capacity
     array: Any = attention_mask
     if isinstance(attention_mask, Mask):
-        mask = attention_mask.with_arrays(jnp.asarray).placed(x.shape[1], longest)
+        mask = functional.as_placed(attention_mask).placed(x.shape[1], longest)
         array = mask.allowed(jnp.arange(x.shape[1])[:, None], jnp.arange(longest)[None, :])
         array = array[(None,) * (4 - array.ndim)]
-    array = jnp.asarray(array)
+    array = functional.as_visible(jnp.asarray(array))
     shape = tuple(array.shape)
     check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
     bare = array.reshape(shape[0], shape[-1])

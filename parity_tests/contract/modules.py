@@ -54,6 +54,20 @@ def make(backend: ModuleType, name: str, seed: int = 0, dtype: Any = "float32", 
     return module
 
 
+def make_example(backend: ModuleType, name: str, seed: int = 0) -> tuple[Any, np.ndarray]:
+    """Return a modern variant of its first example in eval mode with drawn weights, and an input ``(2, 5, d_in)``.
+
+    A cross attention attends to its input.
+    """
+    config = specs.find_variant(name).examples[0].config
+    if name == "CrossAttention":
+        config = config.replace(d_context=config.d_in)
+    module = backend.build(name, config=config)
+    backend.load(module, draw_weights(config, seed))
+    module.eval()
+    return module, draw(2, 5, config.d_in, seed=seed)
+
+
 def make_transparent(backend: ModuleType, name: str, rate: float, seed: int = 0) -> Any:
     """Return a module in training mode that turns `EYES` into the very weights that dropout left, head by head."""
     tokens = EYES.shape[-1]

@@ -86,9 +86,9 @@ BAD_ARGUMENTS = {
         "give (B, S) or a shape that broadcasts to (B, H, T, S) = (2, 2, 4, 4)",
     ),
     "mask of numbers": (
-        {"attention_mask": np.ones((2, 4), np.int32)},
+        {"attention_mask": np.ones((2, 4), np.float32)},
         TypeError,
-        "attention mask must have dtype bool (True = may be attended), got int32",
+        "attention mask must have dtype bool (True = may be attended), got float32",
     ),
     "positions too few": (
         {"positions": np.arange(3)},
@@ -214,9 +214,9 @@ BAD_OPTIONS = {
         "attention_mask must have the shape of tokens (2, 4), got (4,)",
     ),
     "mask of numbers": (
-        {"attention_mask": np.ones((2, 4), np.int32)},
+        {"attention_mask": np.ones((2, 4), np.float32)},
         TypeError,
-        "attention_mask must be bool, got int32",
+        "attention_mask must be bool, got float32",
     ),
     "padding on the right": (
         {"attention_mask": np.arange(4) < np.array([[4], [3]])},

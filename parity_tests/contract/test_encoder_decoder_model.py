@@ -104,9 +104,9 @@ BAD_CALLS = {
     ),
     "mask of numbers": (
         "text",
-        {"source_mask": MASK.astype(np.int32)},
+        {"source_mask": MASK.astype(np.float32)},
         TypeError,
-        "source_mask must be bool, got int32",
+        "source_mask must be bool, got float32",
     ),
     "mels": ("sound", {"source": FRAMES[:, :2]}, ValueError, "source must have shape (B, 3, frames), got (2, 2, 12)"),
     "axes": ("sound", {"source": FRAMES[0]}, ValueError, "source must have shape (B, 3, frames), got (3, 12)"),

@@ -35,6 +35,7 @@ TAKEN = {
     "check_attention_mask": [
         *((shape, "bool", SCORES) for shape in ((2, 5), (1, 5), (2, 1), SCORES, (1, 1, 4, 5), (2, 1, 1, 5), (5,), ())),
     ],
+    "check_zeros_and_ones": [("mask", 0, 1), ("mask", 1, 1), ("mask", 0, 0)],
     "check_mask_rows": [("windows", 1, 3), ("windows", 3, 3)],
     "check_attention": [
         attention(),
@@ -100,6 +101,8 @@ REFUSED = [
     ("check_features", ((3, 4), "int8", 4), "x must have a floating-point dtype, got int8"),
     ("check_features", ((4, 3), F32, 4), "last dimension of x (3) must be emb_dim (4)"),
     ("check_features", ((), F32, 4), "last dimension of x (none) must be emb_dim (4)"),
+    ("check_zeros_and_ones", ("mask", -1, 1), "mask of integers must hold 0 (padding) and 1 (token) alone, got -1"),
+    ("check_zeros_and_ones", ("mask", 0, 2), "mask of integers must hold 0 (padding) and 1 (token) alone, got 2"),
     (
         "check_attention_mask",
         ((2, 5), "int32", SCORES),

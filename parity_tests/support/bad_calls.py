@@ -173,8 +173,13 @@ def _masks(num_heads: int) -> tuple[tuple[str, Any, type[Exception], str], ...]:
     ambiguous = "is ambiguous: give (B, S) or a shape that broadcasts to (B, H, T, S) ="
     return (
         ("float", np.ones((BATCH, T), np.float32), TypeError, f"{not_bool}float32"),
-        ("int", np.ones((BATCH, T), np.int32), TypeError, f"{not_bool}int32"),
-        ("uint8", np.ones((BATCH, T), np.uint8), TypeError, f"{not_bool}uint8"),
+        ("4-D int", np.ones((BATCH, 1, T, T), np.int32), TypeError, f"{not_bool}int32"),
+        (
+            "documents",
+            np.array([[1, 1, 2, 2, 3]] * BATCH, np.int32),
+            ValueError,
+            "attention mask of integers must hold 0 (padding) and 1 (token) alone, got 3",
+        ),
         ("T by S", np.ones((T, T), np.bool_), ValueError, f"2-D attention mask (5, 5) {to_padding}"),
         ("too few keys", np.ones((BATCH, 4), np.bool_), ValueError, f"2-D attention mask (2, 4) {to_padding}"),
         (

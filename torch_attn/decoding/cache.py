@@ -216,7 +216,7 @@ class KeyValueCache:
         device = self.key.device
         if attention_mask is None:
             return None, mask
-        given = as_mask(attention_mask).with_arrays(lambda array: torch.as_tensor(array, device=device))
+        given = functional.as_placed(attention_mask, device)
         if not isinstance(given, ArrayMask):
             return None, mask.restrict(given)
         array = given.array
@@ -356,7 +356,7 @@ def positions_of(
 
 def _left_padding(attention_mask: Any, batch: int, device: Any) -> Int[Tensor, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    array = attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask
+    array = functional.as_visible(attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask)
     shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
     if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
         return None

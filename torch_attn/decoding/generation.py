@@ -53,18 +53,31 @@ def stream(
     """Return an iterator over the new tokens, until every row has ended; the model keeps its mode between them."""
     steps = _steps(model, tokens, options, rng, attention_mask, source, source_mask)
 
-    def each() -> Iterator[Int[Tensor, "B"]]:
-        has_ended = False
-        while not has_ended:
+    def each() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
             with _evaluating(model), torch.no_grad():
                 drawn = next(steps, None)
-                if drawn is None:
-                    return
-                token, is_done = drawn
-                has_ended = options.eos is not None and bool(is_done.all())
-            yield token
+            if drawn is None:
+                return
+            yield drawn
 
-    return each()
+    return until_ended(each())
+
+
+def until_ended(steps: Iterator[tuple[Tensor, Tensor]]) -> Iterator[Int[Tensor, "B"]]:
+    """Yield the token of each step until every row has ended."""
+    for token, is_done in steps:
+        yield token
+        if bool(is_done.all()):
+            return
+
+
+def ended(token: Int[Tensor, "B"], eos: int | None, is_done: Bool[Tensor, "B"]) -> tuple[Tensor, Tensor]:
+    """Return `eos` for the rows that have ended and their token for the others, and which rows have ended with it."""
+    if eos is None:
+        return token, is_done
+    token = torch.where(is_done, eos, token)
+    return token, is_done | (token == eos)
 
 
 def _steps(
@@ -85,6 +98,7 @@ def _steps(
     new, device = options.max_new_tokens, tokens.device
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     padding = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+    attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
         dtype, mask = functional.dtype_name(attention_mask), attention_mask.numpy(force=True)
         check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
@@ -101,9 +115,7 @@ def _steps(
         is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         for step in range(new):
             token = pick(logits[:, -1], numbers[step], options)
-            if options.eos is not None:
-                token = torch.where(is_done, options.eos, token)
-                is_done = is_done | (token == options.eos)
+            token, is_done = ended(token, options.eos, is_done)
             yield token, is_done
             if step + 1 < new:
                 at = given + step - padding

@@ -209,7 +209,8 @@ def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
         mask = torch.as_tensor(mask)
         return mask[rows] if mask.shape[0] > 1 else mask
     tokens = x.shape[-2]
-    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array))).placed(tokens, tokens)
+    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array)))
+    mask = mask.with_bool_arrays(functional.as_visible).placed(tokens, tokens)
     return part_of(mask, rows, sharding.slice_of("tensor", self.config.num_heads, _has_tensor(self)))
 
 

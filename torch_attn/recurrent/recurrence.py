@@ -180,7 +180,7 @@ def linear_weights(
         ValueError: a mask that does not broadcast.
     """
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    mask = mask.with_arrays(lambda array: torch.as_tensor(array, device=query.device))
+    mask = functional.as_placed(mask, query.device)
     mask.check_arrays(lambda array: check_attention_mask(tuple(array.shape), functional.dtype_name(array), shape))
     queries, keys = torch.arange(query.shape[1], device=query.device), torch.arange(key.shape[1], device=query.device)
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
@@ -223,14 +223,12 @@ def visible_tokens(
     longest = x.shape[1] if cache is None else cache.capacity
     array: Any = attention_mask
     if isinstance(attention_mask, Mask):
-        mask = attention_mask.with_arrays(lambda array: torch.as_tensor(array, device=x.device)).placed(
-            x.shape[1], longest
-        )
+        mask = functional.as_placed(attention_mask, x.device).placed(x.shape[1], longest)
         array = mask.allowed(
             torch.arange(x.shape[1], device=x.device)[:, None], torch.arange(longest, device=x.device)[None, :]
         )
         array = array[(None,) * (4 - array.ndim)]
-    array = torch.as_tensor(array, device=x.device)
+    array = functional.as_visible(torch.as_tensor(array, device=x.device))
     shape = tuple(array.shape)
     check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
     bare = array.reshape(shape[0], shape[-1])
