@@ -391,6 +391,7 @@ def verify(
     from . import configs, containers, manifest, requests, verification
     from .containers import following, remote
     from .containers.base import CheckpointError
+    from .planning import reading
     from .selection import patterns_in, select
     from .unwrapping import without_wrappers
 
@@ -414,7 +415,7 @@ def verify(
                 to_layout = to_layout or known.layout or "same"
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
-                to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
+                to_layout = reading.layout_of(there.tensors, configs.beside(there.path), None).name
             if step is None and item is None and known is not None:
                 step, item = following.again(origin, known.source)
             with containers.open_reader(origin, given.source_format, step=step, item=item) as opened:

@@ -15,6 +15,7 @@ from .. import specs
 from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
 from ..models.ours import OWN
+from ..models.reading import multimodal
 from ..models.reading.model_config import ModelConfig as ModelKeys
 from ..models.reading.sizes import check_sizes
 from ..printable import printable
@@ -344,14 +345,11 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
 
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of the text model in a multimodal one; one without ``text_config`` as it is."""
-    inner = config.get("text_config")
-    if not isinstance(inner, Mapping):
-        return dict(config)
-    found = {**inner, "model_type": inner.get("model_type", config.get("model_type"))}
+    """Return the config.json of the text model in a multimodal one; any other as it is."""
+    found = multimodal.text_of(config)
+    if found == config:
+        return found
     found |= {key: config[key] for key in KEPT if key not in found and config.get(key) is not None}
-    if "tie_word_embeddings" in config:  # the head is that of the whole model
-        found["tie_word_embeddings"] = config["tie_word_embeddings"]
     family = families.FAMILIES.get(str(found["model_type"]))
     return {**found, **({"architectures": [family.architecture]} if family is not None and family.architecture else {})}
 

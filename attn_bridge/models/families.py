@@ -36,6 +36,7 @@ from . import (
 )
 from .family import AttentionLayer, Family
 from .layout import Layout
+from .reading import multimodal
 from .reading.decoders import make_decoder
 from .reading.differences import differences
 from .reading.model_config import ModelConfig
@@ -246,13 +247,7 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
-    outer = config.get("model_type")
-    inner = config.get("text_config")
-    given = config
-    if isinstance(inner, Mapping):
-        given = {**inner, "model_type": inner.get("model_type", outer)}
-        if "tie_word_embeddings" in config:  # the head is that of the whole model
-            given["tie_word_embeddings"] = config["tie_word_embeddings"]
+    given = multimodal.text_of(config)
     name = given.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")

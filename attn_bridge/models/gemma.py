@@ -200,7 +200,6 @@ LAYOUT = decoder(
         ),
         FINAL_NORM,
     ],
-    prefixes=("model.", "", "language_model.model.", "model.language_model."),
     defaults={"tie": 1},
     model_types=("gemma2", "gemma3", "gemma3_text"),
 )

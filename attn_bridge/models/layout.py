@@ -175,6 +175,8 @@ class Layout:
         ending = self._ending(names)
         best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
         for prefix in self.prefixes:
+            if len(best[1]) == len(names) or (best[1] and not any(name.startswith(prefix) for name in names)):
+                continue
             found = {}
             for name in names:
                 bare = name.removesuffix(ending)
@@ -324,7 +326,7 @@ class Layout:
                 ties.append((kept[0], name))
                 continue
             if len(plain) > 1:
-                plain = self._one_branch(plain, shapes, given)
+                plain = self._one_branch(plain, shapes, {**given, prefix: 1})
             if len(plain) > 1:
                 raise LayoutError(f"{name}: more than one row of {self.name} covers it")
             if not plain:

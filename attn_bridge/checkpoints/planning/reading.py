@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...models import fitting, layouts
+from ...models.reading import multimodal
 from ...weights.rows import SettingError
 from .. import configs
 from ..containers.base import TensorInfo
@@ -28,7 +29,7 @@ def layout_of(
         layout = layouts.find(manifest.layout)
         if len(layout.match(tensors)[1]) == len(tensors):
             return layout
-    return layouts.detect(tensors, config.get("model_type"))
+    return layouts.detect(tensors, multimodal.type_of(config))
 
 
 def decode(

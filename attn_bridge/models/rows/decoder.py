@@ -17,12 +17,22 @@ QUANTISED = dict.fromkeys(
     "a scale of float8 weights, which would not follow them; --dequantize makes bfloat16 of both",
 )
 
-TOWERS = towers("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
+TOWERS = towers(
+    *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
+    *("image_newline", "image_tower.", "video_tower.", "audio_tower."),
+    *("multi_modal_projector.", "connector.", "aligner."),
+)
 """What multimodal models of `transformers` have beside their decoder."""
+
+OUTER = "language_model."
+"""What multimodal models had in front of all names of their text model, the head's too, before `transformers` 5."""
+
+PREFIXES = ("model.", "", "model.language_model.", f"{OUTER}model.", "model.text_model.")
 
 EMBEDDINGS = [
     Row("{prefix}embed_tokens.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
-    Row("lm_head.weight", ("out_head.weight",), optional=True),
+    Row("lm_head.weight", ("out_head.weight",), optional=True, branch="head/model"),
+    Row(f"{OUTER}lm_head.weight", ("out_head.weight",), optional=True, branch=f"head/{OUTER}model."),
 ]
 FINAL_NORM = Row("{prefix}norm.weight", ("final_norm.scale",))
 
@@ -35,7 +45,7 @@ def decoder(
     model_types: tuple[str, ...],
     settings: Mapping[str, tuple[str, ...]] | None = None,
     defaults: Mapping[str, int] | None = None,
-    prefixes: tuple[str, ...] = ("model.", "", "model.language_model."),
+    prefixes: tuple[str, ...] = PREFIXES,
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
     parts: tuple[Part, ...] = (),

@@ -1,0 +1,144 @@
+"""Tiny random models of `transformers` that hold one of our text models, and folders of them in both spellings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import transformers
+
+from attn_parity.frameworks.torch.running.promotion import promoted
+
+from .hf_folders import GATED, GROUPED, LATENT, SLIDING, saved
+
+T = transformers
+IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
+
+IMAGE = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SOUND = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_source_positions": 6,
+    "max_position_embeddings": 6,
+    "num_mel_bins": 5,
+    "d_model": 8,
+    "encoder_ffn_dim": 8,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+}
+PIXELS = {"hidden_size": 8, "out_hidden_size": 16, "intermediate_size": 8, "depth": 1, "num_heads": 2, "patch_size": 4}
+OCR = {
+    "hidden_size": 8,
+    "output_channels": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "mlp_dim": 8,
+    "window_size": 2,
+    "global_attn_indexes": [0],
+}
+LLAMA = {**GROUPED, "model_type": "llama", "pad_token_id": 0}
+MISTRAL = {**GROUPED, "model_type": "mistral", "sliding_window": 4, "pad_token_id": 0}
+QWEN2 = {**GROUPED, "model_type": "qwen2"}
+QWEN3 = {**GROUPED, "model_type": "qwen3", "head_dim": 6}
+EXPERTS = {**GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2}
+CLIP, SIGLIP, PIXTRAL = ({**IMAGE, "model_type": f"{kind}_vision_model"} for kind in ("clip", "siglip", "siglip"))
+PIXTRAL["model_type"] = "pixtral"
+
+
+def sections(*sizes: int, interleaved: bool = False) -> dict[str, Any]:
+    """Return the rotary part of a config of Qwen-VL."""
+    if interleaved:
+        return {"rope_parameters": {"rope_type": "default", "mrope_section": list(sizes), "mrope_interleaved": True,
+                                    "rope_theta": 5000.0}}  # fmt: skip
+    return {"rope_scaling": {"type": "mrope", "mrope_section": list(sizes)}, "rope_theta": 7000.0}
+
+
+def of(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """Return a config with a text model."""
+    return {"text_config": text, **parts}
+
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Config", of({**SLIDING, "model_type": "gemma3_text"},
+               vision_config=IMAGE)),
+    "llava": ("LlavaForConditionalGeneration", "LlavaConfig", of(LLAMA, vision_config=CLIP)),
+    "llava_next": ("LlavaNextForConditionalGeneration", "LlavaNextConfig", of(MISTRAL, vision_config=CLIP)),
+    "llava_next_video": ("LlavaNextVideoForConditionalGeneration", "LlavaNextVideoConfig",
+                         of(LLAMA, vision_config=CLIP)),
+    "llava_onevision": ("LlavaOnevisionForConditionalGeneration", "LlavaOnevisionConfig",
+                        of(QWEN2, vision_config=SIGLIP)),
+    "vipllava": ("VipLlavaForConditionalGeneration", "VipLlavaConfig",
+                 of(LLAMA, vision_config=CLIP, vision_feature_layers=[-1])),
+    "video_llava": ("VideoLlavaForConditionalGeneration", "VideoLlavaConfig", of(LLAMA, vision_config=CLIP)),
+    "mistral3": ("Mistral3ForConditionalGeneration", "Mistral3Config", of(MISTRAL, vision_config=PIXTRAL)),
+    "internvl": ("InternVLForConditionalGeneration", "InternVLConfig", of(QWEN2, vision_config=IMAGE)),
+    "got_ocr2": ("GotOcr2ForConditionalGeneration", "GotOcr2Config", of(QWEN2, vision_config=OCR)),
+    "idefics2": ("Idefics2ForConditionalGeneration", "Idefics2Config",
+                 of(MISTRAL, vision_config=IMAGE, perceiver_config={"hidden_size": 16, "resampler_n_latents": 2,
+                    "resampler_depth": 1, "resampler_n_heads": 2, "num_key_value_heads": 2, "resampler_head_dim": 8})),
+    "idefics3": ("Idefics3ForConditionalGeneration", "Idefics3Config", of(LLAMA, vision_config=IMAGE, scale_factor=1)),
+    "smolvlm": ("SmolVLMForConditionalGeneration", "SmolVLMConfig", of(LLAMA, vision_config=IMAGE, scale_factor=1)),
+    "ovis2": ("Ovis2ForConditionalGeneration", "Ovis2Config",
+              of(QWEN2, vision_config={**IMAGE, "vocab_size": 9, "num_visual_indicator_tokens": 5}, hidden_size=16)),
+    "deepseek_vl": ("DeepseekVLForConditionalGeneration", "DeepseekVLConfig", of(LLAMA, vision_config=SIGLIP)),
+    "lighton_ocr": ("LightOnOcrForConditionalGeneration", "LightOnOcrConfig", of(QWEN3, vision_config=PIXTRAL)),
+    "voxtral": ("VoxtralForConditionalGeneration", "VoxtralConfig", of(LLAMA, audio_config=SOUND)),
+    "audioflamingo3": ("AudioFlamingo3ForConditionalGeneration", "AudioFlamingo3Config", of(QWEN2, audio_config=SOUND)),
+    "glmasr": ("GlmAsrForConditionalGeneration", "GlmAsrConfig", of(LLAMA, audio_config=SOUND)),
+    "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "Qwen2AudioConfig", of(QWEN2, audio_config=SOUND)),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2VLConfig",
+                 of({**GROUPED, **sections(1, 1, 0)}, vision_config={"embed_dim": 8, "hidden_size": 16, "depth": 1,
+                    "num_heads": 2, "mlp_ratio": 1, "patch_size": 4})),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig",
+                   of({**GROUPED, **sections(1, 0, 1)}, vision_config=PIXELS)),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3VLConfig",
+                 of({**GROUPED, "head_dim": 8, **sections(2, 1, 1, interleaved=True)},
+                    vision_config={**PIXELS, "deepstack_visual_indexes": [0]})),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig",
+                  {**GROUPED, "head_dim": 6, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
+                   "mlp_only_layers": [1]}),
+    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", EXPERTS),
+    "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {**EXPERTS, "head_dim": 6}),
+}  # fmt: skip
+"""``model_type`` -> class, its config's, and what that holds."""
+
+TOKENS = dict.fromkeys(("image_token_index", "image_token_id", "audio_token_id", "audio_token_index"), 27) | {
+    "video_token_id": 28, "video_token_index": 28, "vision_start_token_id": 29, "vision_end_token_id": 30
+}  # fmt: skip
+
+
+def folders(name: str, target: Path) -> tuple[dict[str, Path], np.ndarray[Any, Any]]:
+    """Write a model as `transformers` saves it and by its names in memory; return the folders and text's logits."""
+    kind, config, sizes = MODELS[name]
+    tokens = TOKENS if "text_config" in sizes else {}
+    model = saved(target / "saved", getattr(T, kind), getattr(T, config), {**tokens, **sizes}, "1GB")
+    memory = target / "memory"
+    memory.mkdir()
+    (memory / "config.json").write_bytes((target / "saved" / "config.json").read_bytes())
+    own: dict[int, str] = {}
+    for full, one in model.state_dict().items():
+        own.setdefault(one.data_ptr(), full)
+    state = {full: one.contiguous() for full, one in model.state_dict().items() if own[one.data_ptr()] == full}
+    safetensors.torch.save_file(state, memory / "model.safetensors", {"format": "pt"})
+    with promoted(), torch.no_grad():
+        exact = getattr(T, kind).from_pretrained(target / "saved", dtype=torch.float64).eval()
+        logits = exact(input_ids=torch.from_numpy(IDS)).logits.numpy()
+    return {"saved": target / "saved", "memory": memory}, logits
