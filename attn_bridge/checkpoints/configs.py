@@ -253,6 +253,9 @@ OWN_MODELS: dict[str, OwnModel] = {
 }
 """Name of a class -> how its config is read and written."""
 
+OF_TRANSFORMERS = ("hf-", "vllm")
+"""What names of layouts begin with whose models have a config.json of `transformers`."""
+
 POSITIONS = "max_position_embeddings"
 
 KEPT = (
@@ -305,7 +308,7 @@ def of_target(
     own = str(config.get("model_type"))
     if layout.name.startswith("meta-"):
         return {} if own.startswith(OWN) else None
-    if not layout.name.startswith("hf-") or not config:
+    if not layout.name.startswith(OF_TRANSFORMERS) or not config:
         return None
     try:
         if own.startswith(OWN):
@@ -427,7 +430,7 @@ def with_dtype(config: Mapping[str, Any], dtype: str, layout: str) -> dict[str, 
     if not dtype:
         return dict(config)
     named = [key for key in DTYPE_KEYS if isinstance(config.get(key), str)]
-    named = named or ([DTYPE_KEYS[0]] if layout.startswith("hf-") else [])
+    named = named or ([DTYPE_KEYS[0]] if layout.startswith(OF_TRANSFORMERS) else [])
     found = {**config, **{key: _as_named(config.get(key), dtype) for key in named}}
     for key, part in config.items():
         if isinstance(part, Mapping) and key.endswith("_config") and key != "quantization_config":

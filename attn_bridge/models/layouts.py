@@ -34,7 +34,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout, Settings
-from .libraries import flax_transformers, gemma_linen, maxtext, tunix
+from .libraries import flax_transformers, gemma_linen, maxtext, tunix, vllm
 from .ours import OWN
 
 __all__ = [
@@ -79,6 +79,7 @@ _LAYOUTS = {
         *tunix.LAYOUTS,
         gemma_linen.LAYOUT,
         maxtext.LAYOUT,
+        vllm.LAYOUT,
     )
 }
 
@@ -194,6 +195,8 @@ def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> lis
 def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     layout = _fitting(names, model_type)
     why = _why_other_type(layout, model_type)
+    if why and model_type in vllm.LAYOUT.model_types and len(vllm.LAYOUT.match(names)[1]) == len(names):
+        why += f"; --from {vllm.LAYOUT.name} takes them as those of vLLM"
     if why:
         raise LayoutError(why)
     return layout
@@ -213,6 +216,8 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
         marked = [name for name in full if _LAYOUTS[name].marks and _LAYOUTS[name].is_complete(names)]
         full = marked or ours[:1]
+    if len(full) > 1 and vllm.LAYOUT.name in full:  # --from says it of files whose names another library has
+        full.remove(vllm.LAYOUT.name)
     rivals = [name for name in full if _LAYOUTS[name].form]
     if len(rivals) > 1:  # of the same names: what is missing depends on which of them it is
         chosen = _by_shapes(rivals, names)

@@ -25,7 +25,8 @@ def run(folder):
 
 
 ALIKE = {"gemma3", "llava", "llava_next_video", "llava_onevision", "vipllava", "mistral3", "internvl", "got_ocr2",
-         "smolvlm", "audioflamingo3", "glmasr", "qwen2_audio", "qwen2_5_vl", "qwen3_next", "deepseek_v2", "gpt_oss"}  # fmt: skip
+         "smolvlm", "audioflamingo3", "glmasr", "qwen2_audio", "qwen2_5_vl", "qwen3_next", "deepseek_v2",
+         "gpt_oss"}  # fmt: skip
 """Models that have their spellings from others in the table."""
 
 

@@ -126,7 +126,7 @@ def _is_tied_by_layout(ours: Layout, settings: Mapping[str, Any], manifest: Mani
     before = () if manifest is None else manifest.restore.values()
     if any(one.get("settings", {}).get("tie") == 1 for one in before):
         return True
-    return bool(ours.defaults.get("tie")) or not ours.name.startswith(("hf-", "flax-"))
+    return bool(ours.defaults.get("tie")) or not ours.name.startswith(("hf-", "flax-", "vllm"))
 
 
 def _with_head(front: str, ours: Layout, selection: Selection) -> str:

@@ -68,7 +68,7 @@ def test_models_of_every_kind_of_block_go_there_and_back(name):
     assert layouts.detect(canonical).name == "torch"
     for prefix in layout.prefixes:
         theirs = layout.from_canonical(canonical, prefix=prefix, **SIZES)
-        outside = ("lm_head", "proj_out", "final_logits_bias", prefix)
+        outside = ("lm_head", "language_model.lm_head", "proj_out", "final_logits_bias", prefix)
         assert all(key.startswith(outside) for key in theirs)
         assert_same_bits(layout.to_canonical(theirs, **SIZES), canonical)
         assert layout.decode(shapes(theirs), SIZES).restore.get("prefix", "") == prefix
@@ -84,7 +84,7 @@ def test_no_layout_takes_the_models_of_another(name):
         theirs = layout.from_canonical(whole(name, 4) if name in MADE else MAKE[name](4), prefix=prefix, **SIZES)
         assert layouts.detect(theirs) is layout
         for other in WHOLE:
-            if other != name:
+            if other not in (name, "vllm" if name == "hf-phi3" else ""):  # names are the same
                 with pytest.raises((WeightsMismatchError, LayoutError)):
                     layouts.find(other).decode(shapes(theirs), SIZES)
 

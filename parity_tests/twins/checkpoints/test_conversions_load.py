@@ -90,6 +90,7 @@ FORMS: list[tuple[str, str, dict[str, int]]] = [
     ("gemma3", "maxtext", {}),
     ("mixtral", "maxtext", {}),
     ("gpt-oss", "openai-gpt-oss", {}),
+    *((model, "vllm", {}) for model in ("llama-tied", "qwen2", "gemma3", "olmo2", "mixtral", "qwen3-moe")),
 ]
 """Model, layout, and settings that choose a form of it."""
 

@@ -1,0 +1,123 @@
+"""vLLM's parameters, as its models hold them once loaded: what trainers push to a sampler.
+
+Projections that read the same input are one matrix: query, key and value (``qkv_proj``), gate and up
+(``gate_up_proj``), and of all experts of a layer ``w13_weight`` and ``w2_weight``. Everything else has the names of
+`transformers`, which differ in norms and in where experts are; the form says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...weights.rows import Row, Shape
+from .. import gemma, llama, mixtral, olmo, phi3, qwen3_moe
+from ..layout import Settings
+from ..rows.attention import SPLIT, Table
+from ..rows.common import TIE
+from ..rows.decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS, attention, norms
+from .chosen import ChosenLayout, Form
+
+NORMS: Mapping[str, Mapping[str, str]] = {
+    "llama": {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"},
+    "gemma": {
+        "norm1": "input_layernorm",
+        "post_norm1": "post_attention_layernorm",
+        "norm2": "pre_feedforward_layernorm",
+        "post_norm2": "post_feedforward_layernorm",
+    },
+    "olmo2": {"post_norm1": "post_attention_layernorm", "post_norm2": "post_feedforward_layernorm"},
+}
+"""Our names of a layer's norms -> theirs, by family; Mixtral has Llama's."""
+
+HOMES = {"mixtral": "block_sparse_moe"}
+"""Form -> where experts and router are; `mlp` elsewhere."""
+
+HEADS = {
+    "num_heads": ("num_attention_heads",),
+    "num_kv_heads": ("num_key_value_heads", "num_attention_heads"),
+}
+
+
+def _qkv(leaf: str) -> Row:
+    parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
+    pattern = "o i -> o i" if leaf == "weight" else "o -> o"
+    shares = ("num_heads", "num_kv_heads", "num_kv_heads")
+    return Row(f"qkv_proj.{leaf}", parts, pattern, along="o", shares=shares, optional=leaf == "bias")
+
+
+ATTENTION: Table = (
+    _qkv("weight"),
+    _qkv("bias"),
+    *(row for row in SPLIT if not row.theirs.startswith(("q_proj.", "k_proj.", "v_proj."))),
+)
+
+
+def _gate_up(leaf: str) -> Row:
+    pattern = "o i -> (part o) i" if leaf == "weight" else "o -> (part o)"
+    ours = tuple(f"{OURS}ff.{fc}.{leaf}" for fc in ("fc1", "fc2"))
+    theirs = f"{LAYER}mlp.gate_up_proj.{leaf}"
+    return Row(theirs, ours, pattern, part="part", optional=leaf == "bias", branch="feed-forward/dense")
+
+
+def _experts(home: str) -> list[Row]:
+    expert, branch = f"{OURS}ff.experts.{{j}}.", "feed-forward/experts"
+    both = (f"{expert}fc1.weight", f"{expert}fc2.weight")
+    stacked, down = f"{LAYER}{home}.experts.", (f"{expert}fc3.weight",)
+    return [
+        Row(f"{stacked}w13_weight", both, "o i -> e (part o) i", part="part", stack="e", branch=branch),
+        Row(f"{stacked}w2_weight", down, "o i -> e o i", stack="e", branch=branch),
+        Row(f"{LAYER}{home}.gate.weight", (f"{OURS}ff.router.weight",), branch=branch),
+    ]
+
+
+def _table(form: Form) -> list[Row]:
+    kind = str(form["kind"])
+    return [
+        *EMBEDDINGS,
+        *attention(ATTENTION),
+        _gate_up("weight"),
+        _gate_up("bias"),
+        *(
+            Row(f"{LAYER}mlp.down_proj.{leaf}", (f"{OURS}ff.fc3.{leaf}",), optional=leaf == "bias",
+                branch="feed-forward/dense")
+            for leaf in ("weight", "bias")
+        ),
+        *_experts(HOMES.get(kind, "mlp")),
+        *norms(**NORMS.get(kind, NORMS["llama"])),
+        FINAL_NORM,
+    ]  # fmt: skip
+
+
+def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
+    if any(".post_feedforward_layernorm." in name for name in shapes):
+        return {"kind": "gemma" if any(".input_layernorm." in name for name in shapes) else "olmo2"}
+    return {"kind": "mixtral" if any(f".{HOMES['mixtral']}." in name for name in shapes) else "llama"}
+
+
+def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
+    """Return the form that a model of ours takes; Mixtral alone has experts without norms of queries."""
+    if any(".post_norm1." in name for name in shapes):
+        return {"kind": "gemma" if any(".norm1." in name for name in shapes) else "olmo2"}
+    is_mixtral = any(".ff.experts." in name for name in shapes) and not any(".q_norm." in name for name in shapes)
+    return {"kind": "mixtral" if is_mixtral else "llama"}
+
+
+LAYOUT = ChosenLayout(
+    "vllm",
+    "vLLM's parameters: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Granite, Phi-3, Gemma 2 and 3, OLMo 2 and 3",
+    _table,
+    usual={"kind": "llama"},
+    known=[{"kind": kind} for kind in ("gemma", "olmo2", "mixtral")],
+    of_theirs=_of_theirs,
+    of_ours=_of_ours,
+    kept=(),
+    prefixes=("model.", ""),
+    settings={**TIE, **HEADS},
+    defaults={"tie": 0},
+    whole=True,
+    model_types=tuple(
+        kind
+        for layout in (*(llama.LAYOUT, mixtral.LAYOUT, qwen3_moe.LAYOUT, phi3.LAYOUT, gemma.LAYOUT, olmo.LAYOUTS[1]),)
+        for kind in layout.model_types
+    ),
+)
