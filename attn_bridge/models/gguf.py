@@ -1,9 +1,10 @@
-"""Tensors by the names of GGUF, llama.cpp's files: Llama and Mistral, Qwen 2 and 3, GPT-2."""
+"""Tensors by the names of GGUF, llama.cpp's files: Llama, Mistral, Mixtral, Qwen 2, 3 and MoE, Gemma, GPT-2."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from ..weights.changes import Change
 from ..weights.rows import Row
 from .layout import Layout
 from .rows.common import GROUPED_HEADS, TIE, is_rotary_factors
@@ -35,9 +36,28 @@ def _norm(theirs: str, ours: str) -> list[Row]:
     return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",))]
 
 
+MATRICES = (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))
+"""Their name of a matrix of gated feed-forward layers, ours."""
+
+DENSE, EXPERTS = "feed-forward/dense", "feed-forward/experts"
+
+
+def _feed_forward() -> list[Row]:
+    """Return rows of feed-forward layers, or of experts, each matrix of all experts of a layer in one tensor."""
+    return [
+        *(dataclasses.replace(_weight(f"ffn_{theirs}", f"ff.{ours}"), branch=DENSE) for theirs, ours in MATRICES),
+        *(
+            Row(f"{BLOCK}ffn_{theirs}_exps.weight", (f"{OURS}ff.experts.{{j}}.{ours}.weight",), "o i -> e o i",
+                stack="e", branch=EXPERTS)
+            for theirs, ours in MATRICES
+        ),
+        dataclasses.replace(_weight("ffn_gate_inp", "ff.router"), branch=EXPERTS),
+    ]  # fmt: skip
+
+
 _REST = [
     *EMBEDDINGS,
-    *(_weight(f"ffn_{theirs}", f"ff.{ours}") for theirs, ours in (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))),
+    *_feed_forward(),
     Row(f"{BLOCK}attn_norm.weight", (f"{OURS}norm1.scale",)),
     Row(f"{BLOCK}ffn_norm.weight", (f"{OURS}norm2.scale",)),
     Row("output_norm.weight", ("final_norm.scale",)),
@@ -46,7 +66,7 @@ _REST = [
 
 LLAMA = Layout(
     "gguf-llama",
-    "GGUF's names of Llama and Mistral",
+    "GGUF's names of Llama, Mistral and Mixtral",
     [
         *_REST,
         _interleaved("attn_q", "W_query", "num_heads"),
@@ -57,12 +77,12 @@ LLAMA = Layout(
     settings={**TIE, **GROUPED_HEADS},
     defaults={"tie": 0},
     whole=True,
-    model_types=("llama",),
+    model_types=("llama", "mixtral"),
 )
 
 QWEN = Layout(
     "gguf-qwen",
-    "GGUF's names of Qwen 2, with biases, and Qwen 3, with norms of queries and keys",
+    "GGUF's names of Qwen 2, with biases, and Qwen 3 and Qwen3-MoE, with norms of queries and keys",
     [
         *_REST,
         *(_weight(theirs, f"att.{ours}") for theirs, ours in PROJECTIONS.items()),
@@ -79,8 +99,36 @@ QWEN = Layout(
     defaults={"tie": 0},
     whole=True,
     marks=("attn_q.bias", "attn_q_norm.weight"),  # without them the names are Llama's, in another order
-    model_types=("qwen2", "qwen3"),
+    model_types=("qwen2", "qwen3", "qwen3_moe"),
 )
+
+FROM_ONE = Change(plus=1.0)
+"""llama.cpp's norms of Gemma multiply by the weight in the file, those of `transformers` by 1 + weight."""
+
+GEMMA = Layout(
+    "gguf-gemma",
+    "GGUF's names of Gemma 2, and of the text model of Gemma 3",
+    [
+        *EMBEDDINGS,
+        *(_weight(f"ffn_{theirs}", f"ff.{ours}") for theirs, ours in MATRICES),
+        *(_weight(theirs, f"att.{ours}") for theirs, ours in PROJECTIONS.items()),
+        *(
+            Row(f"{BLOCK}attn_{letter}_norm.weight", (f"{OURS}att.{letter}_norm.scale",), optional=True,
+                change=FROM_ONE)
+            for letter in "qk"
+        ),
+        *(
+            Row(f"{BLOCK}{theirs}.weight", (f"{OURS}{ours}.scale",), change=FROM_ONE)
+            for theirs, ours in (("attn_norm", "norm1"), ("post_attention_norm", "post_norm1"), ("ffn_norm", "norm2"),
+                                 ("post_ffw_norm", "post_norm2"))
+        ),
+        Row("output_norm.weight", ("final_norm.scale",), change=FROM_ONE),
+    ],
+    settings=TIE,
+    defaults={"tie": 1},
+    whole=True,
+    model_types=("gemma2", "gemma3_text"),
+)  # fmt: skip
 
 GPT2 = Layout(
     "gguf-gpt2",
@@ -106,4 +154,4 @@ GPT2 = Layout(
     model_types=("gpt2",),
 )  # fmt: skip
 
-LAYOUTS = (LLAMA, QWEN, GPT2)
+LAYOUTS = (LLAMA, QWEN, GEMMA, GPT2)

@@ -207,6 +207,11 @@ def _kind_of(folder: Path) -> tuple[Path, str] | None:
     if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) for name in names):
         return folder, "torch"
     single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
+    if len(single) > 1:
+        from .gguf.splits import first_of
+
+        first = first_of(single)
+        single = single if first is None else [first]
     if len(single) == 1:
         return folder / single[0], {**ENDINGS, **TRAINERS}[Path(single[0]).suffix]
     return None

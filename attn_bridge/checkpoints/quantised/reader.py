@@ -178,7 +178,8 @@ class Dequantised(Wrapped):
 
     def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
         """Make a rectangle, a tile at a time."""
-        make = self._mxfp4 if one.kind == MXFP4 else self._scaled if isinstance(one, _OTHERS) else self._float8
+        own = self._mxfp4 if one.kind == MXFP4 else self._float8
+        make = self._scaled if isinstance(one, _OTHERS) else own
         width = into.shape[1]
         most = max(1, TILE // max(width, rows.step // FAR, 1))
         for first in range(0, len(rows), most):

@@ -104,7 +104,7 @@ def convert(
     hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
-    tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gpt2,
+    tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,
     flax-gpt2, flax-bert, flax-llama, flax-bart; same leaves it.
     Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax, .dcp; .gguf is read.
     Workers: --workers N are processes of this machine, --worker I/N is one of several anywhere, --ray

@@ -26,11 +26,27 @@ LAYER = {
     "self_attn.o_proj.weight": (8, 8), "mlp.gate_proj.weight": (12, 8), "mlp.up_proj.weight": (12, 8),
     "mlp.down_proj.weight": (8, 12), "input_layernorm.weight": (8,), "post_attention_layernorm.weight": (8,),
 }  # fmt: skip
+EXPERTS = ("gate_proj", (12, 8)), ("down_proj", (8, 12)), ("up_proj", (12, 8))
+NORMS = {f"{one}_feedforward_layernorm.weight": (8,) for one in ("pre", "post")}
 MORE = {
     "llama": {},
+    "mixtral": {"block_sparse_moe.gate.weight": (3, 8)}
+    | {f"block_sparse_moe.experts.{j}.{name}.weight": shape for j in range(3)
+       for name, (_, shape) in zip(("w1", "w2", "w3"), EXPERTS, strict=True)},
+    "qwen3_moe": {"mlp.gate.weight": (3, 8), **{f"self_attn.{one}_norm.weight": (4,) for one in "qk"}}
+    | {f"mlp.experts.{j}.{name}.weight": shape for j in range(3) for name, shape in EXPERTS},
+    "gemma2": NORMS,
+    "gemma3_text": {**NORMS, **{f"self_attn.{one}_norm.weight": (4,) for one in "qk"}},
     "qwen2": {f"self_attn.{one}_proj.bias": (size,) for one, size in (("q", 8), ("k", 4), ("v", 4))},
     "qwen3": {f"self_attn.{one}_norm.weight": (4,) for one in "qk"},
-}
+}  # fmt: skip
+OF_KIND = {
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True},
+    "gemma2": {"sliding_window": 5, "attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0,
+               "query_pre_attn_scalar": 4},
+    "gemma3_text": {"sliding_window": 5, "query_pre_attn_scalar": 4},
+}  # fmt: skip
 CONFIG = {
     "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 16, "vocab_size": 7,
@@ -53,41 +69,49 @@ def model(kind, *, tied=False):
         shapes |= {f"transformer.ln_f.{leaf}": (8,) for leaf in ("weight", "bias")}
     else:
         layer = LAYER | MORE[kind]
+        if kind in ("mixtral", "qwen3_moe"):
+            layer = {name: shape for name, shape in layer.items() if not name.startswith(("mlp.up", "mlp.down"))}
+            layer.pop("mlp.gate_proj.weight")
         shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}
         shapes |= {"model.embed_tokens.weight": (7, 8), "model.norm.weight": (8,)}
         shapes |= {} if tied else {"lm_head.weight": (7, 8)}
     state = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    return state, {"model_type": kind, **(GPT2 if kind == "gpt2" else CONFIG)}
+    return state, {"model_type": kind, **(GPT2 if kind == "gpt2" else CONFIG), **OF_KIND.get(kind, {})}
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe", "gemma2", "gemma3_text"])
 def test_models_become_those_of_transformers(tmp_path, kind, tied):
     state, config = model(kind, tied=tied)
     source = gguf_files.converted(tmp_path / "x.gguf", state, config)
     target = tmp_path / "out"
-    layout = "hf-gpt2" if kind == "gpt2" else "hf-llama"
+    layout = f"hf-{kind.replace('_', '-')}"
     checkpoints.convert(source, target, to_layout=layout)
     assert checkpoints.verify(source, target).passed
     found = checkpoints.read(target)
     assert found.keys() == state.keys()
     for name, array in state.items():
+        if kind.startswith("gemma") and array.ndim == 1:
+            array = (array + np.float32(1)) - np.float32(1)
         np.testing.assert_array_equal(found[name], array)
     written = json.loads((target / "config.json").read_text())
     wanted = {key: value for key, value in config.items() if key != "rope_parameters"}
     assert {key: written[key] for key in wanted} == wanted
     assert written["tie_word_embeddings"] == (tied or kind == "gpt2")
+    assert (written["bos_token_id"], written["eos_token_id"], written["torch_dtype"]) == (1, 2, "float32")
     assert written.get("rope_theta") == (None if kind == "gpt2" else 5e5)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ2_0", "MXFP4"]
+)
 def test_quantised_types_become_the_numbers_of_the_package(tmp_path, kind):
     data = gguf_files.blocks(kind, (6, 512))
     norm = np.float32([1.5, -2])
     source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a.weight": (kind, data), "b": norm})
     exact = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
     assert np.isfinite(exact).all()
-    assert len(np.unique(exact)) > 100
+    assert len(np.unique(exact)) > 30
     for word, dtype in ((None, np.float32), ("bf16", ml_dtypes.bfloat16)):
         target = tmp_path / f"{word}.safetensors"
         checkpoints.convert(source, target, to_layout="same", dequantize=True, dtype=word)
@@ -115,6 +139,14 @@ def test_floating_point_is_read_as_it_is(tmp_path, dtype):
     checkpoints.convert(source, tmp_path / "out", to_layout="same")
     assert not (tmp_path / "out" / "config.json").exists()
     assert checkpoints.inspect(source).metadata["gemma.block_count"] == 2
+
+
+def test_experts_in_one_quantised_tensor_are_dequantised(tmp_path):
+    data = gguf_files.blocks("Q8_0", (3, 4, 64))
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("Q8_0", data), "b": np.ones(2, np.float32)})
+    checkpoints.convert(source, tmp_path / "x.npz", to_layout="same", dequantize=True)
+    exact = gguf.dequantize(data, gguf.GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(checkpoints.read(tmp_path / "x.npz")["a"], exact.reshape(3, 4, 64))
 
 
 def factors(factor):
@@ -173,7 +205,8 @@ def test_quantised_types_are_named_where_they_stay(tmp_path, options):
 
 
 KEYS = {
-    "expert_count": 4, "rope.scaling.type": "longrope", "attention.sliding_window": 9, "rope.dimension_count": 2,
+    "expert_count": 4, "expert_shared_count": 1,
+    "rope.scaling.type": "longrope", "attention.sliding_window": 9, "rope.dimension_count": 2,
     "attention.causal": 0, "attention.temperature_scale": 0.5, "rope.scaling.yarn_attn_factor": 2.0,
     "rope.scaling.attn_factor": 2.0, "swiglu_clamp_exp": 3.0,
 }  # fmt: skip
@@ -232,15 +265,16 @@ def test_heads_that_contradict_the_config_are_refused(tmp_path, setting):
 def test_other_architectures_are_named(tmp_path):
     state, config = model("llama")
     tensors = {gguf_files.named(name): array for name, array in state.items()}
-    source = gguf_files.write(tmp_path / "x.gguf", "gemma2", gguf_files.keys_of(config), tensors)
-    assert "general.architecture (gemma2) must be llama, qwen2, qwen3, gpt2" in refusal(tmp_path, source)
+    source = gguf_files.write(tmp_path / "x.gguf", "gemma", gguf_files.keys_of(config), tensors)
+    message = refusal(tmp_path, source)
+    assert "general.architecture (gemma) must be llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, gpt2" in message
 
 
 def test_types_that_are_not_read_are_named(tmp_path):
-    data = np.zeros((2, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.IQ2_XS][1]), np.uint8)
-    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("IQ2_XS", data), "b": np.ones(3, np.float32)})
+    data = np.zeros((2, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_K][1]), np.uint8)
+    source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("Q8_K", data), "b": np.ones(3, np.float32)})
     message = refusal(tmp_path, source, to_layout="same", dequantize=True)
-    assert "it is quantised by GGUF as IQ2_XS, which is not read" in message
+    assert "it is quantised by GGUF as Q8_K, which is not read" in message
     checkpoints.convert(source, tmp_path / "rest.npz", to_layout="same", drop="a")
 
 
@@ -288,7 +322,7 @@ HOSTILE = {
     "odd alignment": (header([], key(b"general.alignment", 4, struct.pack("<I", 24)), 1), "must be a power of two"),
     "a part of several": (
         header([(b"a", (4,), 0, 0)], key(b"split.count", 2, struct.pack("<H", 3)), 1) + bytes(32),
-        "llama-gguf-split --merge",
+        "is one of 3 files of a model (split.count), whose names must be NAME-00001-of-00003.gguf",
     ),
 }
 
@@ -308,3 +342,42 @@ def test_a_folder_with_a_single_file_is_read(tmp_path):
     gguf_files.converted(folder / "x.gguf", state, config)
     checkpoints.convert(folder, tmp_path / "out", to_layout="hf-llama")
     assert checkpoints.read(tmp_path / "out").keys() == state.keys()
+
+
+def test_a_split_model_is_read_from_any_of_its_files(tmp_path):
+    state, config = model("llama")
+    whole, folder = gguf_files.converted(tmp_path / "x.gguf", state, config), tmp_path / "parts"
+    folder.mkdir()
+    paths = gguf_files.split(whole, folder, 3)
+    wanted = checkpoints.read(whole)
+    for source in (folder, paths[0], paths[2]):
+        found = checkpoints.read(source)
+        assert found.keys() == wanted.keys()
+        assert all((found[name] == array).all() for name, array in wanted.items())
+    checkpoints.convert(folder, tmp_path / "hf", to_layout="hf-llama")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_size"] == 8
+    assert checkpoints.read(tmp_path / "hf").keys() == state.keys()
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(paths[2].read_bytes())
+    assert "split.no (2) and split.count (3) must be 1 and 3, by its name" in refusal(
+        tmp_path, folder, to_layout="same"
+    )
+    paths[1].unlink()
+    message = refusal(tmp_path, folder, to_layout="same")
+    assert "is one of 3 files of a model, of which x-00002-of-00003.gguf is missing" in message
+    paths[1].write_bytes(data)
+    (folder / "other.gguf").write_bytes(whole.read_bytes())
+    assert "does not determine which checkpoint is meant" in refusal(tmp_path, folder, to_layout="same")
+
+
+def test_the_27_b_gemma_scales_by_its_width(tmp_path):
+    keys = gguf_files.keys_of(model("gemma3_text")[1]) | {
+        "block_count": 62, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+        "attention.sliding_window_pattern": [True, False] * 31,
+    }  # fmt: skip
+    source = gguf_files.write(tmp_path / "x.gguf", "gemma3", keys, {"output_norm.weight": np.ones(8, np.float32)})
+    with open_reader(source) as reader:
+        config = reader.config
+    assert config["query_pre_attn_scalar"] == CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+    assert config["layer_types"] == ["sliding_attention", "full_attention"] * 31
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}

@@ -65,6 +65,11 @@ def test_whole_models_go_there_and_back(name, make, prefix):
 def test_models_of_every_kind_of_block_go_there_and_back(name):
     layout = layouts.find(name)
     canonical = whole(name, 4)
+    if name == "gguf-gemma":  # its norms hold 1 more, in the same dtype
+        canonical = {
+            key: (array + np.float32(1)) - np.float32(1) if key.endswith(".scale") else array
+            for key, array in canonical.items()
+        }
     assert layouts.detect(canonical).name == "torch"
     for prefix in layout.prefixes:
         theirs = layout.from_canonical(canonical, prefix=prefix, **SIZES)

@@ -1,7 +1,8 @@
-"""The model of a GGUF file as a config.json of `transformers`: Llama (and Mistral), Qwen 2 and 3, GPT-2."""
+"""The model of a GGUF file as a config.json of `transformers`: Llama (Mistral, Mixtral), Qwen 2 and 3, Gemma, GPT-2."""
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,12 +85,33 @@ def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
     keys.check_rest()
     table = reader.tensors.get(TABLE)
     numbers = table.shape[0] if table is not None and table.shape else keys.size("vocab_size")
-    return {"model_type": keys.kind, **value, "vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
+    tied = {"vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
+    return {"model_type": keys.kind, **value, **tied, **_tokens(values, numbers), **_dtype(reader)}
+
+
+TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+"""Key of a config.json -> the word in GGUF's key for it."""
+
+
+def _tokens(values: Mapping[str, Any], count: int) -> dict[str, int]:
+    """Return the ids of special tokens, those that the vocabulary has."""
+    found = {key: values.get(f"tokenizer.ggml.{word}_token_id") for key, word in TOKENS.items()}
+    return {key: value for key, value in found.items() if type(value) is int and 0 <= value < count}
+
+
+def _dtype(reader: Reader) -> dict[str, str]:
+    """Return the dtype that most numbers have which are not quantised; quantised ones take it as well."""
+    sizes: collections.Counter[str] = collections.Counter()
+    for info in reader.tensors.values():
+        if "float" in info.dtype:
+            sizes[info.dtype] += info.nbytes // info.itemsize
+    return {"torch_dtype": sizes.most_common(1)[0][0]} if sizes else {}
 
 
 def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     width, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(width // heads, 1))
+    is_gemma = str(keys.kind).startswith("gemma")
     if (
         keys.size("attention.value_length", head_dim) != head_dim
         or keys.size("rope.dimension_count", head_dim) != head_dim
@@ -98,16 +120,14 @@ def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     theta = keys.number("rope.freq_base", 10000.0)
     scaling = _scaling(path, keys, reader, theta, head_dim)
     return {
-        "architectures": [
-            {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}.get(str(keys.kind), "Qwen3ForCausalLM")
-        ],
+        "architectures": [ARCHITECTURES[str(keys.kind)]],
         "hidden_size": width,
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        **({"hidden_activation": "gelu_pytorch_tanh"} if is_gemma else {"hidden_act": "silu"}),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
         "max_position_embeddings": keys.size("context_length"),
@@ -115,13 +135,83 @@ def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     }
 
 
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+
+
 def _llama(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
-    return {**_decoder(path, keys, reader), "attention_bias": False, "mlp_bias": False}
+    found = _decoder(path, keys, reader)
+    if not keys.get("expert_count", 0):
+        return {**found, "attention_bias": False, "mlp_bias": False}
+    return {
+        **found,
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "sliding_window": None,
+        "num_local_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+    }
 
 
 def _qwen(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     bias = {"attention_bias": False} if keys.kind == "qwen3" else {}
     return {**_decoder(path, keys, reader), **bias, "use_sliding_window": False}
+
+
+def _qwen3_moe(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    """Return the config of Qwen3-MoE; llama.cpp makes the weights of the chosen experts add up to 1."""
+    return {
+        **_decoder(path, keys, reader),
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+GEMMA_27B = {"gemma2": 46, "gemma3": 62}
+"""Layers of the model by which llama.cpp knows the one that scales scores by its width, and not by its heads."""
+
+
+def _gemma(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+    """Return the config of Gemma 2, or of the text model of Gemma 3."""
+    found = _decoder(path, keys, reader)
+    kind, layers, head_dim = str(keys.kind), found["num_hidden_layers"], found["head_dim"]
+    scalar = found["hidden_size"] // found["num_attention_heads"] if layers == GEMMA_27B[kind] else head_dim
+    found |= {"query_pre_attn_scalar": scalar, "attention_bias": False,
+              "sliding_window": keys.size("attention.sliding_window")}  # fmt: skip
+    keys.get("attention.scale")  # of the same number
+    if kind == "gemma2":
+        caps = (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+        return {**found, **{key: keys.number(key, default) for key, default in caps},
+                "layer_types": _kinds(path, keys, layers, 2)}  # fmt: skip
+    local = keys.number("rope.freq_base_swa", 10000.0)
+    cap = keys.get("final_logit_softcapping")
+    soft = {} if cap is None else {"final_logit_softcapping": keys.number("final_logit_softcapping")}
+    theta = found["rope_theta"] if keys.get("rope.freq_base") is not None else 1_000_000.0
+    return {**found, **soft, "model_type": "gemma3_text", "rope_theta": theta, "rope_local_base_freq": local,
+            "layer_types": _kinds(path, keys, layers, 6)}  # fmt: skip
+
+
+def _kinds(path: Path, keys: _Keys, layers: int, usual: int) -> list[str]:
+    """Return the kinds of layers: every n-th one sees everything, or a list says which layers have the window."""
+    pattern = keys.get("attention.sliding_window_pattern", usual)
+    slides = [bool((number + 1) % pattern) for number in range(layers)] if type(pattern) is int and pattern else pattern
+    if not isinstance(slides, list) or len(slides) != layers or not all(isinstance(one, bool) for one in slides):
+        raise bad(path, f"{keys.kind}.attention.sliding_window_pattern ({printable(pattern, 40)}) must be a whole "
+                  f"number or say of each of {layers} layers whether it has the window")  # fmt: skip
+    return [f"{'sliding' if one else 'full'}_attention" for one in slides]
 
 
 def _gpt2(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
@@ -138,7 +228,8 @@ def _gpt2(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[Path, _Keys, Reader], dict[str, Any]]] = {
-    "llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "gpt2": _gpt2
+    "llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "qwen3moe": _qwen3_moe, "gemma2": _gemma, "gemma3": _gemma,
+    "gpt2": _gpt2,
 }  # fmt: skip
 """Architecture -> what reads its keys."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any, ClassVar
 
 from ....printable import printable
 from ..base import Reader, TensorInfo
-from ..files import bad, check_range
+from ..files import File, bad, check_range
 from ..sources import open_file
-from . import config, header
+from . import config, header, splits
 
 PLAIN = {
     0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16"
@@ -21,22 +22,22 @@ PLAIN = {
 BLOCKS = {
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
     10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
+    14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }  # fmt: skip
 """Number of a quantised type -> its name, numbers in a block, and bytes of a block."""
 
-OTHERS = {
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-"""Types that are named, and not read."""
+OTHERS = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
+"""Types that are named, and not read: those of sums inside llama.cpp, and those of scales in tensors of their own."""
 
 
 class GgufReader(Reader):
-    """One file; `metadata` has the header's values but for long arrays.
+    """One file, or the files that a model was split into; `metadata` has the header's values but for long arrays.
 
     Args:
-        path: the file.
+        path: the file; of several, any.
         folder: the folder that no link may lead out of; None where the user names the file.
     """
 
@@ -44,38 +45,56 @@ class GgufReader(Reader):
 
     def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        self._file = open_file(path, folder)
+        self._paths = [path]
+        self._files: list[File] = []
+        self.tensors, self.unread = {}, {}
+        self._starts: dict[str, tuple[File, int]] = {}
         try:
-            parsed = header.read(path, self._file)
-            self._place(parsed)
+            parsed = self._open(path, folder)
+            if splits.is_part(parsed.values):
+                self._paths = splits.paths_of(path, parsed.values)
+                parsed = self._open_all(parsed, folder or path.parent)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
         self.metadata: dict[str, Any] = parsed.values
-        if isinstance(parsed.values.get("split.count"), int) and parsed.values["split.count"] != 1:
-            raise bad(path, "is one of several files of a model; llama-gguf-split --merge makes one of them")
         self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
+
+    def _open(self, path: Path, folder: Path | None) -> header.Header:
+        file = open_file(path, folder)
+        self._files.append(file)
+        parsed = header.read(path, file)
+        self._place(path, file, parsed)
+        return parsed
+
+    def _open_all(self, given: header.Header, folder: Path) -> header.Header:
+        """Open every file of a model; return the first one's header, which has the model's keys."""
+        first = given
+        for number, path in enumerate(self._paths):
+            parsed = given if path == self.path else self._open(path, folder)
+            splits.check(path, number, len(self._paths), parsed.values)
+            first = parsed if number == 0 else first
+        splits.check_count(self._paths[0], first.values, len(self.tensors) + len(self.unread))
+        return first
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # made when it is asked for
         """The model's config, as `transformers` would have it."""
         return config.of(self.path, self._values, self)
 
-    def _place(self, parsed: header.Header) -> None:
+    def _place(self, path: Path, file: File, parsed: header.Header) -> None:
         """Check every entry against the file's size, and that no two overlap."""
-        self.tensors, self._starts = {}, {}
-        self.unread = {}
         spans = []
         for entry in parsed.entries:
             if entry.name in self.tensors or entry.name in self.unread:
-                raise bad(self.path, f"its header has the tensor {printable(entry.name)} twice")
+                raise bad(path, f"its header has the tensor {printable(entry.name)} twice")
             if entry.kind in PLAIN:
                 info = TensorInfo(entry.name, PLAIN[entry.kind], entry.shape)
             elif entry.kind in BLOCKS:
                 kind, numbers, size = BLOCKS[entry.kind]
                 if not entry.shape or entry.shape[-1] % numbers:
-                    raise bad(self.path, f"{printable(entry.name)} {entry.shape} must have rows of whole blocks of "
+                    raise bad(path, f"{printable(entry.name)} {entry.shape} must have rows of whole blocks of "
                               f"{numbers} numbers to be {kind}")  # fmt: skip
                 info = TensorInfo(
                     entry.name, "uint8", (*entry.shape[:-1], entry.shape[-1] // numbers * size), blocks=kind
@@ -84,35 +103,44 @@ class GgufReader(Reader):
                 kind = OTHERS.get(entry.kind, f"type {entry.kind}")
                 self.unread[entry.name] = f"it is quantised by GGUF as {kind}, which is not read"
                 continue
+            start = parsed.begin + entry.offset
             self.tensors[entry.name] = info
-            self._starts[entry.name] = parsed.begin + entry.offset
-            spans.append((self._starts[entry.name], info.nbytes, entry.name))
+            self._starts[entry.name] = file, start
+            spans.append((start, info.nbytes, entry.name))
         end, before = 0, ""
         for start, size, name in sorted(spans):
             if start < end:
-                raise bad(self.path, f"{printable(before)} and {printable(name)} overlap")
+                raise bad(path, f"{printable(before)} and {printable(name)} overlap")
             end, before = start + size, name
-            if end > self._file.size:
-                raise bad(self.path, f"{printable(name)} ends at byte {end}; the file has {self._file.size}")
+            if end > file.size:
+                raise bad(path, f"{printable(name)} ends at byte {end}; the file has {file.size}")
 
     def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
+        """Return the files."""
+        return list(self._paths)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)
-        return self._file.read(self._starts[name] + start, stop - start)
+        file, begin = self._starts[name]
+        return file.read(begin + start, stop - start)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into memory that exists."""
         check_range(self.path, self.tensors[name], start, start + len(into))
-        self._file.read_into(self._starts[name] + start, into)
+        file, begin = self._starts[name]
+        file.read_into(begin + start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be asked for soon."""
-        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
+        by_file: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        for name, start, stop in ranges:
+            file, begin = self._starts[name]
+            by_file[self._files.index(file)].append((begin + start, stop - start))
+        for number, wanted in by_file.items():
+            self._files[number].read_ahead(wanted)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        for file in self._files:
+            file.close()
