@@ -150,15 +150,34 @@ def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.
 
 
 def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.PathLike[str]) -> adapters.Merged:
-    if dequantize:
-        raise CheckpointError(
-            f"--adapter is merged into floating point: convert {printable(str(reader.path), 400)} with --to same "
-            "--dequantize --dtype f32 first, and what comes of it with --adapter"
-        )
     config = configs.of_reader(reader)
-    quantised.check_plain(reader, config)
-    tied = heads.tied_by(config, {name: info.shape for name, info in reader.tensors.items()})
-    return adapters.Merged(reader, adapters.Adapter.open(remote.to_path(adapter)), config, dtype, bool(tied))
+    base, becomes = reader, {}
+    if dequantize:
+        base = _in_order(reader, config, "float64" if dtype == "float64" else "float32")
+        usual = quantised.default_dtype(reader.tensors, base.packed.quantised, config)
+        becomes = dict.fromkeys(base.quantised, usual)
+    else:
+        quantised.check_plain(reader, config)
+    tied = heads.tied_by(config, {name: info.shape for name, info in base.tensors.items()})
+    return adapters.Merged(
+        base, adapters.Adapter.open(remote.to_path(adapter)), config, dtype, bool(tied), becomes=becomes
+    )
+
+
+def _in_order(reader: Reader, config: Mapping[str, Any], dtype: str) -> quantised.InOrder:
+    """Return a quantised base as an adapter is merged into it.
+
+    Raises:
+        CheckpointError: a tensor lies otherwise in the file than a matrix, or its transpose.
+    """
+    base = quantised.InOrder(quantised.Dequantised(reader, {} if reader.format == "gguf" else config, dtype))
+    odd = next((name for name, one in base.quantised.items() if not quantised.is_in_order(one)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{printable(odd)} of {printable(str(reader.path), 400)} has an order of its own in the file: convert with "
+            "--to same --dequantize --dtype f32 first, and what comes of it with --adapter"
+        )
+    return base
 
 
 def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
@@ -231,4 +250,10 @@ def plan_of(
         manifest=before,
         selection=selection,
     )
-    return quantised.in_file_order(made, reader) if isinstance(reader, quantised.Dequantised) else made
+    if isinstance(reader, quantised.Dequantised):
+        return quantised.in_file_order(made, reader)
+    packed = quantised.dequantised_in(reader.base) if isinstance(reader, adapters.Merged) else None
+    if packed is None:
+        return made
+    scales = {one.name: one.others for one in packed.quantised.values()}
+    return dataclasses.replace(made, scales=scales, notes=(*made.notes, *quantised.notes_of(packed)))

@@ -25,6 +25,9 @@ from .pairing import FLOATS, FRONT, Change, pair
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of an adapter's tensors, the first of them that exists."""
 
+PIECE = 1 << 23
+"""Bytes of an adapter's tensor that are checked at a time."""
+
 TILE = 1 << 18
 """Numbers that are made at a time; what it takes to make them stays in the caches."""
 
@@ -82,20 +85,32 @@ class Merged(Wrapped):
         model: the base's config.json.
         dtype: what every floating-point tensor becomes; "" is the base's dtype, tensor by tensor.
         tied: whether the base's head is its embeddings.
+        becomes: name -> dtype where `dtype` is "" and it is not the base's: of what is dequantised.
 
     Attributes:
         adapter: the adapter.
+        base: the base.
         changes: name -> how the adapter changes it.
 
     Raises:
         CheckpointError: the adapter does not fit.
     """
 
-    def __init__(self, reader: Reader, adapter: Adapter, model: Mapping[str, Any], dtype: str, tied: bool):
+    def __init__(
+        self,
+        reader: Reader,
+        adapter: Adapter,
+        model: Mapping[str, Any],
+        dtype: str,
+        tied: bool,
+        *,
+        becomes: Mapping[str, str] | None = None,
+    ):
         super().__init__(reader)
-        self.adapter = adapter
+        self.adapter, self.base = adapter, reader
         self.changes = pair(adapter.path, adapter.reader.tensors, adapter.config, reader.tensors, model, tied)
-        self.tensors = {name: _cast(info, dtype) for name, info in reader.tensors.items()}
+        own = becomes or {}
+        self.tensors = {name: _cast(info, dtype or own.get(name, "")) for name, info in reader.tensors.items()}
         self._factors: tuple[str, Array, Array] | None = None
         self._ratios: tuple[str, Array] | None = None
         replaced = sum(bool(change.replacement) for change in self.changes.values())
@@ -116,6 +131,23 @@ class Merged(Wrapped):
         """Close all files."""
         self.adapter.reader.close()
         super().close()
+
+    def check_numbers(self) -> None:
+        """Refuse an adapter with numbers that are not finite: every weight that they reach would be lost.
+
+        Raises:
+            CheckpointError: the first such tensor.
+        """
+        for change in self.changes.values():
+            for name in filter(None, (change.down, change.up, change.vector, change.magnitude, change.replacement)):
+                info = self.adapter.reader.tensors[name]
+                step = PIECE // info.itemsize * info.itemsize
+                for start in range(0, info.nbytes, step):
+                    data = self.adapter.reader.read_range(name, start, min(info.nbytes, start + step))
+                    values = np.frombuffer(data, numpy_dtype(info.dtype))
+                    if not np.isfinite(values).all():
+                        value = values[np.argmin(np.isfinite(values))]
+                        raise bad(self.adapter.path, f"{printable(name)} holds {value}, which is not a finite number")
 
     def _is_plain(self, name: str) -> bool:
         """Whether a tensor has the bytes of the base's."""

@@ -164,6 +164,13 @@ class Reader(abc.ABC):
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:  # noqa: B027 - disks need not know
         """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
 
+    def check_numbers(self) -> None:  # noqa: B027 - files may hold any numbers
+        """Refuse numbers that would spoil others; of what is merged as it is read.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""
         info = self.tensors[name]

@@ -82,12 +82,13 @@ def accompany(
         one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), digests_of.KEY: digests[one.info.name]}
         for one in plan.targets
     }
+    packed = quantised.dequantised_in(reader.base if isinstance(reader, adapters.Merged) else reader)
     made_of: dict[str, Any] = {
         "layout": plan.source_layout,
         "format": plan.source_format,
         "settings": plan.settings,
         **plan.selection.in_manifest(),
-        **({"quantised": _digests_of_originals(reader)} if isinstance(reader, quantised.Dequantised) else {}),
+        **({} if packed is None else {"quantised": _digests_of_originals(packed)}),
         **({"adapter": reader.adapter.in_manifest()} if isinstance(reader, adapters.Merged) else {}),
     }
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)

@@ -87,8 +87,9 @@ def check_dropped(plan: Plan, reader: Reader) -> None:
     """Refuse to leave out tensors whose numbers are not what they are left out as.
 
     Raises:
-        CheckpointError: one is not.
+        CheckpointError: one is not, or what is merged has numbers that are not finite.
     """
+    reader.check_numbers()
     for name, check in plan.checks.items():
         info = reader.tensors[name]
         for start in range(0, max(info.nbytes, 1), MIN):

@@ -7,21 +7,27 @@ config.json describes them, `find` groups them by name, `Dequantised` reads each
 
 from .blocks import check_blocks
 from .dropping import check as check_dropped
-from .moves import in_file_order, rounding_losses
+from .in_order import InOrder, dequantised_in, is_in_order
+from .moves import in_file_order, notes_of, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
-from .searching import check_loadable, check_plain, find
+from .searching import check_loadable, check_plain, default_dtype, find
 
 __all__ = [
     "Dequantised",
+    "InOrder",
     "QuantisedTensor",
     "check_blocks",
     "check_dropped",
     "check_loadable",
     "check_plain",
+    "default_dtype",
+    "dequantised_in",
     "find",
     "first_of",
     "in_file_order",
+    "is_in_order",
+    "notes_of",
     "rounding_losses",
     "unquantised",
 ]

@@ -42,7 +42,7 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
         originals=originals,
         ties=ties,  # type: ignore[arg-type]  # two moves and two names, as before
         dropped={**plan.dropped, **reader.dropped},
-        notes=(*plan.notes, *_notes(reader)),
+        notes=(*plan.notes, *notes_of(reader)),
         scales=scales,
     )
 
@@ -113,7 +113,7 @@ def _how(kind: str) -> str:
     return "each number times its scale"
 
 
-def _notes(reader: Dequantised) -> list[str]:
+def notes_of(reader: Dequantised) -> list[str]:
     """Say what is dequantised."""
     kinds = collections.Counter(one.words for one in reader.quantised.values())
     return [

@@ -15,7 +15,7 @@ from attn_bridge.checkpoints.containers import open_reader
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 
-from ...support import adapter_files
+from ...support import adapter_files, quantised_files
 from ...support.adapter_files import matrices, product
 from .checkpoint_files import tree
 
@@ -306,8 +306,47 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path):
         checkpoints.convert(source, tmp_path / "out", adapter=adapter)
 
 
-def test_quantised_bases_are_dequantised_first(tmp_path):
+@pytest.mark.parametrize("name", ["gptq shuffled", "awq", "nf4 nested", "int8"])
+@pytest.mark.parametrize("word", [None, "f32"])
+def test_a_quantised_base_is_dequantised_and_merged(tmp_path, name, word):
+    make, scheme = quantised_files.SCHEMES[name]
+    weight = np.random.default_rng(2).normal(size=(32, 48))
+    packed, exact = make(weight)
+    tensors = {f"{DOWN}.{ending}": array for ending, array in packed.items()}
+    tensors["model.norm.weight"] = np.float16([1.5, 2.5, -3])
+    source = tmp_path / "base"
+    source.mkdir()
+    safetensors.numpy.save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    (source / "config.json").write_text(json.dumps({"quantization_config": scheme} if scheme else {}))
+    lora = matrices(DOWN, 48, 32)
+    adapter = adapter_files.save(tmp_path / "adapter", lora)
+    target = tmp_path / "out"
+    checkpoints.convert(source, target, to_layout="same", adapter=adapter, dequantize=True, dtype=word)
+    assert checkpoints.verify(source, target, adapter=adapter).passed
+    found = checkpoints.read(target)
+    assert found.keys() == {f"{DOWN}.weight", "model.norm.weight"}
+    wanted = exact.astype(np.float32) + product(lora, DOWN).astype(np.float32)
+    kind = np.dtype(np.float32 if word else np.float16)
+    assert found[f"{DOWN}.weight"].dtype == kind
+    np.testing.assert_allclose(found[f"{DOWN}.weight"], wanted, rtol=0, atol=np.finfo(kind).eps * np.abs(wanted).max())
+    assert "quantization_config" not in json.loads((target / "config.json").read_text())
+
+
+def test_a_base_that_is_not_quantised_is_not_dequantised(tmp_path):
     source, _ = write(tmp_path / "base")
     adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
-    with pytest.raises(CheckpointError, match=r"--to same --dequantize --dtype f32 first"):
+    with pytest.raises(CheckpointError, match=r"quantised"):
         checkpoints.convert(source, tmp_path / "out", adapter=adapter, dequantize=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("letter", ["A", "B"])
+def test_numbers_that_are_not_finite_are_not_merged(tmp_path, value, letter):
+    source, _ = write(tmp_path / "base")
+    lora = matrices(DOWN, 10, 6)
+    lora[f"{DOWN}.lora_{letter}.weight"][1, 2] = value
+    adapter = adapter_files.save(tmp_path / "adapter", lora)
+    message = rf"{DOWN}.lora_{letter}.weight holds {value}, which is not a finite number"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.convert(source, tmp_path / "out", to_layout="same", adapter=adapter)
+    assert not (tmp_path / "out").exists()
