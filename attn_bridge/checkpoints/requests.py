@@ -254,6 +254,8 @@ def plan_of(
         return quantised.in_file_order(made, reader)
     packed = quantised.dequantised_in(reader.base) if isinstance(reader, adapters.Merged) else None
     if packed is None:
-        return made
+        notes = quantised.notes_on_codes(reader.tensors) if is_read else []
+        notes += quantised.notes_on_config(config or {}, made.config)
+        return dataclasses.replace(made, notes=(*made.notes, *notes)) if notes else made
     scales = {one.name: one.others for one in packed.quantised.values()}
     return dataclasses.replace(made, scales=scales, notes=(*made.notes, *quantised.notes_of(packed)))

@@ -151,7 +151,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             path, "is an unfinished save of Orbax, which renames a folder when all of it is there; read another step"
         )
     chosen: Mapping[str, int | str] = {}
-    note, kind = "", None
+    note, kind, run = "", None, path
     if format in (None, "orbax") and path.is_dir():
         kind = _kind_of(path)
         if kind is None or step is not None or item is not None:
@@ -162,9 +162,10 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     elif step is not None or item is not None:
         raise bad(path, "is no folder of Orbax, whose steps and items --step and --item choose")
     source = path
+    is_newest = step is None and "step" in chosen
     if format is None and path.is_dir():
         if kind is None:
-            raise bad(path, _undecided(path))
+            raise bad(path, _undecided(path) + (_older(run, chosen) if is_newest else ""))
         path, format = kind
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
@@ -178,10 +179,24 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
-    reader: Reader = open_one(path) if path == source else open_one(path, source)
+    try:
+        reader: Reader = open_one(path) if path == source else open_one(path, source)
+    except CheckpointError as error:
+        older = _older(run, chosen) if is_newest else ""
+        if not older:
+            raise
+        raise CheckpointError(f"{error}{older}") from None
     reader.chosen = chosen
     reader.notes = (*reader.notes, note) if note else reader.notes
     return reader
+
+
+def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
+    """Return what to do where the newest step of a run can't be read, as an error's end; "" where it is alone."""
+    from .following import numbers_of
+
+    older = [number for number in numbers_of(run) if number != chosen["step"]]
+    return f"; it is the newest step of its run, --step {max(older)} reads the one before" if older else ""
 
 
 def _undecided(folder: Path) -> str:

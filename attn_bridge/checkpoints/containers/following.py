@@ -49,6 +49,7 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
         chosen["step"] = max(steps) if step is None else step
         others = f", the newest of {len(steps)}; --step takes another" if step is None and len(steps) > 1 else ""
         notes.append(f"read step {chosen['step']}{others}")
+        notes += _passed_over(path, steps) if step is None else []
         path = inside(path, _only(path, int(chosen["step"]), steps), path)
     if (path / ORBAX_METADATA).is_file():
         if item is not None:
@@ -111,6 +112,18 @@ def _steps(path: Path) -> dict[int, list[str]]:
         if hit is not None and (_is_step(path / name) or _items(path / name)):
             steps.setdefault(int(hit[1]), []).append(name)
     return steps
+
+
+def _passed_over(path: Path, steps: Mapping[int, list[str]]) -> list[str]:
+    """Return a note on folders with the numbers of later steps in which Orbax finished nothing."""
+    hits = (STEP.fullmatch(name) for name in _folders(path))
+    later = [hit[0] for hit in hits if hit is not None and int(hit[1]) > max(steps)]
+    return [f"passed over, as Orbax finished no step there: {listed(list(map(printable, later)), 20)}"] if later else []
+
+
+def numbers_of(path: Path) -> list[int]:
+    """Return the numbers of a run's steps; [] where a folder is no run."""
+    return sorted(_steps(path))
 
 
 def _only(path: Path, step: int, steps: Mapping[int, list[str]]) -> str:

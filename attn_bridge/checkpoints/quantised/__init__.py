@@ -7,6 +7,7 @@ config.json describes them, `find` groups them by name, `Dequantised` reads each
 
 from .blocks import check_blocks
 from .dropping import check as check_dropped
+from .dropping import notes_on_codes, notes_on_config
 from .in_order import InOrder, dequantised_in, is_in_order
 from .moves import in_file_order, notes_of, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
@@ -28,6 +29,8 @@ __all__ = [
     "in_file_order",
     "is_in_order",
     "notes_of",
+    "notes_on_codes",
+    "notes_on_config",
     "rounding_losses",
     "unquantised",
 ]

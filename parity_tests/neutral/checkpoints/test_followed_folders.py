@@ -57,6 +57,30 @@ def test_the_newest_step_of_a_run_is_read(tmp_path, name):
     assert note == "read step 100, the newest of 3; --step takes another"
 
 
+@pytest.mark.parametrize("damage", ["no metadata", "cut short"])
+def test_a_damaged_newest_step_names_the_one_before(tmp_path, damage):
+    source = steps(tmp_path / "run", 9, 20, 100)
+    path = source / "100" / "default" / "_METADATA"
+    if damage == "no metadata":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    message = str(caught.value)
+    assert message.endswith("; it is the newest step of its run, --step 20 reads the one before")
+    assert str(source / "100") in message
+    assert "\n" not in message
+    assert read(tmp_path, source, step=20)["w"][0] == 20
+
+
+def test_folders_of_later_numbers_without_a_step_are_named(tmp_path):
+    source = steps(tmp_path / "run", 9, 20)
+    (source / "30" / "default").mkdir(parents=True)
+    (note,) = checkpoints.plan(source, tmp_path / "x.npz", to_layout="same").notes
+    assert note.endswith("passed over, as Orbax finished no step there: 30")
+
+
 def test_a_step_is_chosen_by_its_number(tmp_path, capsys):
     source, target = steps(tmp_path / "run", 9, 100, 20), tmp_path / "x.npz"
     assert run(["convert", str(source), str(target), "--to", "same", "--step", "20"]) == 0

@@ -12,8 +12,10 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import make_writer, open_reader
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.checkpoints.quantised import Dequantised
+from attn_bridge.models import layouts
 
 from ...support.quantised_files import SCHEMES, gptq
+from .checkpoints import llama
 
 WEIGHT = np.random.default_rng(2).normal(size=(32, 48))
 NORM = np.float16([1.5, 2.5, -3])
@@ -237,3 +239,23 @@ def test_originals_of_scaled_queries_are_kept_and_restored(tmp_path, name):
     found = checkpoints.read(checkpoints.convert(target, tmp_path / "back", to_layout="hf-llama").target)
     for layer, array in exact.items():
         np.testing.assert_array_equal(found[layer], array)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn])
+def test_numbers_without_scales_are_noted(tmp_path, dtype):
+    tensors = {f"trf_blocks.0.att.{name}.weight": np.ones((4, 4), dtype) for name in ("W_query", "W_key", "W_value")}
+    source = put(tmp_path / "in", {**tensors, "trf_blocks.0.norm1.scale": np.ones(4, np.float32)})
+    (note,) = checkpoints.plan(source, tmp_path / "out").notes
+    assert note == (
+        f"copied as they are, as nothing beside them scales them: 3 tensors of {np.dtype(dtype).name}, such as "
+        "trf_blocks.0.att.W_query.weight"
+    )
+    assert not checkpoints.plan(source, tmp_path / "out", to_layout="same").notes
+
+
+def test_a_config_that_describes_no_tensor_is_noted(tmp_path):
+    arrays = layouts.find("hf-llama").from_canonical(llama(2))
+    scheme = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+    source = put(tmp_path / "in", arrays, scheme, model_type="llama", tie_word_embeddings=False)
+    (note,) = checkpoints.plan(source, tmp_path / "out", to_layout="hf-llama").notes
+    assert note == "left out of config.json: quantization_config (GPTQ, 4 bit), as no tensor is quantised"
