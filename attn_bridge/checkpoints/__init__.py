@@ -17,11 +17,11 @@ from .options import ConvertKeywords, ConvertOptions, PathLike, options_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from .execution import Progress, Result
     from .hub.publishing import Published
     from .planning.plans import Plan
     from .verification import Verification
     from .workers import Worked
+    from .workers.jobs import Progress, Result
 
 __all__ = [
     "Checkpoint",
@@ -196,8 +196,8 @@ def convert(
         CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
-    from . import execution
-    from .containers import remote
+    import functools
+
     from .requests import Request
     from .workers import Processes, chosen, early, run
 
@@ -206,36 +206,17 @@ def convert(
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
-        job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
-        if job is not None and ray is not None:
+        job, budget = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None)
+        if budget is None and ray is not None:
             from .workers.executors.ray_tasks import Cluster
 
             with Cluster(ray) as cluster:
                 job = cluster.job(prepared, workers, task_bytes)
-                return run(asked, prepared, job, cluster.start, False, resume, overwrite, progress)
-        if job is not None:
-            start = Processes if nursery is None else nursery.start
-            return run(asked, prepared, job, start, True, resume, overwrite, progress)
-        if nursery is not None:
+                return run(prepared, job, functools.partial(cluster.start, asked), False, resume, overwrite, progress)
+        if budget is not None and nursery is not None:
             nursery.close()  # nothing can be shared
-        if remote.is_remote(prepared.target):
-            from .workers.in_order import write_in_order
-
-            return write_in_order(
-                prepared, resume=resume, overwrite=overwrite, max_memory=max_memory, progress=progress
-            )
-        return execution.carry_out(
-            prepared.plan,
-            prepared.reader,
-            prepared.target,
-            prepared.format,
-            before=prepared.before,
-            is_folder=prepared.is_folder,
-            resume=resume,
-            overwrite=overwrite,
-            max_memory=max_memory,
-            progress=progress,
-        )
+        start = functools.partial(Processes if nursery is None else nursery.start, asked)
+        return run(prepared, job, start, True, resume, overwrite, progress, budget)
 
 
 def convert_share(

@@ -23,6 +23,8 @@ from . import configs, containers, execution, manifest, planning
 from .containers.base import Array, CheckpointError, Reader, numpy_dtype
 from .elements import Elements, Parts
 from .readers import ArraysReader, NumberedReader, SharedReader
+from .requests import Prepared
+from .workers import conducting
 
 Side = Literal["torch", "flax"]
 
@@ -325,17 +327,10 @@ def _save(
         kept = ArraysReader(masks)
         plan = planning.with_kept(plan, kept)
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
-    execution.carry_out(
-        plan,
-        reader,
-        path,
-        kind,
-        before=before,
-        is_folder=is_folder,
-        overwrite=overwrite,
-        max_memory=max_memory,
-        config=config if plan.config is None else plan.config,
-    )
+    config = config if plan.config is None else plan.config
+    prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config)
+    job, budget = conducting.sole_job(prepared, max_memory)
+    conducting.run(prepared, job, None, True, False, overwrite, lambda done, total, name: None, budget)
 
 
 def plan_for_digests(

@@ -91,6 +91,7 @@ class Prepared:
         format: its container.
         is_folder: whether it is a folder.
         there: what told the source's files from later ones before they were opened.
+        config: a model's config.json for a folder; None takes along the source's, an empty mapping writes none.
     """
 
     plan: Plan
@@ -99,7 +100,8 @@ class Prepared:
     target: Path
     format: str
     is_folder: bool
-    there: Mapping[str, tuple[int, ...]]
+    there: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
 
     def identity(self) -> str:
         """Return what tells this conversion from any other, and the source that was opened from a later one.

@@ -1,9 +1,8 @@
-"""The folder that a conversion writes to before it renames it onto the target: its place, lock and journal."""
+"""The folder that a conversion writes to before it renames it onto the target: its names and its locks."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
@@ -12,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..printable import printable, shell_word
+from ..printable import printable
 from . import containers, manifest
-from . import digests as digests_of
 from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
 from .containers.files import unwritable
 from .containers.links import resolve
@@ -210,25 +208,6 @@ def wait_for_workers(staging: Path) -> None:
 
 
 @contextlib.contextmanager
-def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None]:
-    """Name what a failed run leaves in its staging folder, with the commands that go on from it or remove it.
-
-    What nothing can go on from is removed, and so is everything where the disk is full.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, DiskFullError) or not is_resumable or not journal(staging, identity)[0]:
-            remove(staging)
-            raise
-        left = f"{staging} holds what was written: --resume goes on from it, rm -r {shell_word(staging)} removes it"
-        if isinstance(error, CheckpointError):
-            raise CheckpointError(f"{error}; {left}") from None
-        error.add_note(left)
-        raise
-
-
-@contextlib.contextmanager
 def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
     """Have refusals of what is to be written name the target and the layout, or rules, that its names are of.
 
@@ -249,24 +228,8 @@ def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
         raise CheckpointError(f"{shown}: {reason.removeprefix(start)}") from None
 
 
-def recover(staging: Path, target: Path) -> bool:
-    """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
-    own, kept = manifest.places(target, False)
-    is_there = os.path.lexists(target) and not (staging / "payload").exists()
-    for name, place in (("", target), ("-kept", kept), ("-manifest", own)):
-        old = staging / f"replaced{name}"
-        if os.path.lexists(old) and not is_there and not os.path.lexists(place):
-            old.replace(place)
-        else:
-            _remove(old)
-    if is_there and (staging / "manifest").exists():
-        if (staging / "kept").exists():
-            (staging / "kept").replace(kept)
-        (staging / "manifest").replace(own)
-    return is_there
-
-
-def _remove(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a file, a link or a folder, where there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -277,45 +240,19 @@ def empty(staging: Path) -> None:
     """Delete everything in the staging folder but its lock."""
     for path in staging.iterdir():
         if path.name != "lock":
-            _remove(path)
+            delete(path)
 
 
 def remove(staging: Path) -> None:
     """Delete the staging folder, and last what says whose it is: what a kill leaves of it is still known."""
-    last = ("journal", "job", "publishing", "lock")
+    last = ("job", "publishing", "lock")
     with contextlib.suppress(OSError):
         for path in staging.iterdir():
             if path.name not in last:
-                _remove(path)
+                delete(path)
         for name in last:
             (staging / name).unlink(missing_ok=True)
         staging.rmdir()
-
-
-def note(staging: Path, entry: dict[str, str | int]) -> None:
-    """Add a line to the journal."""
-    try:
-        with (staging / "journal").open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise unwritable(staging, error) from None
-
-
-def journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Return name -> digest of what an earlier run of the same plan wrote, and -> how many elements a cast changed."""
-    try:
-        lines = (staging / "journal").read_text(encoding="utf-8").splitlines()
-        entries = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # the line that the kill cut short
-                entries.append(json.loads(line))
-    except (OSError, UnicodeDecodeError):
-        return {}, {}
-    if not entries or entries[0].get("plan") != identity:
-        return {}, {}
-    written = [entry for entry in entries[1:] if "name" in entry and digests_of.KEY in entry]
-    digests = {entry["name"]: entry[digests_of.KEY] for entry in written}
-    return digests, {entry["name"]: entry["changed"] for entry in written if entry.get("changed")}
 
 
 def put(path: Path, data: bytes) -> None:
@@ -330,28 +267,3 @@ def put(path: Path, data: bytes) -> None:
             os.fsync(handle.fileno())
     except OSError as error:
         raise unwritable(path, error) from None
-
-
-def publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None:
-    """Rename everything to where it belongs, the target first and what speaks about it last."""
-    own, kept = manifest.places(target, False)
-    try:
-        for path, name in ((own, "-manifest"), (kept, "-kept")):
-            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
-                path.replace(staging / f"replaced{name}")
-        if os.path.lexists(target) and (target.is_dir() or payload.is_dir()):
-            target.replace(staging / "replaced")
-        payload.replace(target)
-        if not is_folder:
-            if (staging / "kept").exists():
-                (staging / "kept").replace(kept)
-            (staging / "manifest").replace(own)
-        handle = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            recover(staging, target)
-        raise unwritable(target, error) from None

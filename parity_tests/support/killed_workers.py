@@ -4,7 +4,7 @@
 
 kills the n-th moment of a conversion of ``PLACE/source`` for every n in turn, and resumes each. What was interrupted
 never stands at the target, and what is resumed has the bytes of ``PLACE/whole``. KIND is what is killed: one of two
-``worker`` processes, the ``parent`` of processes, or the ``finisher``.
+``worker`` processes, the ``parent`` of processes, a process ``alone``, or the ``finisher``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main(place: Path, kind: str) -> int:
                 share(1)
             else:
                 die_at(moment)
-                checkpoints.convert(source, target, workers=1, task_bytes=TASK)
+                checkpoints.convert(source, target, workers=1, task_bytes=None if kind == "alone" else TASK)
 
         if kind == "finisher":  # all is written, but for what a worker notes last
             shutil.copytree(place / "written", target.with_name(".x.partial"))
@@ -107,6 +107,7 @@ def main(place: Path, kind: str) -> int:
         again = {
             "finisher": lambda: checkpoints.finish(source, target),
             "worker": lambda moment=moment: share(1) if moment % 2 else [share(n, 3, resume=True) for n in (2, 0, 1)],
+            "alone": lambda: checkpoints.convert(source, target, resume=True, overwrite=True),
             "parent": lambda: checkpoints.convert(
                 source, target, workers=1, task_bytes=TASK, resume=True, overwrite=True
             ),

@@ -1,4 +1,4 @@
-"""Carrying a plan out in one process: `conversion` writes, `checks` is asked before, `accompanying` goes with it."""
+"""What every conversion does around its tensors: `checks` come before and after, `accompanying` goes with them."""
 
 from .accompanying import accompany, config_beside
 from .checks import (
@@ -13,15 +13,11 @@ from .checks import (
     least_memory,
     stamps,
 )
-from .conversion import Progress, Result, carry_out, write_all
 
 __all__ = [
     "MIN",
-    "Progress",
-    "Result",
     "accompany",
     "budget_of",
-    "carry_out",
     "check_dropped",
     "check_kept",
     "check_ties",
@@ -31,5 +27,4 @@ __all__ = [
     "kept_problems",
     "least_memory",
     "stamps",
-    "write_all",
 ]

@@ -1,4 +1,4 @@
-"""One run with several workers: it starts them, does a share itself, and publishes at the end."""
+"""One run with one worker or several: it starts them, does a share itself, and publishes at the end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Protocol
 from .. import containers, copying
 from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote
-from ..execution import Progress, Result
+from ..execution import budget_of
 from ..planning.plans import Plan
 from ..planning.tasks import cut, share, shares, size_of
-from ..requests import Prepared, Request
-from .finishing import check_source, finish, published
-from .jobs import Job
+from ..requests import Prepared
+from .finishing import check_source, finish, is_intact, published
+from .jobs import Job, Progress, Result
 from .places import Place, place_of
-from .working import Advance, work
+from .working import SPARE, Advance, Sole, work, writer_of
 
 WORTH = 2 << 30
 """Bytes from which on another worker pays, where nobody says how many."""
@@ -44,7 +44,7 @@ class Helpers(Protocol):
         """End all of them."""
 
 
-Start = Callable[[Request, Prepared, Job, str, Sequence[int], Advance], Helpers]
+Start = Callable[[Prepared, Job, str, Sequence[int], Advance], Helpers]
 """Starts workers of these numbers for a job and a run; they say how many bytes they have done."""
 
 
@@ -88,9 +88,8 @@ def chosen(
     max_memory: int | None,
     *,
     is_elsewhere: bool = False,
-    resume: bool = False,
-) -> Job | None:
-    """Return the job of a conversion, or None where one process writes tensor by tensor, with nothing to share.
+) -> tuple[Job, int | None]:
+    """Return the job of a conversion, and where one process does all of it, the bytes that tensors take in memory.
 
     Args:
         prepared: the conversion.
@@ -98,10 +97,9 @@ def chosen(
         task_bytes: bytes of a task, at most; None: the usual.
         max_memory: bytes of memory that all workers of this machine stay within together.
         is_elsewhere: whether others than this process do the work.
-        resume: whether what was left behind is gone on from, by workers if they left it.
     """
     if not containers.writer_class(prepared.format).random_access:
-        return None
+        return sole_job(prepared, max_memory)
     count = usual(prepared.plan) if workers is None else workers
     if count > most() and not is_elsewhere:
         raise CheckpointError(
@@ -109,32 +107,43 @@ def chosen(
         )
     job = job_of(prepared, count, task_bytes, max_memory if count != 1 or task_bytes is not None else None)
     if count > 1 or is_elsewhere or task_bytes is not None or is_remote(prepared.target):
-        return job
-    here = place_of(prepared.target).job() if resume else None
-    return job if here is not None and here.plan == job.plan else None
+        return job, None
+    return sole_job(prepared, max_memory)
+
+
+def sole_job(prepared: Prepared, max_memory: int | None) -> tuple[Job, int]:
+    """Return the job of a conversion that one process does, tensor by tensor, and the bytes that these take in memory.
+
+    Raises:
+        CheckpointError: the bound is no number, or is too small for anything.
+    """
+    budget = budget_of(prepared.plan, max_memory)
+    return Job.of(prepared, 1, budget), budget
 
 
 def run(
-    request: Request,
     prepared: Prepared,
     job: Job,
-    start: Start,
+    start: Start | None,
     works_itself: bool,
     resume: bool,
     overwrite: bool,
     progress: Progress,
+    budget: int | None = None,
 ) -> Result:
     """Have all workers of a job write their shares, and publish.
 
+    Until all of it is written and on disk, nothing stands in the target's place.
+
     Args:
-        request: what was asked for.
-        prepared: the same, opened.
+        prepared: what was asked for, opened.
         job: how it is shared.
-        start: starts workers.
+        start: starts other workers, where there are any.
         works_itself: whether this process does the first share.
         resume: go on where an interrupted run of the same plan stopped, of however many workers.
         overwrite: replace what is there.
         progress: called with the bytes that all workers have done, all bytes, and the tensor at hand.
+        budget: where this process does all of it, tensor by tensor: the bytes that these take in memory.
 
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
@@ -143,42 +152,68 @@ def run(
     place.check(prepared.reader, prepared.is_folder)
     if place.job() is None:
         place.check_free(overwrite)
-    tasks = cut(prepared.plan, job.task_bytes, job.workers)
+    tasks = cut(prepared.plan, job.task_bytes if budget is None else max(1, prepared.plan.nbytes), job.workers)
     advance = adding(progress, prepared.plan.nbytes)
+    is_resumable = containers.writer_class(prepared.format).random_access
 
     with place.alone():
-        if place.recover(job.plan):
+        if place.recover(job.plan) and is_intact(prepared, progress):
+            result = published(prepared)
             place.clear()
-            return published(prepared)
+            return result
         place.check_free(overwrite)
-        known = place.entries(job.plan) if resume else {}
-        restart_reason = "no interrupted run of this very conversion was found" if resume and not known else ""
+        known = place.entries(job.plan) if resume and is_resumable else {}
+        reason = "" if known or not resume else _why_anew(prepared, place, job, is_resumable)
         token = uuid.uuid4().hex
-        with _leftovers(place, job):
+        with _leftovers(place, job, is_resumable):
             if place.begin(job, anew=not known) != job:
                 place.replace(job)
             busy = [index for index, mine in enumerate(shares(tasks, job.workers)) if mine]
             others = [index for index in busy if index or not works_itself]
-            helpers = start(request, prepared, job, token, others, advance)
+            helpers = start(prepared, job, token, others, advance) if others and start is not None else None
             try:
-                check_source(prepared, job.task_bytes)
+                check_source(prepared, job.task_bytes + SPARE if budget is None else budget)
+                sole = None if budget is None else Sole(writer_of(prepared, place, is_share=False), budget)
+                intact = 0
                 if works_itself:
 
                     def checked(count: int, name: str) -> None:
                         advance(count, name)
-                        helpers.check()
+                        if helpers is not None:
+                            helpers.check()
 
                     mine = share(tasks, 0, job.workers)
                     with place.helping(job), copying.beside(job.workers):
-                        work(prepared, place, mine, job.task_bytes, job.plan, token, checked)
-                helpers.wait()
+                        intact = work(prepared, place, mine, job, token, checked, sole)
+                if helpers is not None:
+                    helpers.wait()
             finally:
-                helpers.stop()
+                if helpers is not None:
+                    helpers.stop()
             result = finish(
-                prepared, place, job, tasks, token, overwrite=overwrite, is_source_checked=True, progress=progress
+                prepared,
+                place,
+                job,
+                tasks,
+                token,
+                overwrite=overwrite,
+                is_source_checked=True,
+                progress=progress if sole is None else (lambda done, total, name: None),  # nothing is read again
+                sole=sole,
             )
-    resumed = len({piece.name for piece in known} & set(result.digests))
-    return dataclasses.replace(result, resumed=resumed, restart_reason=restart_reason)
+    if budget is None:
+        intact = len({piece.name for piece in known} & set(result.digests))
+    elif known and not intact:
+        reason = "nothing of what was written is intact"
+    return dataclasses.replace(result, resumed=intact, restart_reason=reason)
+
+
+def _why_anew(prepared: Prepared, place: Place, job: Job, is_resumable: bool) -> str:
+    """Say why nothing is gone on from."""
+    before = place.job()
+    if not is_resumable and before is not None and before.plan == job.plan:
+        return f"a file of {containers.writer_class(prepared.format).format} is written from its beginning on"
+    return "no interrupted run of this very conversion was found"
 
 
 def adding(progress: Progress, total: int) -> Advance:
@@ -195,12 +230,12 @@ def adding(progress: Progress, total: int) -> Advance:
 
 
 @contextlib.contextmanager
-def _leftovers(place: Place, job: Job) -> Iterator[None]:
+def _leftovers(place: Place, job: Job, is_resumable: bool) -> Iterator[None]:
     """Name what a failed run leaves; what nothing can go on from is removed, and so is all where the disk is full."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, DiskFullError) or _is_empty(place, job):
+        if isinstance(error, DiskFullError) or _is_useless(place, job, is_resumable):
             place.clear()
             raise
         if isinstance(error, CheckpointError):
@@ -209,9 +244,9 @@ def _leftovers(place: Place, job: Job) -> Iterator[None]:
         raise
 
 
-def _is_empty(place: Place, job: Job) -> bool:
+def _is_useless(place: Place, job: Job, is_resumable: bool) -> bool:
     """Tell whether there is nothing to go on from, as far as can be asked."""
     try:
-        return not place.entries(job.plan)
+        return not place.was_published() and not (is_resumable and place.entries(job.plan))
     except CheckpointError:  # a store that doesn't answer
         return False

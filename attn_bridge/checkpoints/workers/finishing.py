@@ -12,8 +12,6 @@ from ..containers.files import listed
 from ..elements import Elements
 from ..execution import (
     MIN,
-    Progress,
-    Result,
     accompany,
     check_dropped,
     check_kept,
@@ -23,24 +21,26 @@ from ..execution import (
 )
 from ..planning.tasks import Piece, Task, shares
 from ..requests import Prepared
-from ..staging import naming
-from .jobs import Entry, Job
+from ..verification import by_digests
+from .jobs import Entry, Job, Progress, Result
 from .places import Place
-from .working import SPARE, chunks, digest_there
+from .working import SPARE, Sole, chunks, digest_there, writer_of
 
 SHOWN = 8
 """Workers that one line names."""
 
 
-def check_source(prepared: Prepared, task_bytes: int) -> None:
-    """Refuse what a conversion refuses of numbers in its source: ties that are none, what is not as it is left out.
+def check_source(prepared: Prepared, budget: int) -> None:
+    """Refuse what is wrong in a source beyond its headers: ties that are none, what is not as it is left out, a config.
 
     Raises:
         CheckpointError: there is something of the kind.
     """
-    check_ties(prepared.plan, prepared.reader, task_bytes + SPARE)
+    check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
     check_kept(prepared.before)
+    if prepared.is_folder:
+        config_beside(prepared.plan, prepared.reader, prepared.config)
 
 
 def missing(job: Job, tasks: Sequence[Task], known: dict[Piece, list[Entry]]) -> list[str]:
@@ -63,6 +63,7 @@ def finish(
     overwrite: bool,
     is_source_checked: bool,
     progress: Progress,
+    sole: Sole | None = None,
 ) -> Result:
     """Check every digest, write what goes around tensors and beside them, and publish.
 
@@ -75,35 +76,32 @@ def finish(
         overwrite: replace what is there.
         is_source_checked: whether `check_source` was called.
         progress: called with bytes that were read, all bytes, and the tensor at hand.
+        sole: the one worker that wrote all of it, if no other did.
 
     Raises:
         CheckpointError: something is missing, was changed, or can't be published.
     """
     plan, reader = prepared.plan, prepared.reader
     files = stamps(reader)
-    known = place.entries(job.plan)
+    known = place.entries(job.plan) if sole is None else sole.entries
+    budget = job.task_bytes + SPARE if sole is None else sole.budget
     left = missing(job, tasks, known)
     if left:
         raise CheckpointError(f"{place.shown} is not complete: these workers have yet to write: {listed(left, SHOWN)}")
     if not is_source_checked:
-        check_source(prepared, job.task_bytes)
-    infos = [target.info for target in plan.targets]
-    with naming(place.beside(prepared.is_folder)[0], prepared.target, plan.target_layout):
-        writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
+        check_source(prepared, budget)
+    writer = writer_of(prepared, place, is_share=False) if sole is None else sole.writer
     try:
-        found = _check(prepared, place, writer, job, tasks, known, run, progress)
-        if stamps(reader, anew=True) != files or prepared.identity() != job.plan:
+        digests, changed = _check(prepared, place, writer, job, tasks, known, run, progress)
+        if stamps(reader, anew=True) != files or (sole is None and prepared.identity() != job.plan):
             raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
         writer.finish()
     except BaseException:
         writer.abort()
         raise
-    digests, changed = found
-    own = config_beside(plan, reader, None) if prepared.is_folder else None
-    elements = Elements(reader, None if prepared.before is None else prepared.before.kept, job.task_bytes + SPARE)
-    payload, said, kept = place.beside(prepared.is_folder)
-    budget = job.task_bytes + SPARE
-    accompany(plan, reader, elements, prepared.before, payload, said, kept, digests, own, budget)
+    own = config_beside(plan, reader, prepared.config) if prepared.is_folder else None
+    elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
+    accompany(plan, reader, elements, prepared.before, *place.beside(prepared.is_folder), digests, own, budget)
     place.check_free(overwrite)
     place.publish(prepared.is_folder)
     return Result(prepared.target, digests, changed, 0)
@@ -195,6 +193,16 @@ def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -
     except (CheckpointError, OSError):
         return False
     return True
+
+
+def is_intact(prepared: Prepared, progress: Progress) -> bool:
+    """Tell whether a target that is there has the bytes that its manifest says."""
+    try:
+        with containers.open_reader(prepared.target, prepared.format) as there:
+            known = manifest.of(there, prepared.target)
+            return known is not None and not by_digests(there, known, progress)
+    except CheckpointError:
+        return False
 
 
 def published(prepared: Prepared) -> Result:

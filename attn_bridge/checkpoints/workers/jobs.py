@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from ..digests import KEY
 from ..planning.tasks import Piece
 from ..requests import Prepared
+
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes done, all bytes, and the tensor at hand."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a conversion did.
+
+    Attributes:
+        target: path of what was written.
+        digests: name -> digest of its bytes.
+        changed: name -> how many of its elements a cast changed.
+        resumed: how many tensors an earlier, interrupted run had written.
+        restart_reason: why a run that was to go on where an earlier one stopped did not; "" if it did, or was not to.
+    """
+
+    target: Path
+    digests: dict[str, str]
+    changed: dict[str, int]
+    resumed: int
+    restart_reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from .. import containers, staging
 from ..containers.base import CheckpointError
-from ..execution import Progress, Result
 from ..planning.tasks import Task, cut, share
 from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
-from .jobs import Job
+from .jobs import Job, Progress, Result
 from .places import Place, place_of
 from .working import work
 
@@ -68,7 +67,7 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
         if not place.was_published():
             place.check_free(overwrite)
             with _kept(place):
-                work(prepared, place, mine, job.task_bytes, job.plan, token, advance)
+                work(prepared, place, mine, job, token, advance)
             left = missing(job, tasks, place.entries(job.plan))
             if left:
                 return Worked(None, tuple(left))
@@ -127,7 +126,7 @@ def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
         if not difference:
             return
         said = f"worker {index}/{job.workers}: {place.shown} is of a conversion {difference}"
-        if here.plan != job.plan or not resume:
+        if here.plan != job.plan or not (resume or here.workers == 1):  # what one process left has no other workers
             more = "" if here.plan != job.plan else "; --resume goes on with these once none of those is left"
             raise CheckpointError(f"{said}{more}; {place.removal}")
         if place.replace_if_alone(job):

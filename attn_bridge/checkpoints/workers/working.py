@@ -1,7 +1,7 @@
 """A worker: it writes its share of the tasks, reads back what it wrote, and notes the digests.
 
 Four things are under way at once: a piece is read and rearranged, the one before it is hashed and written, and the one
-before that is read back and compared.
+before that is read back and compared. A worker that does all of a conversion reads nothing back.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
 from ..containers.remote import is_remote
 from ..elements import Elements
-from ..execution import stamps
+from ..execution import cuts, stamps
 from ..planning.plans import Target
 from ..planning.tasks import Piece, Task
 from ..requests import Prepared
 from ..staging import naming
 from . import ahead
-from .jobs import Entry
+from .jobs import Entry, Job
 from .places import Place
 
 Advance = Callable[[int, str], None]
@@ -52,8 +52,36 @@ class Open:
     changed: int = 0
 
 
+@dataclasses.dataclass
+class Sole:
+    """The worker of a conversion that has no other: one writer writes, and finishes, all of it.
+
+    Attributes:
+        writer: of the whole checkpoint.
+        budget: bytes that tensors may take in memory.
+        entries: what was written, or found intact.
+    """
+
+    writer: Writer
+    budget: int
+    entries: dict[Piece, list[Entry]] = dataclasses.field(default_factory=dict)
+
+
+def writer_of(prepared: Prepared, place: Place, *, is_share: bool) -> Writer:
+    """Return what writes a conversion's target in its place: a worker's share, or all and what goes around it."""
+    infos = [target.info for target in prepared.plan.targets]
+    with naming(place.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
+        return place.writer(prepared.format, infos, prepared.plan.metadata, is_share=is_share)
+
+
 def work(
-    prepared: Prepared, place: Place, tasks: Sequence[Task], task_bytes: int, plan: str, run: str, advance: Advance
+    prepared: Prepared,
+    place: Place,
+    tasks: Sequence[Task],
+    job: Job,
+    run: str,
+    advance: Advance,
+    sole: Sole | None = None,
 ) -> int:
     """Write tasks, but for what is there already and intact, and return how many pieces that was.
 
@@ -61,22 +89,27 @@ def work(
         prepared: the conversion.
         place: where it goes; held by the caller.
         tasks: what to write.
-        task_bytes: bytes of a task, at most.
-        plan: what the job says of the plan, by which earlier entries are known.
+        job: by whose plan earlier entries are known; no source tensor larger than its tasks is held as a whole.
         run: noted with each entry.
         advance: called as bytes are done.
+        sole: given to the one worker of a conversion, which leaves its writer open for the end.
 
     Raises:
         CheckpointError: the source changed under way, or the disk holds other bytes than were written.
     """
     plan_of = {target.info.name: target for target in prepared.plan.targets}
-    infos = [target.info for target in prepared.plan.targets]
     files = stamps(prepared.reader)
-    with naming(place.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
-        writer = place.writer(prepared.format, infos, prepared.plan.metadata, is_share=True)
+    writer = writer_of(prepared, place, is_share=True) if sole is None else sole.writer
     pieces = [piece for task in tasks for piece in task.pieces]
-    known = place.entries(plan)
+    known = place.entries(job.plan) if writer.random_access else {}
     left = []
+
+    def note(entries: Sequence[Entry]) -> None:
+        if writer.random_access:  # nothing goes on from what is written in order
+            place.record(entries)
+        if sole is not None:
+            sole.entries |= {entry.piece: [entry] for entry in entries}
+
     try:
         for piece in pieces:
             target = plan_of[piece.name]
@@ -85,14 +118,17 @@ def work(
                 left.append(piece)
                 continue
             if entry.run != run:
-                place.record([dataclasses.replace(entry, piece=piece, run=run)])
+                note([dataclasses.replace(entry, piece=piece, run=run)])
             advance((piece.stop - piece.start) * target.info.itemsize, piece.name)
-        place.expect(sum((piece.stop - piece.start) * plan_of[piece.name].info.itemsize for piece in left))
-        _write(prepared, place, writer, [(piece, plan_of[piece.name]) for piece in left], task_bytes, run, advance)
+        nbytes = sum((piece.stop - piece.start) * plan_of[piece.name].info.itemsize for piece in left)
+        place.expect(nbytes, in_one_file=not writer.random_access)
+        targets = [(piece, plan_of[piece.name]) for piece in left]
+        _write(prepared, place, writer, targets, job.task_bytes, run, advance, note, sole)
         if stamps(prepared.reader, anew=True) != files:
             raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
-        writer.flush()
-        place.settle()
+        if sole is None:
+            writer.flush()
+            place.settle()
     except BaseException:
         writer.abort()
         raise
@@ -104,8 +140,6 @@ def _intact(
 ) -> Entry | None:
     """Return the entry that a piece of an earlier run still has the digest of."""
     entries = known.get(piece, [])
-    if (piece.start, piece.stop) == (0, target.info.nbytes // target.info.itemsize):
-        entries = entries + known.get(Piece(piece.name, 0, -1), [])
     if not entries:
         return None
     try:
@@ -138,30 +172,40 @@ def _write(
     task_bytes: int,
     run: str,
     advance: Advance,
+    note: Callable[[Sequence[Entry]], None],
+    sole: Sole | None,
 ) -> None:
-    before = prepared.before
-    elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
-    largest = ahead.CHUNK if is_remote(prepared.reader.path) else CHUNK
-    ranges, coming = itertools.tee(chunks(pieces, min(largest, task_bytes // 4)))
-    needed = ((one.target, start, stop) for one, start, stop in coming)
-    soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
+    kept = None if prepared.before is None else prepared.before.kept
+    if sole is None:
+        largest = ahead.CHUNK if is_remote(prepared.reader.path) else CHUNK
+        ranges, coming = itertools.tee(chunks(pieces, min(largest, task_bytes // 4)))
+        elements = Elements(prepared.reader, kept, task_bytes + SPARE)
+        needed = ((one.target, start, stop) for one, start, stop in coming)
+        soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
+    else:
+        ranges = within(pieces, sole.budget)
+        elements = Elements(prepared.reader, kept, sole.budget)
+        soon = ahead.Ahead(prepared.reader, elements, (), task_bytes)
+    reads_back = sole is None and not place.checks_itself
     whole = Whole()
-    checks: collections.deque[tuple[Future[None], Any, Open, bool, int, Entry | None]] = collections.deque()
+    checks: collections.deque[tuple[Future[None] | None, Any, Open, bool, int, Entry | None]] = collections.deque()
 
     def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
         where = writer.place(one.piece.name, start * one.target.info.itemsize)
-        array, count = elements.read(one.target, start, stop, place=where, within=(one.piece.start, one.piece.stop))
+        bounds = (one.piece.start, one.piece.stop) if sole is None else None  # a piece is within its memory, then
+        array, count = elements.read(one.target, start, stop, place=where, within=bounds)
         if isinstance(prepared.reader, quantised.Dequantised):
             count += quantised.rounding_losses(prepared.reader, one.target, start, stop)
         return array, count
 
     def settle() -> None:
         """Wait for the oldest chunk to be read back, and note its piece if that was the last of it."""
-        job, array, one, is_last, size, entry = checks.popleft()
-        job.result()
+        check, array, one, is_last, size, entry = checks.popleft()
+        if check is not None:
+            check.result()
         elements.release(array)
         if is_last:
-            place.record([Entry(one.piece, one.digest.hexdigest(), one.changed, run), *([entry] if entry else [])])
+            note([Entry(one.piece, one.digest.hexdigest(), one.changed, run), *([entry] if entry else [])])
         advance(size, one.piece.name)
 
     now = next(ranges, None)
@@ -187,17 +231,17 @@ def _write(
                 one.changed += count
                 is_last = stop == one.piece.stop
                 entry = whole.entry(one, run) if is_last else None
-                check = threads.submit(_compare, place, writer, name, start * width, bits)
+                check = threads.submit(_compare, place, writer, name, start * width, bits) if reads_back else None
                 checks.append((check, array, one, is_last, bits.nbytes, entry))
                 del bits, array
-                while len(checks) > 1:
+                while len(checks) > int(sole is None):
                     settle()
             while checks:
                 settle()
         except BaseException:
-            for job in (pending, *(check[0] for check in checks)):
-                if job is not None:
-                    job.cancel()
+            for future in (pending, *(check[0] for check in checks)):
+                if future is not None:
+                    future.cancel()
             raise
 
 
@@ -244,6 +288,14 @@ def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[
             yield one, start, min(piece.stop, start + step)
 
 
+def within(pieces: Sequence[tuple[Piece, Target]], budget: int) -> Iterator[tuple[Open, int, int]]:
+    """Yield whole tensors, or ranges of the elements of those that do not fit in so many bytes of memory."""
+    for piece, target in pieces:
+        one = Open(piece, target)
+        for start, stop in cuts(target, budget):
+            yield one, start, stop
+
+
 def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
     """Hold what the disk has against what was written.
 
@@ -251,7 +303,7 @@ def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarr
         CheckpointError: it is not the same.
     """
     done = 0
-    for extent in () if place.checks_itself else writer.extents(name, start, start + data.nbytes):
+    for extent in writer.extents(name, start, start + data.nbytes):
         for first in range(0, extent.count, BLOCK):
             count = min(BLOCK, extent.count - first)
             found = np.frombuffer(place.read(extent.file, extent.offset + first, count), np.uint8)

@@ -14,9 +14,9 @@ import time
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import execution
 from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
+from attn_bridge.checkpoints.workers.places import LocalPlace
 from attn_bridge.cli.app import run
 from attn_bridge.printable import shell_word
 
@@ -118,10 +118,10 @@ def test_a_full_disk_and_a_run_that_nothing_can_go_on_from_leave_nothing(
 
 
 def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkeypatch):
-    def interrupt(staging, target):
+    def interrupt(place, plan):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execution.conversion, "recover", interrupt)
+    monkeypatch.setattr(LocalPlace, "recover", interrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.convert(sharded(tmp_path / "hf"), tmp_path / "x")
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
@@ -216,7 +216,8 @@ def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):
     with pytest.raises(StoppedError):
         checkpoints.convert(source, tmp_path / "flax", progress=stop)
     staging = tmp_path / ".flax.partial"
-    written = len((staging / "journal").read_text().splitlines()) - 1
+    (journal,) = (staging / "journals").iterdir()
+    written = len(journal.read_text().splitlines())
     file = staging / "payload" / "model-00001-of-00004.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -300,6 +301,7 @@ def test_a_refusal_leaves_no_staging_folder(tmp_path):
 
 STOPPED = """
 import os, pathlib, sys
+from attn_bridge.checkpoints.workers.places import LocalPlace
 from attn_bridge.cli.app import run
 left, rename = [int(sys.argv[1])], pathlib.Path.replace
 def replace(self, target):

@@ -26,11 +26,11 @@ def source(tmp_path_factory):
     return sharded(tmp_path_factory.mktemp("killed") / "hf", width=WIDTH)
 
 
-MOMENTS = {"worker": 20, "finisher": 8, "parent": 25}
+MOMENTS = {"worker": 20, "finisher": 8, "parent": 25, "alone": 20}
 """What is killed -> how many moments there are to do so, at least."""
 
 
-@cover.some("kind", list(MOMENTS), always=["parent"])
+@cover.some("kind", list(MOMENTS), always=["parent", "alone"])
 def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path, kind):
     source = sharded(tmp_path / "source", width=16, layers=1)
     checkpoints.convert(source, tmp_path / "whole")

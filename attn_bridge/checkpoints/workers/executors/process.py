@@ -50,7 +50,7 @@ def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Adv
     place = place_of(prepared.target)
     with place.helping(job), copying.beside(job.workers):
         mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
-        work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
+        work(prepared, place, mine, job, run, advance)
 
 
 def report(work: Callable[[Advance], None], lines: TextIO) -> int:

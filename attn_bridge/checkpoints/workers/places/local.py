@@ -150,7 +150,7 @@ class LocalPlace(Place):
 
     def is_fit(self, plan: str) -> bool:
         """Tell whether no other plan left a payload behind."""
-        return not os.path.lexists(self.payload) or bool(staging.journal(self.folder, plan)[0])
+        return not os.path.lexists(self.payload)
 
     def is_free(self) -> bool:
         """Tell whether nothing is where the target goes."""
@@ -170,12 +170,8 @@ class LocalPlace(Place):
             raise unwritable(self._journal, error) from None
 
     def entries(self, plan: str) -> dict[Piece, list[Entry]]:
-        """Return what all journals say; what one process alone wrote before is among it."""
-        digests, changed = staging.journal(self.folder, plan)
-        found = {
-            Piece(name, 0, -1): [Entry(Piece(name, 0, -1), digest, changed.get(name, 0), "")]
-            for name, digest in digests.items()
-        }
+        """Return what all journals say."""
+        found: dict[Piece, list[Entry]] = {}
         here = self.job()
         if here is not None and here.plan == plan:
             for path in sorted((self.folder / "journals").glob("*.jsonl")):
@@ -211,8 +207,49 @@ class LocalPlace(Place):
         """Rename the payload onto the target."""
         job = self.job()
         staging.put(self.folder / self._PUBLISHING, b"" if job is None else job.plan.encode())
-        staging.publish(self.folder, self.payload, self.target, is_folder)
+        try:
+            self._rename(is_folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._put_back()
+            raise unwritable(self.target, error) from None
         self.clear()
+
+    def _rename(self, is_folder: bool) -> None:
+        """Rename everything to where it belongs, the target first and what speaks about it last."""
+        own, kept = manifest.places(self.target, False)
+        for path, name in ((own, "-manifest"), (kept, "-kept")):
+            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
+                path.replace(self.folder / f"replaced{name}")
+        if os.path.lexists(self.target) and (self.target.is_dir() or self.payload.is_dir()):
+            self.target.replace(self.folder / "replaced")
+        self.payload.replace(self.target)
+        if not is_folder:
+            if (self.folder / "kept").exists():
+                (self.folder / "kept").replace(kept)
+            (self.folder / "manifest").replace(own)
+        handle = os.open(self.target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _put_back(self) -> bool:
+        """Undo or finish renames that did not come to their end; return whether the target is there."""
+        own, kept = manifest.places(self.target, False)
+        is_there = os.path.lexists(self.target) and not self.payload.exists()
+        for name, place in (("", self.target), ("-kept", kept), ("-manifest", own)):
+            old = self.folder / f"replaced{name}"
+            if os.path.lexists(old) and not is_there and not os.path.lexists(place):
+                old.replace(place)
+            else:
+                staging.delete(old)
+        if is_there and (self.folder / "manifest").exists():
+            if (self.folder / "kept").exists():
+                (self.folder / "kept").replace(kept)
+            (self.folder / "manifest").replace(own)
+        (self.folder / self._PUBLISHING).unlink()
+        return is_there
 
     def recover(self, plan: str) -> bool:
         """Finish or undo a publication that was killed."""
@@ -220,8 +257,7 @@ class LocalPlace(Place):
             said = (self.folder / self._PUBLISHING).read_bytes()
         except FileNotFoundError:
             return False
-        is_there = staging.recover(self.folder, self.target)
-        (self.folder / self._PUBLISHING).unlink()
+        is_there = self._put_back()
         if is_there and said != plan.encode():
             staging.empty(self.folder)
             return False
