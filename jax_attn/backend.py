@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,18 +17,11 @@ from flax import nnx
 from jax import Array
 
 import jax_attn
-from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 from attn_bridge.specs.stock_attention import StockAttention
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-
-_QUICK_TO_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
 
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
@@ -251,14 +244,6 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     return _blanked(name, dtype, config=config)
 
 
-def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
-    """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
-
-    Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
-    """
-    return Runner(_AttentionModule(mask, **options), mode=mode)
-
-
 def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return what a module or method of ours makes of one array."""
     return to_numpy(function(from_numpy(array)))
@@ -276,108 +261,6 @@ def few_threads() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-class Runner:
-    """Runs a module forward and backward and returns all results as NumPy arrays under Flax names.
-
-    Args:
-        module: the module to run; its own weights stay what they are.
-        mode: ``eager``, ``jit``, or ``quick``, which is ``jit`` without LLVM's optimizations.
-        **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
-    """
-
-    framework = "flax"
-
-    def __init__(self, module: nnx.Module, *, mode: str = "eager", **arguments: Any):
-        self.module = module
-        self.arguments = arguments
-        self.notes: list[str] = []
-        self._is_jit = mode != "eager"
-        options = _compiler_options(mode == "quick")
-        self._differentiate = jax.jit(self._run, compiler_options=options) if self._is_jit else self._run
-        self._graphdef, state = nnx.split(module)
-        self._leaves = dict(nnx.to_flat_state(state))
-        self._parameters: dict[str, Any] = {}
-        self._others: dict[str, Any] = {}
-        for path, leaf in self._leaves.items():
-            held = self._parameters if isinstance(leaf, nnx.Param) else self._others
-            held[_name(path)] = _value(leaf)
-
-    def __call__(
-        self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
-        inputs: Mapping[str, np.ndarray[Any, Any]],
-        cotangents: Sequence[np.ndarray[Any, Any]],
-    ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
-        """Run with `weights`.
-
-        Args:
-            weights: the parameters, under the names of this framework.
-            inputs: keyword arguments of the call; the floating-point ones get gradients.
-            cotangents: one array per output, multiplied with it and summed to give the loss.
-
-        Returns:
-            Outputs, input gradients by argument, parameter gradients by name.
-        """
-        parameters, others = (
-            {name: self._given(weights[name], name) if name in weights else value for name, value in held.items()}
-            for held in (self._parameters, self._others)
-        )
-        arrays = {name: self._given(array, name) for name, array in inputs.items()}
-        differentiated = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.floating)}
-        constant = {name: array for name, array in arrays.items() if name not in differentiated}
-        outputs, (parameter_gradients, input_gradients) = self._differentiate(
-            parameters, others, differentiated, constant, [self._given(array) for array in cotangents]
-        )
-        return (
-            [to_numpy(output) for output in outputs],
-            {name: to_numpy(array) for name, array in input_gradients.items()},
-            {name: to_numpy(array) for name, array in parameter_gradients.items()},
-        )
-
-    def _given(self, array: np.ndarray[Any, Any], name: str = "array") -> Any:
-        """Return what the program takes: a compiled one takes NumPy's arrays faster than they become JAX's.
-
-        Raises:
-            TypeError: JAX would narrow the dtype.
-        """
-        kept = array.dtype.isnative and array.dtype == jax.dtypes.canonicalize_dtype(array.dtype)
-        return array if self._is_jit and kept else from_numpy(array, name)
-
-    def _run(self, parameters: Any, others: Any, differentiated: Any, constant: Any, cotangents: list[Array]) -> Any:
-        def call(parameters: dict[str, Array], differentiated: dict[str, Array]) -> list[Array]:
-            values = parameters | others
-            state = {path: leaf.replace(values[_name(path)]) for path, leaf in self._leaves.items()}
-            module = nnx.merge(self._graphdef, nnx.from_flat_state(state), copy=True)
-            outputs = module(**differentiated, **constant, **self.arguments)
-            return list(outputs) if isinstance(outputs, tuple) else [outputs]
-
-        outputs, pull_back = jax.vjp(call, parameters, differentiated)
-        return outputs, pull_back(cotangents)
-
-
-def _compiler_options(is_quick: bool) -> dict[str, Any] | None:
-    """Return options that compile a program ten times as fast, and float64 always; how fast it runs matters to no one.
-
-    They change what LLVM makes of the program (it rounds more often, as no two operations become one), not what XLA
-    makes of the code before.
-    """
-    is_quick = is_quick or jax.config.jax_enable_x64
-    return _known_options() if is_quick and jax.default_backend() == "cpu" else None
-
-
-@functools.cache
-def _known_options() -> dict[str, Any]:
-    """Return those of `_QUICK_TO_COMPILE` that this XLA knows; they come and go between its versions."""
-    known: dict[str, Any] = {}
-    for name, value in _QUICK_TO_COMPILE.items():
-        try:
-            jax.jit(lambda: 0, compiler_options={name: value})()
-        except jax.errors.JaxRuntimeError:
-            continue
-        known[name] = value
-    return known
-
-
 class _FunctionModule(nnx.Module):
     """A function of the package as a module without parameters."""
 
@@ -386,17 +269,6 @@ class _FunctionModule(nnx.Module):
 
     def __call__(self, **arguments: Any) -> Any:
         return getattr(jax_attn, self.name)(**arguments)
-
-
-class _AttentionModule(nnx.Module):
-    """`functional.dot_product_attention` as a module without parameters."""
-
-    def __init__(self, mask: Mask, **options: Any):
-        self.mask, self.options = nnx.static(mask), nnx.static(options)
-
-    def __call__(self, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
-        mask = self.mask.restrict(padding)
-        return jax_attn.functional.dot_product_attention(query, key, value, mask=mask, **operands, **self.options)
 
 
 def _blanked(name: str, dtype: str, /, **arguments: Any) -> nnx.Module:

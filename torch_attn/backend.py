@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import pathlib
-import shutil
-import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import torch_attn
-from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 from attn_bridge.specs.stock_attention import StockAttention
 from attn_bridge.weights import LazyArray, Region, everything, slices
@@ -296,14 +291,6 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.eval()
 
 
-def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
-    """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
-
-    Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
-    """
-    return Runner(_AttentionModule(mask, **options), mode=mode)
-
-
 def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return what a module or method of ours makes of one array, without gradients."""
     with torch.no_grad():
@@ -345,74 +332,6 @@ def few_threads() -> contextlib.AbstractContextManager[None]:
     return _one_thread()
 
 
-class Runner:
-    """Runs a module forward and backward and returns all results as NumPy arrays under torch names.
-
-    Args:
-        module: the module to run.
-        mode: ``eager``, or ``torch.compile(fullgraph=True)`` with the backend ``inductor`` or ``aot`` (no C++ code).
-        **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
-    """
-
-    framework = "torch"
-
-    def __init__(self, module: nn.Module, *, mode: str = "eager", **arguments: Any):
-        self.module = module
-        self.arguments = arguments
-        self.notes: list[str] = []
-        self._call = module if mode == "eager" else self._compile(mode)
-
-    def __call__(
-        self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
-        inputs: Mapping[str, np.ndarray[Any, Any]],
-        cotangents: Sequence[np.ndarray[Any, Any]],
-    ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
-        """Load `weights` and run.
-
-        Args:
-            weights: the parameters, under the names of this framework.
-            inputs: keyword arguments of the call; the floating-point ones get gradients.
-            cotangents: one array per output, multiplied with it and summed to give the loss.
-
-        Returns:
-            Outputs, input gradients by argument, parameter gradients by name.
-        """
-        set_weights(self.module, weights)
-        tensors = {name: from_numpy(array, name) for name, array in inputs.items()}
-        differentiated = {
-            name: tensor.requires_grad_() for name, tensor in tensors.items() if tensor.is_floating_point()
-        }
-        parameters = dict(self.module.named_parameters())
-        outputs = self._call(**tensors, **self.arguments)
-        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        sources = [*differentiated.values(), *parameters.values()]
-        gradients = torch.autograd.grad(
-            outputs, sources, [from_numpy(array) for array in cotangents], materialize_grads=True
-        )
-        named = dict(zip([*differentiated, *parameters], map(to_numpy, gradients), strict=True))
-        return (
-            [to_numpy(output) for output in outputs],
-            {name: named[name] for name in differentiated},
-            {name: named[name] for name in parameters},
-        )
-
-    def _compile(self, mode: str) -> Any:
-        torch.compiler.reset()
-        if mode == "inductor":
-            if _can_build_extensions():
-                return torch.compile(self.module, fullgraph=True)
-            self.notes.append("inductor ran as aot: no C++ compiler or no Python headers on this machine")
-        return torch.compile(self.module, fullgraph=True, backend="aot_eager")
-
-
-def _can_build_extensions() -> bool:
-    """Whether torch.compile can build its CPU kernels here: a C++ compiler and Python.h."""
-    compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
-    headers = pathlib.Path(sysconfig.get_paths()["include"], "Python.h")
-    return headers.exists() and any(shutil.which(compiler) for compiler in compilers if compiler)
-
-
 class _FunctionModule(nn.Module):
     """A function of the package as a module without parameters."""
 
@@ -422,18 +341,6 @@ class _FunctionModule(nn.Module):
 
     def forward(self, **arguments: Any) -> Any:
         return getattr(torch_attn, self.name)(**arguments)
-
-
-class _AttentionModule(nn.Module):
-    """`functional.dot_product_attention` as a module without parameters."""
-
-    def __init__(self, mask: Mask, **options: Any):
-        super().__init__()
-        self.mask, self.options = mask, options
-
-    def forward(self, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
-        mask = self.mask.restrict(padding)
-        return torch_attn.functional.dot_product_attention(query, key, value, mask=mask, **operands, **self.options)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from attn_bridge.backends import Framework
 from attn_bridge.specs import Config, Variant
 
 from ..sides.dtypes import numpy_dtype
@@ -26,13 +27,18 @@ IN_MODE = {
 """Further mode -> variants that run in it by default. What is in no compiled mode here shares its code with
 a neighbour that is."""
 
-QUICK = {"jit": "quick"}
-"""Mode -> the mode of a runner that takes less of compiling."""
 
 IN_FULL: dict[str, tuple[str, ...] | None] = {"float32": None, "bfloat16": ("MultiHeadAttention", "LayerNorm")}
 """Precision -> variants (None: all) whose first case is compiled as users compile it. The rest goes without LLVM's
 optimizations, a tenth of the work: XLA makes the same operations of it, with the same roundings, and what LLVM does to
 operations in a precision does not depend on the variant."""
+
+
+def mode_of(framework: Framework, mode: str, dtype: str, *, in_full: bool) -> str:
+    """Return the mode of a subject for one of `MODES`: float64 is compiled quickly, others unless `in_full`."""
+    if mode == "jit":
+        return "quick" if dtype == "float64" or not in_full else "jit"
+    return "untraced" if (framework, mode) == ("flax", "eager") else mode
 
 
 @dataclasses.dataclass(frozen=True)

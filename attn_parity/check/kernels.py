@@ -18,12 +18,14 @@ import numpy as np
 
 from attn_bridge import backends, masks
 
-from ..results.findings import Side, TensorVerdict, worst
-from ..sides.subject import Array
-from ..verdict.criterion import decide
-from ..verdict.measures import measure, scale_of
-from .cases import MODES, QUICK, Arrays, Numbers
+from ..adapters import load_adapter
+from ..results.findings import worst
+from ..sides.function import function
+from ..sides.subject import Arguments, ModuleFailedError
+from .cases import MODES, Numbers, mode_of
+from .judging import OTHER, cause_of, judge_tensors, message_of
 from .report import Cell, LeftOut
+from .twin_runs import Tensors, Way
 
 NAME = "dot_product_attention"
 """What the command line and the rows call it."""
@@ -32,9 +34,6 @@ REFERENCE = "reference"
 
 RUNS = 16
 """Programs that a case takes, roughly: four or five implementations, each in two precisions, in both frameworks."""
-
-SIDE_OF: dict[backends.Framework, Side] = {"torch": "first", "flax": "second"}
-OTHER: dict[backends.Framework, backends.Framework] = {"torch": "flax", "flax": "torch"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _elsewhere(framework: backends.Framework) -> list[str]:
     return [name for name, one in module.IMPLEMENTATIONS.items() if missing[name] and hasattr(one, "interpreted")]
 
 
-Runs = dict[tuple[str, str], list[Arrays]]
+Runs = dict[tuple[str, str], list[Tensors]]
 """(precision of the numbers, precision it was computed in: that or float64) -> tensors by name, per seed."""
 
 
@@ -162,7 +161,9 @@ def _judge_all(
                 plain = runs[framework].get(REFERENCE)
                 # One without float64 means what the reference beside it computes there.
                 exact = found if (dtype, "float64") in found or not isinstance(plain, dict) else plain
-                tensors = _judge(framework, found, exact, trusted, dtype)
+                pair = {framework: found[dtype, dtype], other: trusted[dtype, dtype]}
+                truths = {framework: exact[dtype, "float64"], other: trusted[dtype, "float64"]}
+                tensors = judge_tensors(pair, truths, Way(framework, dtype, "eager"))
                 cells.append(
                     dataclasses.replace(cell, verdict=worst([one.verdict for one in tensors]), tensors=tensors)
                 )
@@ -173,7 +174,7 @@ def _run_all(
     framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
 ) -> tuple[dict[str, Runs | str], dict[str, str]]:
     """Return the results of every implementation that supports the case, or why it broke; and why others don't."""
-    backend, implementations = backends.load(framework), backends.load(framework, "implementations")
+    implementations = backends.load(framework, "implementations")
     away = _elsewhere(framework)
     found: dict[str, Runs | str] = {}
     refused: dict[str, str] = {}
@@ -183,29 +184,38 @@ def _run_all(
             continue
         try:
             with implementations.IMPLEMENTATIONS[name].interpreted() if name in away else contextlib.nullcontext():
-                found[name] = _run(backend, name, case, numbers, dtypes, in_full)
-        except NotImplementedError as refusal:  # this call is not for it
-            refused[name] = str(refusal).removeprefix(f"implementation {name!r} does not support this call: ")
+                found[name] = _run(framework, name, case, numbers, dtypes, in_full)
         except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
-            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if isinstance(cause_of(error), NotImplementedError):  # this call is not for it
+                unsupported = f"implementation {name!r} does not support this call: "
+                refused[name] = str(cause_of(error)).removeprefix(unsupported)
+            else:
+                found[name] = message_of(error)
     return found, refused
 
 
 def _run(
-    backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
+    framework: backends.Framework,
+    name: str,
+    case: KernelCase,
+    numbers: list[Numbers],
+    dtypes: tuple[str, ...],
+    in_full: bool,
 ) -> Runs:
     """Return the results in every precision that the implementation has.
 
     Raises:
-        NotImplementedError: it has none of them, or does not serve the case.
+        ModuleFailedError: it has none of them, or does not serve the case.
     """
     runs: Runs = {}
     refusals = []
     for computed in dtypes:
         try:
             given = dtypes if computed == "float64" else (computed,)
-            runs |= _run_in(backend, name, case, numbers, given, computed, in_full)
-        except NotImplementedError as refusal:
+            runs |= _run_in(framework, name, case, numbers, given, computed, in_full)
+        except ModuleFailedError as refusal:
+            if not isinstance(refusal.__cause__, NotImplementedError):
+                raise
             refusals.append(refusal)
     if not any(dtype == computed for dtype, computed in runs):
         raise refusals[0]
@@ -213,7 +223,7 @@ def _run(
 
 
 def _run_in(
-    backend: Any,
+    framework: backends.Framework,
     name: str,
     case: KernelCase,
     numbers: list[Numbers],
@@ -221,45 +231,25 @@ def _run_in(
     computed: str,
     in_full: bool,
 ) -> Runs:
+    backend, functional = backends.load(framework), backends.load(framework, "functional")
+
+    def attend(_: Any, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
+        mask = case.mask.restrict(padding)
+        options = {**operands, **case.options}
+        return functional.dot_product_attention(query, key, value, mask=mask, implementation=name, **options)
+
+    mode = mode_of(framework, MODES[framework][0], computed, in_full=in_full)
     runs: Runs = {}
-    mode = MODES[backend.Runner.framework][0]
     with backend.few_threads(), backend.precision(computed):
-        mode = mode if in_full else QUICK.get(mode, mode)
-        runner = backend.attention_runner(case.mask, mode=mode, implementation=name, **case.options)
+        subject = load_adapter(framework).subject_of(function(attend, {}, framework=framework))
         for dtype in dtypes:
-            results = []
+            results: list[Tensors] = []
             for one in numbers:
                 given = one.rounded(dtype).widened() if computed == "float64" else one.rounded(dtype)
-                (output,), gradients, _ = runner({}, given.inputs, given.cotangents)
-                results.append({"output": output} | {f"grad {key}": array for key, array in gradients.items()})
+                run = subject.run({}, Arguments((), given.inputs), given.cotangents, mode=mode)
+                gradients = zip(given.inputs, run.input_gradients, strict=True)
+                tensors: Tensors = {"output": ("output", run.outputs[0])}
+                tensors |= {f"grad {key}": ("input gradient", array) for key, array in gradients if array is not None}
+                results.append(tensors)
             runs[dtype, computed] = results
     return runs
-
-
-def _judge(
-    framework: backends.Framework, found: Runs, exact: Runs, trusted: Runs, dtype: str
-) -> tuple[TensorVerdict, ...]:
-    """Judge an implementation by the reference of the other framework; `exact` holds what it computes in float64."""
-    judged = []
-    for name in found[dtype, dtype][0]:
-        kind = "output" if name == "output" else "input gradient"
-        measures = []
-        for sample in range(len(found[dtype, dtype])):
-            pair: list[Array] = []
-            for computed, own in ((dtype, found), ("float64", exact)):
-                sides = {framework: own[dtype, computed][sample][name]}
-                sides[OTHER[framework]] = trusted[dtype, computed][sample][name]
-                pair += [sides["torch"], sides["flax"]]
-            kind_scale = scale_of(
-                [
-                    one
-                    for key, one in trusted[dtype, "float64"][sample].items()
-                    if (key == "output") == (kind == "output")
-                ]
-            )
-            measures.append(
-                measure(*pair, kind_scale=kind_scale, dtype=dtype, group=sample, weights="own", sample=sample)
-            )
-        shape = found[dtype, dtype][0][name].shape
-        judged.append(decide(name, name, kind, shape, dtype, measures, sides=(SIDE_OF[framework],)))
-    return tuple(judged)

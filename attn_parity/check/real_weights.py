@@ -16,7 +16,7 @@ from attn_bridge.specs import find_variant
 
 from ..sides.dtypes import DTYPES
 from .cases import Arrays, Case
-from .twin_runs import Subject
+from .twin_runs import Row
 
 BATCH, TOKENS = 2, 12
 """Size of the random input that each layer is run on."""
@@ -24,7 +24,7 @@ BATCH, TOKENS = 2, 12
 _NUM_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
 
 
-def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int] | None = None) -> list[Subject]:
+def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int] | None = None) -> list[Row]:
     """Return one subject per attention layer of a checkpoint.
 
     Args:
@@ -59,13 +59,13 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
         for index, weights in found.items()
     }
     options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
-    subjects = [Subject(variant, _case(name, weights, num_heads), weights, options) for name, weights in layers.items()]
+    subjects = [Row(variant, _case(name, weights, num_heads), weights, options) for name, weights in layers.items()]
     for subject in subjects:
         _check_shapes(path, subject)
     return subjects
 
 
-def _check_shapes(path: Path, subject: Subject) -> None:
+def _check_shapes(path: Path, subject: Row) -> None:
     """Refuse a layer whose tensors do not fit each other, naming them."""
     config = subject.case.config_of(subject.variant)
     wanted = {parameter.rule.torch: parameter.shape for parameter in config.parameters}

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from attn_bridge import backends
 from attn_bridge.specs import Variant
 
 from ..adapters import load_adapter
-from ..sides.subject import Arguments, Array
+from ..sides.subject import Arguments, Array, Run
 from ..verdict.probes import Moved, moved_by
-from .cases import IN_FULL, IN_MODE, MODES, QUICK, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
+from .cases import IN_FULL, IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents, mode_of
 
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
@@ -28,7 +28,7 @@ FUSED = "logsumexp"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Way:
     """One way of running one twin: a framework, a precision, and one of its `MODES`."""
 
     framework: backends.Framework
@@ -48,23 +48,23 @@ Tensors = dict[str, tuple[str, Array]]
 
 
 @dataclasses.dataclass
-class Side:
+class Results:
     """Results of one twin, each a list over samples.
 
     Attributes:
-        runs: results per way of running.
-        oracle: per precision, float64 results on the numbers of that precision.
+        low: results per way of running.
+        exact: per precision, float64 results on the numbers of that precision.
         notes: what a reader has to know about how it was run.
     """
 
-    runs: dict[Run, list[Tensors]] = dataclasses.field(default_factory=dict)
-    oracle: dict[str, list[Tensors]] = dataclasses.field(default_factory=dict)
+    low: dict[Way, list[Tensors]] = dataclasses.field(default_factory=dict)
+    exact: dict[str, list[Tensors]] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """What one task checks: a variant in one case, with weights of its own if they are given.
+class Row:
+    """What is checked: a variant in one case, with weights of its own if they are given.
 
     `options` are the command-line options that choose those weights.
     """
@@ -75,7 +75,7 @@ class Subject:
     options: tuple[str, ...] = ()
 
     def command(self, dtype: str, seeds: int) -> str:
-        """Return the command that runs this subject again."""
+        """Return the command that runs this row again."""
         chosen = self.options or (self.variant.name,)
         arguments = ("--case", self.case.name, "--dtype", dtype, "--seeds", str(seeds))
         return shlex.join(["attn-bridge", "check", *chosen, *arguments])
@@ -133,80 +133,97 @@ class Subject:
 
 def run_side(
     framework: backends.Framework,
-    subject: Subject,
+    row: Row,
     numbers: list[Numbers],
     dtypes: tuple[str, ...],
     everywhere: bool,
     full: bool,
     stop: threading.Event,
-) -> Side:
-    """Run one twin of a subject in every precision and mode; what runs `everywhere` is compiled as users compile it."""
+) -> Results:
+    """Run one twin of a row in every precision and mode; what runs `everywhere` is compiled as users compile it."""
     backend = backends.load(framework)
-    chosen = subject.precisions(dtypes, everywhere)
+    chosen = row.precisions(dtypes, everywhere)
     main, *others = MODES[framework]
-    runs = [Run(framework, dtype, main) for dtype in chosen if dtype != "float64"]
-    if subject.is_first and "float32" in chosen:
-        modes = [mode for mode in others if full or subject.variant.name in IN_MODE[mode]]
-        runs += [Run(framework, "float32", mode) for mode in modes]
-    side = Side()
+    ways = [Way(framework, dtype, main) for dtype in chosen if dtype != "float64"]
+    if row.is_first and "float32" in chosen:
+        modes = [mode for mode in others if full or row.variant.name in IN_MODE[mode]]
+        ways += [Way(framework, "float32", mode) for mode in modes]
+    results = Results()
     with backend.few_threads():
         with backend.precision("float64"):
-            runner = _twin(backend, subject, "float64", main)
-            runner.check_parameters(numbers[0])
+            twin, mode = _twin(framework, row, "float64"), mode_of(framework, main, "float64", in_full=True)
+            twin.check_parameters(numbers[0], mode)
             for dtype in chosen:
                 if stop.is_set():
-                    return side
-                side.oracle[dtype] = [runner(one.rounded(dtype).widened()) for one in numbers]
-        side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
-        for run in runs:
+                    return results
+                results.exact[dtype] = [twin.run(one.rounded(dtype).widened(), mode) for one in numbers]
+        results.low[Way(framework, "float64", main)] = results.exact["float64"]
+        for way in ways:
             if stop.is_set():
-                return side
-            with backend.precision(run.dtype):
-                runner = _twin(backend, subject, run.dtype, run.mode, everywhere or subject.is_in_full(run.dtype))
-                side.runs[run] = [runner(one.rounded(run.dtype)) for one in numbers]
-            side.notes.extend(note for note in runner.notes if note not in side.notes)
-    return side
+                return results
+            mode = mode_of(framework, way.mode, way.dtype, in_full=everywhere or row.is_in_full(way.dtype))
+            with backend.precision(way.dtype):
+                twin = _twin(framework, row, way.dtype)
+                results.low[way] = [twin.run(one.rounded(way.dtype), mode) for one in numbers]
+            if mode == "inductor" and not load_adapter(framework).can_build_extensions():
+                results.notes.append("inductor ran as aot: no C++ compiler or no Python headers on this machine")
+    return results
 
 
 class _Twin:
-    """One twin of a subject in one precision and mode; calling it gives every output and gradient in torch's layout."""
+    """One twin of a row in one precision, run as the judge runs any module, with results in torch's layout."""
 
-    def __init__(self, backend: Any, subject: Subject, dtype: str, mode: str):
-        arguments = subject.case.arguments(subject.variant)
-        module = backend.build(subject.variant, arguments, dtype)
-        config = subject.case.config_of(subject.variant)
+    def __init__(self, framework: backends.Framework, row: Row, dtype: str):
+        config = row.case.config_of(row.variant)
+        module = backends.load(framework).build(row.variant, row.case.arguments(row.variant), dtype)
         own = getattr(module, "config", config)
         if own != config:
-            raise TwinDiffersError(f"{subject.variant.name} holds the config {own}, expected {config}")
-        statics = {"return_weights": True} if subject.returns_weights else {}
-        self.name, self.dtype = subject.variant.name, dtype
+            raise TwinDiffersError(f"{row.variant.name} holds the config {own}, expected {config}")
+        self.name, self.dtype, self.framework = row.variant.name, dtype, framework
         self.rules = config.rules()
-        self.framework = backend.Runner.framework
-        if mode == FUSED:
-            self.runner: Any = _FusedRunner(load_adapter(self.framework).subject_of(module), statics)
-        else:
-            self.runner = backend.Runner(module, mode=mode, **statics)
-        self.notes: list[str] = self.runner.notes
+        self.subject: Any = load_adapter(framework).subject_of(module)
+        self.statics = {"return_weights": True} if row.returns_weights else {}
+        names = {getattr(parameter.rule, framework) for parameter in config.parameters}
+        if self.subject.parameters().keys() != names:
+            found = ", ".join(self.subject.parameters())
+            raise TwinDiffersError(f"{self.name} has the parameters {found}, expected {', '.join(sorted(names))}")
 
-    def __call__(self, numbers: Numbers) -> Tensors:
-        flax = self.framework == "flax"
+    def run(self, numbers: Numbers, mode: str) -> Tensors:
+        """Return every output and gradient."""
+        return self._named(self._run(numbers, mode), numbers.inputs)
+
+    def moved(self, numbers: Numbers, mode: str) -> dict[str, Moved]:
+        """Return how far each gradient moves when softmax is computed as fused kernels recompute it."""
+        run = self._run(numbers, FUSED)
+        if not run.moved:
+            return {}
+        before, after = self.run(numbers, mode), self._named(run, numbers.inputs)
+        names = [name for name, (kind, _) in before.items() if kind.endswith("gradient")]
+        return {name: moved_by(before[name][1], after[name][1]) for name in names}
+
+    def _run(self, numbers: Numbers, mode: str) -> Run:
         weights: Arrays = dict(numbers.weights)
-        weights = self.rules.convert(weights, "torch") if flax else weights
-        outputs, inputs, parameters = self.runner(weights, numbers.inputs, numbers.cotangents)
-        for output in outputs:
+        weights = self.rules.convert(weights, "torch") if self.framework == "flax" else weights
+        call = Arguments((), {**numbers.inputs, **self.statics})
+        found: Run = self.subject.run(weights, call, numbers.cotangents, mode=mode)
+        return found
+
+    def _named(self, run: Run, inputs: Iterable[str]) -> Tensors:
+        for output in run.outputs:
             if output.dtype.name != self.dtype:
                 raise TwinDiffersError(f"{self.name} returns {output.dtype.name} for {self.dtype} input")
-        parameters = self.rules.convert(parameters, "flax") if flax else parameters
-        tensors: Tensors = {
-            name: (name, output) for name, output in zip(("output", "weights")[: len(outputs)], outputs, strict=True)
-        }
-        tensors |= {f"grad {name}": ("input gradient", gradient) for name, gradient in inputs.items()}
+        parameters = run.parameter_gradients
+        parameters = self.rules.convert(parameters, "flax") if self.framework == "flax" else parameters
+        names = ("output", "weights")[: len(run.outputs)]
+        tensors: Tensors = {name: (name, output) for name, output in zip(names, run.outputs, strict=True)}
+        gradients = zip(inputs, run.input_gradients, strict=True)
+        tensors |= {f"grad {name}": ("input gradient", one) for name, one in gradients if one is not None}
         for name, gradient in parameters.items():
             kind = "vector gradient" if gradient.ndim == 1 else "matrix gradient"
             tensors[f"grad {name}"] = (kind, gradient)
         return tensors
 
-    def check_parameters(self, numbers: Numbers) -> None:
+    def check_parameters(self, numbers: Numbers, mode: str) -> None:
         """Poison each parameter in turn: one whose NaN changes nothing is left out of the computation.
 
         A gradient cannot tell: that of a key bias is zero although the bias is added. Most often NaN comes out; some
@@ -214,53 +231,27 @@ class _Twin:
         """
         for name, array in numbers.weights.items():
             poisoned = dataclasses.replace(numbers, weights=numbers.weights | {name: np.full_like(array, np.nan)})
-            output = self(poisoned)["output"][1]
-            if not np.isnan(output).any() and np.array_equal(output, self(numbers)["output"][1]):
+            output = self._run(poisoned, mode).outputs[0]
+            if not np.isnan(output).any() and np.array_equal(output, self._run(numbers, mode).outputs[0]):
                 raise TwinDiffersError(f"{self.name} does not use its parameter {name}")
 
 
-class _FusedRunner:
-    """Runs a module with softmax computed as fused attention kernels recompute it; see `probes`."""
-
-    def __init__(self, subject: Any, statics: Mapping[str, Any]):
-        self.subject, self.statics = subject, statics
-        self.notes: list[str] = []
-        self.replaced = 0
-
-    def __call__(self, weights: Arrays, inputs: Arrays, cotangents: list[Array]) -> tuple[list[Array], Arrays, Arrays]:
-        call = Arguments((), {**inputs, **self.statics})
-        run = self.subject.run(weights, call, cotangents, mode=FUSED)
-        self.replaced = run.moved
-        found = dict(zip(call.named([]), run.input_gradients, strict=True))
-        return run.outputs, {name: one for name, one in found.items() if one is not None}, run.parameter_gradients
-
-
-def fused_losses(
-    framework: backends.Framework, subject: Subject, numbers: list[Numbers], dtype: str
-) -> list[dict[str, Moved]]:
+def fused_losses(framework: backends.Framework, row: Row, numbers: list[Numbers], dtype: str) -> list[dict[str, Moved]]:
     """Return, per sample, how far each gradient moves when softmax is computed as fused kernels recompute it."""
     backend = backends.load(framework)
-    plain, fused = (_twin(backend, subject, dtype, mode) for mode in (MODES[framework][0], FUSED))
-    found = []
+    twin, mode = _twin(framework, row, dtype), MODES[framework][0]
     with backend.few_threads(), backend.precision(dtype):
-        for one in numbers:
-            before, after = plain(one.rounded(dtype)), fused(one.rounded(dtype))
-            names = [name for name, (kind, _) in before.items() if kind.endswith("gradient")]
-            replaced = names if fused.runner.replaced else []
-            found.append({name: moved_by(before[name][1], after[name][1]) for name in replaced})
-    return found
+        return [twin.moved(one.rounded(dtype), mode) for one in numbers]
 
 
 _last = threading.local()
 
 
-def _twin(backend: Any, subject: Subject, dtype: str, mode: str, in_full: bool = True) -> _Twin:
-    """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a kind)."""
-    mode = mode if in_full else QUICK.get(mode, mode)
-    arguments = tuple(subject.case.arguments(subject.variant).items())
-    key = (subject.variant.name, arguments, subject.returns_weights)
-    kind = (backend.Runner.framework, dtype, mode)
+def _twin(framework: backends.Framework, row: Row, dtype: str) -> _Twin:
+    """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a precision)."""
+    arguments = tuple(row.case.arguments(row.variant).items())
+    key = (row.variant.name, arguments, row.returns_weights)
     twins: dict[Any, tuple[Any, _Twin]] = _last.__dict__
-    if kind not in twins or twins[kind][0] != key:
-        twins[kind] = (key, _Twin(backend, subject, dtype, mode))
-    return twins[kind][1]
+    if twins.get(f"{framework} {dtype}", ((),))[0] != key:
+        twins[f"{framework} {dtype}"] = (key, _Twin(framework, row, dtype))
+    return twins[f"{framework} {dtype}"][1]

@@ -41,7 +41,7 @@ from .probes.rounding import Jitter
 from .probes.uses import first_uses
 from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
-from .running.execution import UNTRACEABLE, op_by_op, read, trace, walk
+from .running.execution import UNTRACEABLE, op_by_op, quick_options, read, trace, walk
 from .running.promotion import promoted
 from .running.ways import Moved, counted, directly, is_double, is_probe, moving_literals, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float
@@ -50,7 +50,7 @@ from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
 from .sides.shards import shares_of
 
-MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash", "literals")
+MODES = ("eager", "jit", "quick", "untraced", "jitter", "tables", "logsumexp", "flash", "literals")
 """Ways to run; `JaxSubject.run` says what each is."""
 
 MAX_TEXT = 300
@@ -218,8 +218,9 @@ class JaxSubject:
             arguments: the call; floating-point arrays get gradients.
             cotangents: one array per output (None for none).
             dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager``, ``jit`` (jax.jit of the whole), ``jitter`` (every operation rounds at random), ``tables``
-                (in float64, what depends on neither weights nor floating-point inputs is moved by a unit of float32)
+            mode: ``eager``, ``jit`` (jax.jit of the whole), ``quick`` (which takes a tenth of the compiling),
+                ``untraced`` (as a call runs it), ``jitter`` (every operation rounds at random), ``tables`` (in float64,
+                what depends on neither weights nor floating-point inputs is moved by a unit of float32)
                 ``logsumexp`` (every softmax is computed from its log-sum-exp), or ``flash`` (in float64, as it is: JAX
                 has no fused attention that computes in it).
             seed: of the random numbers that the side may draw, and of those that move values.
@@ -440,8 +441,10 @@ class JaxSubject:
             if mode == "literals":
                 return moving_literals(closed, tree)
             return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
-        if mode == "jit":
-            compiled = jax.jit(function)
+        if mode == "untraced":
+            return directly(function, promote=False)
+        if mode in ("jit", "quick"):
+            compiled = jax.jit(function, compiler_options=quick_options() if mode == "quick" else None)
             return lambda operands, seed: compiled(*self.home.put(operands))
         try:
             # What is compiled within the module was perhaps traced before, with masks of its own.

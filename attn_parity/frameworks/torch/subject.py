@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from torch_attn.backend import _can_build_extensions, few_threads, from_numpy
+from torch_attn.backend import few_threads, from_numpy
 from torch_attn.functional import dtype_name
 
 from ...hints.settings import read as read_settings
@@ -24,7 +24,7 @@ from ...sides.large import is_large
 from ...sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, Substitute, plain_values
 from .drawing import drawing
 from .recording import Recorder
-from .running.execution import Execution, as_written
+from .running.execution import Execution, as_written, can_build_extensions
 from .running.gradients import NeedsBackwardError
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
@@ -70,7 +70,7 @@ class TorchSubject:
         self.plain: dict[str, Any] = {}
         self.entry: str | None = None
         self.parts: dict[str, list[Tensor | None]] = {}
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[tuple[str, str], Any] = {}
         self._accumulates = False
 
     @property
@@ -189,8 +189,9 @@ class TorchSubject:
             arguments: the call; floating-point arrays get gradients.
             cotangents: one array per output (None for none).
             dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager``, ``jit`` (torch.compile), ``jitter`` (every operation rounds at random), ``tables`` (in
-                float64, with what depends on no weight and no input moved by a float32 unit), ``logsumexp``
+            mode: ``eager``, ``jit`` (torch.compile), ``inductor`` or ``aot`` (torch.compile of one whole
+                graph, with or without C++ code), ``jitter`` (every operation rounds at random), ``tables`` (in float64,
+                with what depends on no weight and no input moved by a float32 unit), ``logsumexp``
                 (softmax by the formula of FlashAttention's backward pass), or ``flash`` (in float64, fused attention
                 alone by that formula, rounded at random; with the seed `STILL` by softmax itself).
             seed: of the random numbers that the code may draw, and of the moves.
@@ -302,12 +303,14 @@ class TorchSubject:
         """Return copies of the buffers of a part, for it to write to."""
         return {name: _cast(one.detach().clone().to(self.device), dtype) for name, one in part.constants.items()}
 
-    def compiled(self, part: Part, path: str) -> Any:
+    def compiled(self, part: Part, path: str, mode: str) -> Any:
         """Return the part compiled by torch.compile; a second run takes the first one's."""
-        if path not in self._compiled:
-            backend = "inductor" if _can_build_extensions() else "aot_eager"
-            self._compiled[path] = torch.compile(part.target, backend=backend)
-        return self._compiled[path]
+        if (path, mode) not in self._compiled:
+            backend = "inductor" if mode != "aot" and can_build_extensions() else "aot_eager"
+            if mode != "jit":
+                torch.compiler.reset()  # which gives up on code that it has compiled for many modules
+            self._compiled[path, mode] = torch.compile(part.target, backend=backend, fullgraph=mode != "jit")
+        return self._compiled[path, mode]
 
 
 def _cast(tensor: Tensor, dtype: str | None) -> Tensor:

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from jax_attn import backend
+from attn_parity.frameworks.jax.running.execution import quick_options
 
 
 def in_jit(module: nnx.Module, x: Array, arguments: Mapping[str, Any]) -> Any:
@@ -20,4 +20,4 @@ def in_jit(module: nnx.Module, x: Array, arguments: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _jitted() -> Callable[..., Any]:
-    return jax.jit(lambda module, x, arguments: module(x, **arguments), compiler_options=backend._known_options())
+    return jax.jit(lambda module, x, arguments: module(x, **arguments), compiler_options=quick_options())

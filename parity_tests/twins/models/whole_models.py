@@ -12,6 +12,8 @@ from flax import nnx
 
 import torch_attn
 from attn_bridge import transfer
+from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import Arguments
 from jax_attn import backend as jax_backend
 from parity_tests.support.whole_models import WholeModel, draw
 from torch_attn import backend as torch_backend
@@ -56,14 +58,15 @@ def weights(model: WholeModel) -> dict[str, np.ndarray]:
 def results(model: WholeModel) -> dict[str, Result]:
     """Return what each framework computes in float64 from the same weights; Flax has them from torch."""
     plain = make_torch(model, "float64")
-    output, _, gradients = torch_backend.Runner(plain)(weights(model), model.inputs, [cotangent(model)])
-    found = {"torch": (output[0], gradients)}
+    torch_backend.set_weights(plain, weights(model))
+    call, cotangents = Arguments((), model.inputs), [cotangent(model)]
+    run = load_adapter("torch").subject_of(plain).run(weights(model), call, cotangents)
+    found = {"torch": (run.outputs[0], run.parameter_gradients)}
     with jax_backend.precision("float64"):
         flax = make_flax(model, "float64")
         transfer(plain, flax)
-        run = jax_backend.Runner(flax, mode="jit")
-        output, _, gradients = run(jax_backend.get_weights(flax), model.inputs, [cotangent(model)])
-    found["flax"] = (output[0], plain.config.rules().convert(gradients, "flax"))
+        run = load_adapter("flax").subject_of(flax).run(jax_backend.get_weights(flax), call, cotangents, mode="quick")
+    found["flax"] = (run.outputs[0], plain.config.rules().convert(run.parameter_gradients, "flax"))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -25,11 +26,40 @@ UNTRACEABLE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTy
 """What JAX raises where a program looks at values."""
 
 
+_QUICK_TO_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+
 class After(Protocol):
     """Gets what each operation returns, and gives what takes its place."""
 
     def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
         """Return what takes the place of the results of the operation `name`."""
+
+
+def quick_options() -> dict[str, Any] | None:
+    """Return options that compile a program ten times as fast; how fast it runs matters to no one.
+
+    They change what LLVM makes of the program (it rounds more often, as no two operations become one), not what XLA
+    makes of the code before.
+    """
+    return _known_options() if jax.default_backend() == "cpu" else None
+
+
+@functools.cache
+def _known_options() -> dict[str, Any]:
+    """Return those of `_QUICK_TO_COMPILE` that this XLA knows; they come and go between its versions."""
+    known: dict[str, Any] = {}
+    for name, value in _QUICK_TO_COMPILE.items():
+        try:
+            jax.jit(lambda: 0, compiler_options={name: value})()
+        except jax.errors.JaxRuntimeError:
+            continue
+        known[name] = value
+    return known
 
 
 def trace(function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:

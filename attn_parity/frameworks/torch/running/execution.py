@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import os
+import pathlib
+import shutil
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,6 +38,10 @@ from .uses import Uses
 
 if TYPE_CHECKING:
     from ..subject import TorchSubject
+
+
+COMPILED = ("jit", "inductor", "aot")
+"""Modes in which torch.compile runs the code; what gives way to its compiler is left out there."""
 
 
 class Execution:
@@ -124,13 +132,13 @@ class Execution:
         hidden = unregistered(modules, subject.name, subject.side.call)
         with contextlib.ExitStack() as stack:
             stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
-            if self.mode == "jit" or "torch._dynamo" in sys.modules:
+            if self.mode in COMPILED or "torch._dynamo" in sys.modules:
                 stack.enter_context(_quiet())
-            if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
+            if self.mode not in COMPILED and (self.mode, self.dtype, subject.train) != ("eager", None, False):
                 stack.enter_context(eager())
             stack.enter_context(precision_of(self.dtype))
             drawn = stack.enter_context(subject.drawing(source))
-            if hidden and self.mode != "jit":
+            if hidden and self.mode not in COMPILED:
                 stack.enter_context(Watching(hidden, self.label))
             stack.enter_context(differentiable())
             yield drawn
@@ -167,7 +175,8 @@ class Execution:
 
     @contextlib.contextmanager
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
-        target = self.subject.compiled(self.part, self.path) if self.mode == "jit" else self.part.target
+        compiled = self.mode in COMPILED
+        target = self.subject.compiled(self.part, self.path, self.mode) if compiled else self.part.target
         lends_any = any(isinstance(one, Lent) for one in tensors.values())
         with (
             self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call,
@@ -247,6 +256,13 @@ def as_written(run: Callable[[], Run]) -> Run:
         if known or "torch._dynamo" not in sys.modules:
             return found
     return run()
+
+
+def can_build_extensions() -> bool:
+    """Tell whether torch.compile can build its CPU kernels here: a C++ compiler and Python.h."""
+    compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
+    headers = pathlib.Path(sysconfig.get_paths()["include"], "Python.h")
+    return headers.exists() and any(shutil.which(compiler) for compiler in compilers if compiler)
 
 
 @contextlib.contextmanager
