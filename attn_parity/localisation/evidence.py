@@ -13,7 +13,7 @@ from ..sides.subject import Array, Arrays, Call
 from .between import Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
-from .sides import Runner, Sides
+from .sides import Sides, SubmoduleRunner
 
 TELLING = 1 << 27
 """Most elements of a weight that hints are drawn from."""
@@ -24,7 +24,7 @@ MAX_BEFORE = 4
 
 def evidence_of(
     sides: Sides,
-    runner: Runner | None,
+    runner: SubmoduleRunner | None,
     paths: Mapping[Side, str],
     calls: dict[Side, Call],
     known: Evidence,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..pair import SIDES
+from ..pairing import Pairing
 from ..results.findings import Side
 from ..sides.subject import Arrays, Call, Run
 from ..verdict.measures import scale_of
@@ -21,7 +22,7 @@ from .leaves import (
     relative,
     whole_numbers,
 )
-from .sides import Pairing, Runner
+from .sides import SubmoduleRunner
 
 Paths = Mapping[Side, str]
 
@@ -65,7 +66,13 @@ class Trial:
 
 
 def force(
-    runner: Runner, pairing: Pairing, paths: Paths, calls: dict[Side, Call], limit: float, *, strict: bool = False
+    runner: SubmoduleRunner,
+    pairing: Pairing,
+    paths: Paths,
+    calls: dict[Side, Call],
+    limit: float,
+    *,
+    strict: bool = False,
 ) -> Trial:
     """Run a pair of submodules by itself, fed by each side in turn.
 
@@ -132,7 +139,7 @@ def compare_freely(calls: dict[Side, Call], limit: float) -> Trial:
 
 
 def run_both(
-    runner: Runner, paths: Paths, calls: dict[Side, Call], feed: Feed, outputs: Sequence[Group], source: Side
+    runner: SubmoduleRunner, paths: Paths, calls: dict[Side, Call], feed: Feed, outputs: Sequence[Group], source: Side
 ) -> dict[Side, Run]:
     """Run both sides on one side's numbers."""
     arguments = fed(calls, feed.groups, source, discrete=feed.discrete)

@@ -14,13 +14,13 @@ from ..verdict.measures import Measure
 from .between import Step
 from .forcing import Paths
 from .leaves import Group, fed, in_dtype, match_leaves
-from .sides import Runner, Sides
+from .sides import Sides, SubmoduleRunner
 from .sources import outputs_of
 from .weighing import measured
 
 
 def shares(
-    runner: Runner, sides: Sides, paths: Paths, whole: dict[Side, Call], steps: Sequence[Step], copies: int
+    runner: SubmoduleRunner, sides: Sides, paths: Paths, whole: dict[Side, Call], steps: Sequence[Step], copies: int
 ) -> list[float]:
     """Return the share of its allowance that the code in front of each step takes, and that of the outputs, last.
 

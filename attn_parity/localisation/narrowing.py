@@ -12,7 +12,7 @@ from .between import Direction, Step, calls_inside, located, steps_of
 from .forcing import Feed, compare_freely, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
 from .losses import shares
-from .sides import FAILURES, Runner, Sides
+from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
 from .weighing import COPIES
@@ -50,7 +50,7 @@ class Narrowing:
     """
 
     def __init__(
-        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, limit_of: Limit
+        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: SubmoduleRunner | None, limit_of: Limit
     ) -> None:
         self._sides, self._calls, self._runner, self._limit_of = sides, calls, runner, limit_of
 

@@ -19,7 +19,7 @@ from .between import Step
 from .forcing import Feed, apart_in, gradients_of, run_both
 from .leaves import apart, distance, match_leaves
 from .search import LIMIT, SURE
-from .sides import FAILURES, Live, Sides, calls_of, sides_of
+from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .weighing import rounding
 
 Remainder = Divergence | Literal["nothing", "unknown"]
@@ -38,7 +38,7 @@ def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: fl
     sides = sides_of(pair, sample)
     if sides.lacks or any(not hasattr(one, "substituted") for one in sides.subjects.values()):
         return "unknown"
-    runner = Live(sides)
+    runner = SubmoduleRunner(sides)
     try:
         calls, problems = calls_of(sides, runner)
         if problems:
@@ -82,7 +82,7 @@ def _outermost(targets: Mapping[str, str]) -> dict[str, str]:
 
 
 def _substitutes(
-    runner: Live, sides: Sides, path: str, second_path: str, calls: Mapping[Side, Sequence[Call]]
+    runner: SubmoduleRunner, sides: Sides, path: str, second_path: str, calls: Mapping[Side, Sequence[Call]]
 ) -> list[Substitute]:
     """Return what makes the calls of one submodule of the second side the first side's; none if they don't fit."""
     paths: dict[Side, str] = {"first": path, "second": second_path}

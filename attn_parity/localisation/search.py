@@ -23,7 +23,7 @@ from .between import Direction, Step, next_of
 from .evidence import evidence_between, evidence_of
 from .forcing import Trial, compare_freely, force
 from .narrowing import SMALL_PART, Narrowing
-from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
+from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
 
@@ -77,7 +77,7 @@ def find(
 
 def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agree: bool = False) -> Found:
     """Do so for two subjects that can run."""
-    runner = Live(sides)
+    runner = SubmoduleRunner(sides)
     calls, problems = calls_of(sides, runner)
     aim = "precision" if sides.lacks else aim
     found = find_in_calls(sides, calls, runner, aim, allowed, outputs_agree=outputs_agree)
@@ -90,7 +90,7 @@ def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agre
 def find_in_calls(
     sides: Sides,
     calls: Mapping[Side, Sequence[Call]],
-    runner: Runner | None = None,
+    runner: SubmoduleRunner | None = None,
     aim: Aim = "meaning",
     allowed: float | None = 0.0,
     *,
@@ -112,7 +112,12 @@ def find_in_calls(
 
 class _Search:
     def __init__(
-        self, sides: Sides, calls: Mapping[Side, Sequence[Call]], runner: Runner | None, aim: Aim, allowed: float | None
+        self,
+        sides: Sides,
+        calls: Mapping[Side, Sequence[Call]],
+        runner: SubmoduleRunner | None,
+        aim: Aim,
+        allowed: float | None,
     ):
         self.sides, self.calls, self.runner, self.aim, self.allowed = sides, calls, runner, aim, allowed
         self.least = LIMIT

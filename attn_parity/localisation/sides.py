@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..pair import SIDES, Pair
+from ..pairing import Pairing
 from ..results.findings import Side, shown
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
@@ -18,17 +19,6 @@ from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, 
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
 """What a subject raises when a submodule can't be run by itself."""
-
-
-class Pairing(Protocol):
-    """Which parameter is which."""
-
-    @property
-    def matches(self) -> Sequence[Any]:
-        """The pairs, each with a ``first`` and a ``second`` tensor."""
-
-    def aligned(self, arrays: Mapping[str, Array], side: Side) -> Arrays:
-        """Return arrays of one side per pair, under first names and with the first side's axes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,49 +50,7 @@ class Sides:
     judged: Sequence[Side] = SIDES
 
 
-class Runner(Protocol):
-    """Runs submodules by themselves; recorded results have none."""
-
-    def run(
-        self,
-        side: Side,
-        path: str,
-        arguments: Arguments,
-        cotangents: Sequence[Array | None] | None = None,
-        *,
-        low: bool = False,
-    ) -> Run:
-        """Run one submodule in float64, or in the working precision."""
-
-    def run_moved(
-        self,
-        side: Side,
-        path: str,
-        arguments: Arguments,
-        cotangents: Sequence[Array | None],
-        seed: int,
-        kind: str = "tables",
-    ) -> Run:
-        """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
-
-    def record(
-        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
-    ) -> list[Call] | None:
-        """Return the calls inside one call of a submodule, under their whole paths; None if that can't be recorded."""
-
-    def substituted(
-        self,
-        side: Side,
-        path: str,
-        arguments: Arguments,
-        substitutes: Mapping[str, Sequence[Substitute]],
-        *,
-        low: bool = False,
-    ) -> tuple[list[Array], Sequence[Call]]:
-        """Run one submodule with the results of calls inside it replaced; return outputs and calls."""
-
-
-class Live:
+class SubmoduleRunner:
     """Runs the submodules of two subjects.
 
     Args:
@@ -189,7 +137,7 @@ def _parameters(subject: Any, method: str) -> Collection[str]:
     return () if function is None else inspect.signature(function).parameters.keys()
 
 
-def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[str]]:
+def calls_of(sides: Sides, runner: SubmoduleRunner) -> tuple[dict[Side, list[Call]], list[str]]:
     """Run both sides freely and return every call, the whole's first, and what could not be recorded."""
     outputs: dict[Side, list[Array]] = {}
     problems = []

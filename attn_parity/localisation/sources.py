@@ -19,7 +19,7 @@ from ..sides.subject import Arguments, Array, Call, Substitute
 from .between import Step
 from .forcing import Paths
 from .leaves import Group, distance, fed, match_leaves, relative
-from .sides import FAILURES, Runner
+from .sides import FAILURES, SubmoduleRunner
 
 INPUTS = -1
 """Stands for the module's own inputs among the positions of its calls."""
@@ -59,7 +59,7 @@ class Sources:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: SubmoduleRunner,
         paths: Paths,
         whole: dict[Side, Call],
         steps: Sequence[Step],

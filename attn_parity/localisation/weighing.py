@@ -16,7 +16,7 @@ from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
 from ..verdict.measures import Measure, measure, scale_of
 from .forcing import Paths, shapes_apart
 from .leaves import distance, fed, fed_cotangents, match_leaves
-from .sides import Runner, Sides
+from .sides import Sides, SubmoduleRunner
 
 TABLE_SEEDS = 2
 """How many times the tables in a submodule are moved."""
@@ -25,7 +25,7 @@ COPIES = 6
 """How many slightly moved inputs a submodule's precision is judged on."""
 
 
-def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> float:
+def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> float:
     """Return the relative difference in float64 that the errors of a pair in its own precision predict.
 
     Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
@@ -45,7 +45,7 @@ def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
     return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
 
 
-def explained(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
+def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
     """Return the relative differences, forward and backward, that tables and literals of a pair may cause.
 
     Tables are what depends on neither weights nor floating-point inputs; literals are those of float32 accuracy. Where
@@ -88,7 +88,7 @@ def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
 
 
 def weigh(
-    runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
+    runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]
 ) -> tuple[dict[str, float], dict[str, Side], str]:
     """Judge the precision of a pair by itself, on the first side's inputs.
 

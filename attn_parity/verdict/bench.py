@@ -18,8 +18,7 @@ from .criterion import agree, allowed_meaning, decide, precision_used
 from .limits import FLASH_LIMIT, LITERAL_LIMIT, TABLE_LIMIT, sum_floor
 from .measures import Key, Measure, measure, scale_of, with_error, with_flash_loss, with_literal_error, with_table_error
 from .noise import Noise
-from .probes import moved_by
-from .probing import Probing
+from .probes import Probing, moved_by
 from .reached import Reached
 from .runner import Runner
 

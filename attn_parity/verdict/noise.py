@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..pair import SIDES, Pair
+from ..pair import SIDES
 from ..results.findings import Side
 from ..samples import sampling
-from ..samples.sampling import FIRST, Planned, Sample
+from ..samples.sampling import FIRST, Sample
 from ..sides.dtypes import is_float, unit_of, wide
-from ..sides.subject import Array, ModuleFailedError, Run
+from ..sides.subject import Array, ModuleFailedError
 from .measures import scale_of
+
+if TYPE_CHECKING:
+    from .runner import Live
 
 ULP_SEEDS = 8
 """How many times weights and inputs are moved by one ulp where neither side has float64."""
@@ -24,21 +27,6 @@ HALVES_SIZE = 1 << 18
 
 Named = Mapping[str, tuple[str, Array]]
 """Name -> kind and array."""
-
-
-class Runs(Protocol):
-    """What runs a live pair."""
-
-    pair: Pair
-
-    def sample(self, planned: Planned) -> Sample:
-        """Draw a sample."""
-
-    def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
-        """Run one side on a sample, forward and backward."""
-
-    def outputs(self, side: Side, sample: Sample) -> Run:
-        """Run one side forward on a sample."""
 
 
 @dataclasses.dataclass
@@ -57,7 +45,7 @@ class Noise:
 
 
 def measured_noise(
-    runner: Runs, dtype: str, modes: tuple[str, ...], sides: Iterable[Side] = SIDES, *, perturb: bool | None = None
+    runner: Live, dtype: str, modes: tuple[str, ...], sides: Iterable[Side] = SIDES, *, perturb: bool | None = None
 ) -> Noise:
     """Measure the noise of some sides of a live pair on the first sample.
 
@@ -104,7 +92,7 @@ def relative(one: Named, two: Named) -> float:
     return largest
 
 
-def perturbed(runner: Runs, dtype: str) -> dict[str, float]:
+def perturbed(runner: Live, dtype: str) -> dict[str, float]:
     """Return how far moves of weights and inputs by one ulp move the first side's results, three times over."""
     pair, eps = runner.pair, unit_of(dtype)
     sample = runner.sample(FIRST)
@@ -137,7 +125,7 @@ def _units(one: Named, two: Named, dtype: str) -> dict[str, float]:
     return found
 
 
-def _in_halves(runner: Runs, sample: Sample) -> float | None:
+def _in_halves(runner: Live, sample: Sample) -> float | None:
     """Run the first side on each half of the batch, where all inputs share a first axis, and compare with the whole."""
     leaves = sample.arguments["first"].leaves
     sizes = {leaf.shape[0] if leaf.ndim > 1 else 0 for leaf in leaves}

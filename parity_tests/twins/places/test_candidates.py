@@ -13,7 +13,7 @@ from torch import nn
 from attn_bridge.parity import compare
 from attn_parity.localisation import search
 from attn_parity.localisation.search import find_in_calls
-from attn_parity.localisation.sides import Live, calls_of
+from attn_parity.localisation.sides import SubmoduleRunner, calls_of
 
 from . import planted_places as planted
 from .planted_places import WIDTH, TorchLinear, linear
@@ -107,7 +107,7 @@ def test_a_branch_in_a_nested_module_is_named():
 
 def test_recorded_numbers_exclude_no_branch():
     sides = planted.sides_of(Branches(), Branches(skip=0.55))
-    calls, _ = calls_of(sides, Live(sides))
+    calls, _ = calls_of(sides, SubmoduleRunner(sides))
     found = find_in_calls(sides, calls).divergence
     assert candidates(found) == ADDED | {("", ("down", "out")), ("", ("fc1", "out"))}
 

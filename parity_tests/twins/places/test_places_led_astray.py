@@ -13,7 +13,7 @@ from torch import nn
 
 from attn_bridge.parity import compare
 from attn_parity.localisation.search import find_in_calls, find_on
-from attn_parity.localisation.sides import SIDES, Live, calls_of
+from attn_parity.localisation.sides import SIDES, SubmoduleRunner, calls_of
 from attn_parity.sides.subject import CannotPromoteError
 
 from . import planted_places as planted
@@ -327,7 +327,7 @@ def test_without_float64_it_is_looked_for_in_the_working_precision():
 
 def test_recorded_numbers_alone_name_code_between_submodules():
     sides = planted.sides_of(model(TorchBlock), model(TorchBlock, "residual", "scale"))
-    calls, problems = calls_of(sides, Live(sides))
+    calls, problems = calls_of(sides, SubmoduleRunner(sides))
     found = find_in_calls(sides, calls).divergence
     assert not problems
     assert (found.path, found.direction, found.between) == (
