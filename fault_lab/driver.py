@@ -23,7 +23,7 @@ from attn_parity.results.findings import Picture, Side
 from attn_parity.results.report import Report
 from attn_parity.samples import inputs as calls
 from attn_parity.samples import sampling
-from attn_parity.settings.environment import environment
+from attn_parity.settings.precision import environment
 from attn_parity.sides.subject import Arguments
 
 from .adapters import load_mutants

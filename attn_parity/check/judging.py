@@ -14,8 +14,7 @@ from attn_bridge import backends
 from ..results.findings import Side, TensorVerdict, shown, worst
 from ..sides.subject import Array, ModuleFailedError
 from ..verdict.criterion import decide
-from ..verdict.limits import sum_floor
-from ..verdict.measures import measure, with_error
+from ..verdict.measures import measure, sum_floor, with_error
 from ..verdict.probes import Moved
 from .cases import MODES, Numbers
 from .report import Cell

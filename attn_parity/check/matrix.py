@@ -17,7 +17,7 @@ from attn_bridge.specs import VARIANTS, find_variant
 
 from .. import workers
 from ..adapters import load_adapter
-from ..settings.environment import environment
+from ..settings.precision import environment
 from ..sides.dtypes import DTYPES
 from . import kernels
 from .cases import Numbers, cases_of

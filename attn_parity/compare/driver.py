@@ -28,8 +28,7 @@ from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
 from ..samples.sampling import Sample
-from ..settings.environment import environment
-from ..settings.precision import record
+from ..settings.precision import environment, record
 from ..settings.precision import strict as pinned
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError

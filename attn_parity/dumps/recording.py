@@ -28,14 +28,13 @@ from ..results.findings import Side
 from ..samples import inputs as calls
 from ..samples import sampling
 from ..samples.sampling import FIRST, Planned, Sample
-from ..settings.environment import environment
+from ..settings.precision import environment
 from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict import noise
 from ..verdict.coverage import MAX_PROBES
-from ..verdict.limits import ZERO
-from ..verdict.measures import scale_of
+from ..verdict.measures import ZERO, scale_of
 from ..verdict.probes import EXACT, KINDS, Kind
 from ..verdict.runner import Live
 from . import format as dumps

@@ -18,7 +18,7 @@ from ..pair import SIDES, Pair
 from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Call
-from ..verdict.limits import TABLE_LIMIT
+from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, Step, next_of
 from .evidence import evidence_between, evidence_of
 from .forcing import Trial, compare_freely, force

@@ -12,8 +12,7 @@ from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call
 from ..sides.tables import STILL
 from ..verdict.criterion import precision_used
-from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
-from ..verdict.measures import Measure, measure, scale_of
+from ..verdict.measures import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, scale_of
 from .forcing import Paths, shapes_apart
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import Sides, SubmoduleRunner

@@ -46,7 +46,7 @@ def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
 
 def _headline(error: ParityError) -> str:
     """Return the line of a failed test in the summary: what differs and where."""
-    from ..rendering.wording import headline
+    from ..rendering.text import headline
     from ..results.report import Report
 
     return headline(error.report) if isinstance(error.report, Report) else str(error).partition("\n")[0]

@@ -17,8 +17,22 @@ from attn_bridge.printable import visible
 from ..results.findings import TensorVerdict, Verdict, shown
 from . import outline
 from .branch import STYLES, branch, tree
-from .text import folded, memory, one_line, relative, share, shortened, ulps
-from .wording import LEGEND, closest, measured, not_given, telling_notes, used, where
+from .text import (
+    LEGEND,
+    closest,
+    folded,
+    measured,
+    memory,
+    not_given,
+    one_line,
+    relative,
+    share,
+    shortened,
+    telling_notes,
+    ulps,
+    used,
+    where,
+)
 
 if TYPE_CHECKING:
     from ..results.report import Report

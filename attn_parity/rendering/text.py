@@ -1,4 +1,4 @@
-"""How names and numbers are written, the same in every rendering."""
+"""How names, numbers and what they mean are written, the same in every rendering."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from attn_bridge.printable import visible
+
+from ..results.findings import SEVERITY, TensorVerdict, between_words, itself, shown
+
+if TYPE_CHECKING:
+    from ..results.report import Report
 
 NONE = "-"
 
@@ -109,3 +115,107 @@ def cut(value: str, room: int) -> str:
         return value
     at = value.rfind(" ", room // 2, room - 1)
     return f"{value[: at if at >= 0 else max(room - 2, 0)].rstrip(' ,;:(')} …"
+
+
+LEGEND = "largest errors, in % of what is allowed (100 % fails)"
+"""Legend of the share that every rendering gives of a tensor, `TensorVerdict.used`."""
+
+_NOT_GIVEN = re.compile(r"(?P<side>the .+'s) `(?P<name>.+)` \(you gave none\)")
+
+MAX_TEXT = 150
+"""Most characters of a message that stands in place of a number."""
+
+
+def measured(tensor: TensorVerdict, report: Report) -> str:
+    """Return the one number of a tensor, with what it is relative to."""
+    clause = one_line(tensor.message).partition(";")[0]
+    if tensor.verdict == "precision" and tensor.side is not None:
+        label = report.first_label if _is_first(tensor, report) else report.second_label
+        return f"{shown(label)}: {times(used(tensor, report))}"
+    if tensor.verdict == "different" and tensor.relative and math.isfinite(tensor.relative):
+        return f"{relative(tensor.relative)} of the largest value"
+    if tensor.verdict in ("different", "inconclusive", "precision") and clause:
+        return cut(clause, MAX_TEXT)
+    return times(used(tensor, report))
+
+
+def used(tensor: TensorVerdict, report: Report) -> float | None:
+    """Return the one share of what is allowed that is shown of a tensor: of its precision, that of the losing side."""
+    if tensor.verdict == "precision" and tensor.side is not None:
+        return tensor.first_used if _is_first(tensor, report) else tensor.second_used
+    return tensor.used
+
+
+def _is_first(tensor: TensorVerdict, report: Report) -> bool:
+    return tensor.side in ("first", report.first_label)
+
+
+def where(tensor: TensorVerdict, report: Report) -> str:
+    """Return the element that is furthest off, both values, and the sample; "" where nothing is known."""
+    worst = tensor.worst
+    if worst is None:
+        return f"on {tensor.on}" if tensor.sample else ""
+    values = f"{shown(report.first_label)} {number(worst.first)}, {shown(report.second_label)} {number(worst.second)}"
+    shards = f", {tensor.shards}" if tensor.shards else ""
+    return f"at {index(worst.index)}: {values}, on {tensor.on}{shards}"
+
+
+def worst_first(tensors: Iterable[TensorVerdict]) -> list[TensorVerdict]:
+    """Return tensors by verdict, then by the number that is shown of them, the worst first (no number: all of it)."""
+
+    def rank(tensor: TensorVerdict) -> tuple[int, float]:
+        size = tensor.relative if tensor.verdict == "different" else tensor.used
+        return -SEVERITY.index(tensor.verdict), -(math.inf if not size or math.isnan(size) else size)
+
+    return sorted(tensors, key=rank)
+
+
+def headline(report: Report) -> str:
+    """Return what differs and where, as short as a line of many tests takes it."""
+    names = [one.name for one in worst_first(report.failures)]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    what = f"{names[0]}{more}" if names else report.message or report.sides
+    first = report.first_divergence
+    if first is None:
+        where = ""
+    elif first.between is not None:
+        where = f", first {between_words(first.path, first.between)}"
+    else:
+        where = f", first in {first.path or itself(first.first_name)}"
+    return one_line(f"{report.verdict}: {what}{where}")
+
+
+def not_given(lines: Iterable[str], most: int | None = None) -> list[str]:
+    """Return what was not covered, with the arguments of a side that were not given in one line.
+
+    Args:
+        lines: as `Report.unreached` has them.
+        most: how many arguments are named; None for all.
+    """
+    texts: dict[str, list[str]] = {}
+    for line in lines:
+        match = _NOT_GIVEN.fullmatch(line)
+        texts.setdefault(match["side"] if match else line, []).extend([match["name"]] if match else [])
+    found = []
+    for key, names in texts.items():
+        named = [f"`{name}`" for name in names[:most]]
+        named += [f"{len(names) - len(named)} more"] * (len(names) > len(named))
+        found.append(f"{key} {_listed(named)} (you gave none)" if names else key)
+    return found
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def telling_notes(report: Report) -> list[str]:
+    """Return the notes without those that the place or its hint says already."""
+    first = report.first_divergence
+    said = f"{first.message} {first.hint}" if first is not None else ""
+    return [note for note in dict.fromkeys(report.notes) if note not in said]
+
+
+def closest(report: Report) -> list[TensorVerdict]:
+    """Return the tensors that are equal and judged by a number, those first that came closest to what is allowed."""
+    equal = [one for one in report.tensors if one.used is not None and one.verdict == "equal"]
+    return sorted(equal, key=lambda one: -(one.used or 0.0))

@@ -16,7 +16,7 @@ from attn_bridge import backends
 
 from ..adapters import load_adapter
 from . import precision
-from .environment import environment
+from .precision import environment
 
 TESTED = {"torch": ("2.10", "2.13"), "jax": ("0.10", "0.11"), "flax": ("0.12", "0.12")}
 """Package -> the oldest and the newest version that the tests were run with."""

@@ -2,12 +2,16 @@
 
 with attn_bridge.parity.strict(): ...     every setting safe inside, every former value back afterwards
 attn_parity.settings.precision.record()     what was in force, for a report
+attn_parity.settings.precision.environment()     on which versions and machine
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
+import os
+import platform
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -138,4 +142,18 @@ def modules() -> dict[str, ModuleType]:
     for framework, label in LABELS.items():
         with contextlib.suppress(backends.MissingBackendError):
             found[label] = load_adapter(framework, "precision")
+    return found
+
+
+PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
+
+
+def environment() -> dict[str, str]:
+    """Return versions, processor and platform, for the head of a report."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
     return found

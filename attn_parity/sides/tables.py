@@ -1,12 +1,14 @@
 """The tables of a side: numbers that depend on no weight and on no floating-point input, where they meet those that do.
 
 Tables in float32 (rotary ones, positions) may explain a difference of two right sides, as long as the two have other
-numbers in them. Where both have the same ones in float64, they explain nothing.
+numbers in them. Where both have the same ones in float64, they explain nothing. The same holds for literals of float32
+accuracy in code, and for the branches of a formula that float32 can't tell apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,4 +86,48 @@ class Collector:
 
 def _tolerance(values: Array) -> Array:
     found: Array = SAME * values + SAME_BY_SIZE * max(1.0, float(values.max(initial=0.0)))
+    return found
+
+
+ROUNDOFF = 2.0**-24
+"""Unit roundoff of float32."""
+
+SOFTPLUS_THRESHOLD = 25.0 * math.log(2.0)
+"""Threshold of softplus from which on float32 shows no difference between its two branches."""
+
+EXACT_THRESHOLD = 40.0
+"""Threshold of softplus from which on float64 shows none: exp(-40) is below 2**-53 of 40."""
+
+EXACT_DIGITS = 16
+"""Significant digits from which on a literal is exact in float64."""
+
+
+def slack(value: float) -> float:
+    """Return how far a literal may be from the number that it stands for; 0 where float32 would show it."""
+    if not math.isfinite(value) or value == 0.0:
+        return 0.0
+    mantissa, _, exponent = f"{value!r}".lower().partition("e")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    fraction = fraction.rstrip("0")
+    digits = (whole + fraction).lstrip("0").rstrip("0")
+    last = 10.0 ** (int(exponent or 0) - len(fraction))
+    if not fraction or len(digits) >= EXACT_DIGITS or 0.5 * last > ROUNDOFF * abs(value):
+        return 0.0
+    return min(last, ROUNDOFF * abs(value))
+
+
+def moved(value: float, seed: int) -> float:
+    """Return a literal moved by its slack; the same one moves alike wherever it stands.
+
+    Seed 0 moves all of them up, seed 1 some up and some down, so that they don't make up for each other in both.
+    """
+    down = seed % 2 and math.frexp(value)[0] * 2.0**20 % 2.0 < 1.0
+    return value - slack(value) if down else value + slack(value)
+
+
+def close(one: Array, two: Array) -> Array:
+    """Return where two branches are not the same, and closer than float32 tells apart."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(one - two)
+        found: Array = (apart > 0.0) & (apart <= ROUNDOFF * np.maximum(np.abs(one), np.abs(two))) & np.isfinite(apart)
     return found

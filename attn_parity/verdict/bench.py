@@ -15,11 +15,23 @@ from ..sides.dtypes import is_float
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, allowed_meaning, decide, precision_used
-from .limits import FLASH_LIMIT, LITERAL_LIMIT, TABLE_LIMIT, sum_floor
-from .measures import Key, Measure, measure, scale_of, with_error, with_flash_loss, with_literal_error, with_table_error
+from .measures import (
+    FLASH_LIMIT,
+    LITERAL_LIMIT,
+    TABLE_LIMIT,
+    Key,
+    Measure,
+    measure,
+    scale_of,
+    sum_floor,
+    with_error,
+    with_flash_loss,
+    with_literal_error,
+    with_table_error,
+)
 from .noise import Noise
+from .notes import Reached
 from .probes import Probing, moved_by
-from .reached import Reached
 from .runner import Runner
 
 PICTURE_SIZE = 1 << 18

@@ -25,8 +25,18 @@ import numpy as np
 
 from ..results.findings import Side, TensorVerdict, Verdict, shown
 from ..sides.dtypes import unit_of
-from .limits import FLOOR_ULPS, GROUP_FACTOR, MAX_LIMIT, RMS_LIMIT, meaning_limit
-from .measures import CHUNK, Array, Measure, chunk, scale_of
+from .measures import (
+    CHUNK,
+    FLOOR_ULPS,
+    GROUP_FACTOR,
+    MAX_LIMIT,
+    RMS_LIMIT,
+    Array,
+    Measure,
+    chunk,
+    meaning_limit,
+    scale_of,
+)
 
 LABELS: Mapping[Side, str] = {"first": "torch", "second": "flax"}
 """What the sides are called where nothing else is said."""

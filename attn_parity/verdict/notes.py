@@ -1,14 +1,17 @@
-"""What a reader has to know of the measures beside the verdicts: where little or nothing was compared."""
+"""What a reader has to know beside the verdicts: where little or nothing was compared, what no gradient reached."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ..pair import SIDES
 from ..results.findings import Side, TensorVerdict, shown
+from ..sides.large import release
+from ..sides.subject import Array
 from .criterion import precision_used
-from .limits import flushed_below
-from .measures import Key, Measure
+from .measures import Key, Measure, flushed_below
 
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
@@ -109,3 +112,48 @@ def on_flushed(measures: Measures, dtype: str) -> Iterator[str]:
             f"precision of {', '.join(names)}: numbers below {flushed_below(dtype):.0e} in some sample, which "
             "processors may take for zero"
         )
+
+
+MAX_RANGES = 4
+"""How many ranges of rows are named."""
+
+
+class Reached:
+    """Keeps which rows and columns of matrices have had a gradient."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[Array]] = {}
+
+    def note(self, name: str, gradient: Array) -> None:
+        """Keep which rows and columns of a matrix have had a gradient."""
+        moved = gradient != 0
+        found = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
+        release(gradient)
+        self._join(name, found)
+
+    def join(self, other: Reached) -> None:
+        """Take over what had a gradient in other samples."""
+        for name, found in other._found.items():
+            self._join(name, found)
+
+    def _join(self, name: str, found: list[Array]) -> None:
+        before = self._found.get(name, found)
+        self._found[name] = [one | two for one, two in zip(before, found, strict=True)]
+
+    def unreached(self) -> Iterator[str]:
+        """Say which rows and columns of matrices no gradient reached, of those that any did reach."""
+        for name, axes in self._found.items():
+            for what, reached in zip(("rows", "columns"), axes, strict=True):
+                if reached.any() and not reached.all():
+                    left = np.flatnonzero(~reached)
+                    yield (
+                        f"{left.size} of {reached.size} {what} of {name.removeprefix('grad ')}: no gradient reached "
+                        f"{ranges(left)}"
+                    )
+
+
+def ranges(numbers: Array) -> str:
+    """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
+    return ", ".join([*shown, *["..."] * (len(runs) > MAX_RANGES)])

@@ -21,8 +21,7 @@ from ..sides.dtypes import is_float, wide
 from ..sides.large import spilled
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
 from ..sides.tables import STILL, Tables
-from .limits import MEANING_LIMIT
-from .measures import scale_of
+from .measures import MEANING_LIMIT, scale_of
 from .noise import Noise, measured_noise
 from .probes import Kind, Probe, probed
 

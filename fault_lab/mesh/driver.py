@@ -22,7 +22,7 @@ from attn_parity.check.mesh.processes import (
     tell_done,
     told,
 )
-from attn_parity.settings.environment import environment
+from attn_parity.settings.precision import environment
 
 from ..adapters import load_mutants
 from ..driver import CONFIGS, check_number

@@ -14,7 +14,7 @@ from attn_bridge.specs import find_variant
 
 from ...adapters import load_adapter
 from ...compare.driver import compare
-from ...settings.environment import environment
+from ...settings.precision import environment
 from ...sides.dtypes import LOW_PRECISIONS
 from .cases import MODELS, MeshCase, mesh_cases
 from .processes import (

@@ -15,8 +15,7 @@ from ...settings.precision import strict
 from ...sides.dtypes import numpy_dtype
 from ...sides.subject import Arguments, Array, Subject
 from ...verdict.criterion import decide
-from ...verdict.limits import MEANING_LIMIT
-from ...verdict.measures import measure, scale_of
+from ...verdict.measures import MEANING_LIMIT, measure, scale_of
 from .report import Decoding
 
 

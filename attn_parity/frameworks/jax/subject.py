@@ -41,14 +41,27 @@ from .probes.rounding import Jitter
 from .probes.uses import first_uses
 from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
-from .running.execution import UNTRACEABLE, op_by_op, quick_options, read, trace, walk
+from .running.execution import (
+    UNTRACEABLE,
+    Moved,
+    counted,
+    directly,
+    is_double,
+    is_probe,
+    moving_literals,
+    moving_tables,
+    op_by_op,
+    precise,
+    quick_options,
+    read,
+    trace,
+    walk,
+)
 from .running.promotion import promoted
-from .running.ways import Moved, counted, directly, is_double, is_probe, moving_literals, moving_tables, precise
-from .sides.adapter import Adapter, Part, Setting, is_jax_float
+from .sides.adapter import Adapter, Part, Setting, is_jax_float, shares_of
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
-from .sides.shards import shares_of
 
 MODES = ("eager", "jit", "quick", "untraced", "jitter", "tables", "logsumexp", "flash", "literals")
 """Ways to run; `JaxSubject.run` says what each is."""

@@ -24,8 +24,7 @@ from ...sides.large import is_large
 from ...sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, Substitute, plain_values
 from .drawing import drawing
 from .recording import Recorder
-from .running.execution import Execution, as_written, can_build_extensions
-from .running.gradients import NeedsBackwardError
+from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .substitution import Substitution

@@ -20,8 +20,7 @@ from ...sides.dropout_masks import Masks
 from ...sides.subject import Arguments, Arrays, ModuleFailedError
 from ...training.stepping import Hyperparameters, State, Step
 from .drawing import drawing, random_state
-from .running.execution import failure, precision_of
-from .running.gradients import NeedsBackwardError, differentiable, gradients_of
+from .running.execution import NeedsBackwardError, differentiable, failure, gradients_of, precision_of
 from .running.state import ONE_AT_A_TIME
 from .weights import device_of, named_weights, outputs_of
 

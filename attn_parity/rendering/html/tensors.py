@@ -7,8 +7,21 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...results.findings import SEVERITY, TensorVerdict, shown
-from ..text import NONE, index, number, relative, shape, share, ulps
-from ..wording import LEGEND, closest, measured, used, where, worst_first
+from ..text import (
+    LEGEND,
+    NONE,
+    closest,
+    index,
+    measured,
+    number,
+    relative,
+    shape,
+    share,
+    ulps,
+    used,
+    where,
+    worst_first,
+)
 from .markup import Child, Markup, element
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from ...samples.sampling import Sample
 from ...sides.dtypes import wide
 from ...sides.shards import Cut
 from ...sides.subject import Array
-from ..limits import MEANING_LIMIT
-from ..measures import scale_of
+from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
 from .asking import is_askable, other_side, shared_side
 

@@ -14,8 +14,7 @@ from ...sides.dtypes import wide
 from ...sides.shards import Cut, named, where
 from ...sides.subject import Run
 from ..bench import Findings
-from ..limits import MEANING_LIMIT
-from ..measures import scale_of
+from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live, Runner
 from .asking import shared_side
 

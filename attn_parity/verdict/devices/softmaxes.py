@@ -13,8 +13,7 @@ from ...results.findings import Side, shown
 from ...samples.sampling import Sample
 from ...sides.dtypes import is_float, wide
 from ...sides.subject import Array
-from ..limits import MEANING_LIMIT
-from ..measures import scale_of
+from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
 from .asking import is_askable
 from .exchanges import agree

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from attn_parity.verdict.criterion import agree, decide
-from attn_parity.verdict.limits import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, sum_floor
-from attn_parity.verdict.measures import measure, with_flash_loss
+from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
 from attn_parity.verdict.noise import _units
 
 SIDE_OF = {"torch": "first", "flax": "second"}

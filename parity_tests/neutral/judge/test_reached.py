@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_parity.verdict.reached import MAX_RANGES, Reached, ranges
+from attn_parity.verdict.notes import MAX_RANGES, Reached, ranges
 
 
 def gradient(*places):

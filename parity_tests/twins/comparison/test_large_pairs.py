@@ -19,7 +19,7 @@ from attn_parity.compare.prepare import prepare
 from attn_parity.frameworks.jax.subject import JaxSubject
 from attn_parity.frameworks.torch.subject import TorchSubject
 from attn_parity.samples import sampling
-from attn_parity.verdict import criterion, judging, limits
+from attn_parity.verdict import criterion, judging, measures
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
@@ -134,7 +134,7 @@ def test_a_loss_of_precision_is_confirmed_on_one_fresh_sample(runs, side, ours, 
 
 def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
     monkeypatch.setattr(criterion, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
-    for room in (criterion, limits):
+    for room in (criterion, measures):
         monkeypatch.setattr(room, "FLOOR_ULPS", 0.0)
     monkeypatch.setattr(judging.Bench, "agrees", lambda self, planned: True)
     report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ....sides.literals import close, moved, slack
-from ....sides.tables import STILL, Collector
+from ....sides.tables import STILL, Collector, close, moved, slack
 from ....sides.tables import Tables as Found
 from .numpy_interpreter import Interpreter
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ....sides.literals import EXACT_THRESHOLD, SOFTPLUS_THRESHOLD, close, moved, slack
-from ....sides.tables import STILL, Collector, Tables
+from ....sides.tables import EXACT_THRESHOLD, SOFTPLUS_THRESHOLD, STILL, Collector, Tables, close, moved, slack
 
 
 class Literals(TorchFunctionMode):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attn_parity.rendering import branch, terminal, text, wording
+from attn_parity.rendering import branch, terminal, text
 from attn_parity.rendering.html import as_html
 from attn_parity.rendering.junit import as_junit
 from attn_parity.results.changes import Changes
@@ -208,7 +208,7 @@ def test_omitted_failures_are_counted():
     ],
 )
 def test_a_tensors_error_names_its_reference(changes, written):
-    assert wording.measured(equal_tensor("output", **changes), EMPTY) == written
+    assert text.measured(equal_tensor("output", **changes), EMPTY) == written
 
 
 def test_renderings_use_the_reports_side_labels():

@@ -6,7 +6,7 @@ import dataclasses
 
 from attn_parity.rendering.branch import branch
 from attn_parity.rendering.html import as_html
-from attn_parity.rendering.wording import LEGEND, headline, used, worst_first
+from attn_parity.rendering.text import LEGEND, headline, used, worst_first
 from attn_parity.results.findings import Divergence, ModuleNode
 from attn_parity.results.report import Report
 from parity_tests.support.html_outline import Outline
