@@ -351,14 +351,19 @@ def _shifted(case: Case) -> str:
 
 
 def _edges(case: Case) -> str:
-    """Recognise another padding of a convolution: only the border of an image differs."""
+    """Recognise another padding of a convolution: only the border of an image differs, along its height and width.
+
+    Along a single axis it may as well be the first or last channel.
+    """
     if case.one.ndim != 4 or case.is_gradient:
         return ""
     off = np.abs(case.apart) > FIT * case.scale
     for axes in ((2, 3), (1, 2)):
         others = tuple(place for place in range(4) if place not in axes)
         plane = np.asarray(off.any(axis=others))
-        if min(plane.shape) > 2 and plane.any() and not plane[1:-1, 1:-1].any():
+        if min(plane.shape) < 3 or plane[1:-1, 1:-1].any():
+            continue
+        if plane[1:-1, [0, -1]].any() and plane[[0, -1], 1:-1].any():
             return "only the border of the image differs: consistent with another padding"
     return ""
 

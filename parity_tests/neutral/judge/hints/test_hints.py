@@ -604,3 +604,10 @@ def test_sequences_are_not_taken_for_positions():
 
 def test_single_columns_are_not_called_multiples():
     assert "multiple" not in hint(X[..., :1], draw(3, 7, 1))
+
+
+def test_a_channel_that_differs_is_not_called_a_border():
+    image = draw(2, 3, 8, 8)
+    other = image.copy()
+    other[:, -1] = draw(2, 8, 8)
+    assert "border" not in hint(image, other)
