@@ -103,8 +103,10 @@ def _places(names: Sequence[Name]) -> Array:
 def equals(sides: Sides) -> list[tuple[int, int]]:
     """Return the pairs that names settle by themselves: the same name on both sides, else names that mean the same.
 
-    A name counts where it is the only one of its kind on each side.
+    A name counts where it is the only one of its kind on each side. One that only means the same counts where the rest
+    of its layer has the other layer's shapes: the second `fc` is not the second of all `Dense`.
     """
+    fits = _layers_fit(sides)
     left: list[list[int]] = [list(range(len(side))) for side in (sides.first, sides.second)]
     found: list[tuple[int, int]] = []
     keys: tuple[Callable[[Name], Hashable], ...] = (lambda name: name.same, lambda name: name.alike)
@@ -120,11 +122,26 @@ def equals(sides: Sides) -> list[tuple[int, int]]:
             for word, some in by_key[0].items()
             if len(some) == 1 and len(by_key[1].get(word, ())) == 1 and sides.options(some[0], by_key[1][word][0]).ways
         ]
+        pairs = [(i, j) for i, j in pairs if sides.names[0][i].same == sides.names[1][j].same or fits(i, j)]
         found += pairs
         for which in (0, 1):
             taken = {pair[which] for pair in pairs}
             left[which] = [i for i in left[which] if i not in taken]
     return found
+
+
+def _layers_fit(sides: Sides) -> Callable[[int, int], bool]:
+    """Return a function that tells whether the layers of two tensors have shapes that fit, role by role."""
+    members: list[dict[str, dict[str, int]]] = [{}, {}]
+    for roles, names in zip(members, sides.names, strict=True):
+        for position, name in enumerate(names):
+            roles.setdefault(name.layer, {})[name.role] = position
+
+    def fits(i: int, j: int) -> bool:
+        ours, theirs = (members[side][sides.names[side][at].layer] for side, at in ((0, i), (1, j)))
+        return all(sides.options(ours[role], theirs[role]).ways for role in ours.keys() & theirs.keys() if role)
+
+    return fits
 
 
 def best(scores: Array) -> list[int] | None:

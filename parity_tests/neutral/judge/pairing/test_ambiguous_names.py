@@ -10,7 +10,7 @@ import pytest
 from attn_parity.pairing import MAX_CANDIDATES, pair_parameters, propose
 from attn_parity.pairing.settling import MAX_SHOWN
 
-from .parameters import BARE, D, linear, norm, parameters
+from .parameters import BARE, HIDDEN, D, linear, norm, parameters
 
 SQUARES = (
     parameters({f"{name}.weight": ((4, 4), "Linear") for name in ("alpha", "beta")}),
@@ -206,3 +206,14 @@ def test_numbered_blocks_are_settled_together():
 
     assert len(propose(ours, theirs, probe).matches) == 10
     assert len(tried) <= 8
+
+
+def test_a_bias_leaves_a_like_named_layer_of_another_shape():
+    ours = linear("attn.q_proj", D, D, "torch") | linear("attn.k_proj", D, D, "torch")
+    ours |= linear("mlp.fc1", D, HIDDEN, "torch") | linear("mlp.fc2", HIDDEN, D, "torch")
+    theirs = linear("Dense_0", D, D, "flax") | linear("Dense_1", D, D, "flax")
+    theirs |= linear("Dense_2", HIDDEN, D, "flax") | linear("Dense_3", D, HIDDEN, "flax")
+    pairing = propose(parameters(ours), parameters(theirs, "flax"), lambda candidate: 0.5)
+    rows = {row.first: row.second for row in pairing.rows()}
+    assert rows["mlp.fc2.weight"] == "Dense_2.kernel"
+    assert rows["mlp.fc2.bias"] == "Dense_2.bias", "fc2 and Dense_1 are the second of their kind, but no kin"
