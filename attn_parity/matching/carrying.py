@@ -91,7 +91,8 @@ class Carrying:
     def may_carry(self, one: Suited) -> bool:
         """Tell whether the first side's numbers may replace the second's: none of the two is computed by code."""
         persistent = one.first.parameter.persistent and one.second.parameter.persistent
-        return persistent and state.waits_for_data(self._arrays(one)[1])
+        first, second = self._arrays(one)
+        return persistent and state.waits_for_data(second) and not state.are_two_constants(first, second)
 
     def _arrays(self, one: Suited) -> tuple[Array, Array]:
         first, second = ({**self._pair.held[side], **self.numbers(side)} for side in SIDES)

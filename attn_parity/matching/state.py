@@ -33,6 +33,14 @@ LONG, SMOOTH_LINE = 16, 0.5
 """Length of a line from which on it is looked at alone, and what `SMOOTH` is there. Of the lines of a Fourier basis a
 quarter is below, of random ones of that length one in thousands."""
 
+DISTINCT = 0.9
+"""Part of the numbers of an array that have a size of their own, below which it is taken for a table. Of 16,384 uniform
+draws, which have 2**23 values, all but a thousandth have; of a square table of cosines less than a quarter."""
+
+WRITTEN_DIGITS, MAX_LOOKED_AT = 5, 64
+"""Significant digits up to which a number is taken for one that code has written, and how many numbers are looked at.
+At most one in 200 random numbers of float32 has as few."""
+
 
 def kept(pairing: Pairing, first: Mapping[str, Parameter]) -> frozenset[str]:
     """Return the first side's weights whose numbers every sample keeps: frozen, dropped, and state on both sides."""
@@ -50,15 +58,39 @@ def _roles(match: object) -> tuple[str, str]:
 def waits_for_data(array: Array) -> bool:
     """Tell whether the second side's numbers are first values that data of the first side replace, and not a table.
 
-    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers, and numbers that
-    change little from one to the next along an axis, or only rise or fall, are computed by code: there a difference is
-    a fault, which carrying the first side's would hide.
+    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers, numbers that
+    change little from one to the next along an axis, or only rise or fall, sizes that repeat, and numbers written with
+    few digits are computed or written by code: there a difference is a fault, which carrying the first side's would
+    hide.
     """
     numbers = np.nan_to_num(wide(array).astype(np.float64))
     distinct = np.unique(numbers)
     if array.dtype == bool or distinct.size <= 2:
         return array.dtype != bool and distinct.size < 2 and bool(np.isin(distinct, (0.0, 1.0)).all())
+    if array.dtype in (np.float32, np.float64) and (_repeats(numbers) or _is_written(array)):
+        return False
     return not any(_is_smooth(np.moveaxis(numbers, axis, -1)) for axis in range(numbers.ndim))
+
+
+def are_two_constants(first: Array, second: Array) -> bool:
+    """Tell whether the first side's numbers are written in code, and the second side's are no first values.
+
+    Zeros and ones take whatever the first side has: rounded data look like written numbers.
+    """
+    return first.dtype in (np.float32, np.float64) and np.unique(second).size > 1 and _is_written(first)
+
+
+def _repeats(numbers: Array) -> bool:
+    """Tell whether the sizes of numbers repeat, zeros aside, as in a table of cosines."""
+    sizes = np.abs(numbers[numbers != 0.0]).astype(np.float32)
+    return bool(sizes.size and np.unique(sizes).size < DISTINCT * sizes.size)
+
+
+def _is_written(array: Array) -> bool:
+    """Tell whether all numbers are decimals of few digits, as code has them written."""
+    values = array.ravel()[:MAX_LOOKED_AT]
+    decimals = np.asarray([f"{value:.{WRITTEN_DIGITS - 1}e}" for value in values], np.float64)
+    return bool((decimals.astype(array.dtype) == values).all())
 
 
 def _is_smooth(lines: Array) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_parity.matching.state import waits_for_data
+from attn_parity.matching.state import are_two_constants, waits_for_data
 
 random = np.random.default_rng(0)
 positions = np.arange(12.0)[:, None]
@@ -27,6 +27,10 @@ TABLES = {
     "scalar": np.asarray(0.3),
     "positions": np.arange(8),
     "distances": np.abs(np.arange(7)[:, None] - np.arange(7)),
+    "cosines": np.cos(np.pi * (np.arange(8)[:, None] + 0.5) * np.arange(8) / 8),
+    "cosines in float32": np.cos(np.pi * np.outer(np.arange(8), np.arange(8)) / 8).astype(np.float32),
+    "written": np.asarray([0.458, 0.448, 0.455], np.float32),
+    "written with a unit axis": np.asarray([0.229, 0.224, 0.225], np.float32)[None, :, None, None],
 }
 DATA = {
     "zeros": np.zeros((4, 3)),
@@ -36,6 +40,10 @@ DATA = {
     "vector": random.normal(size=24),
     "matrix": random.normal(size=(16, 40)),
     "whole": random.integers(-127, 127, size=(12, 10)),
+    "float32": random.normal(size=(16, 40)).astype(np.float32),
+    "uniform": random.integers(0, 2**23, size=(64, 64)).astype(np.float32) / np.float32(2**23),
+    "sparse": random.normal(size=(16, 16)) * (random.uniform(size=(16, 16)) < 0.2),
+    "half": random.normal(size=(64, 64)).astype(np.float16),
 }
 
 
@@ -52,3 +60,11 @@ def test_first_values_wait(name):
 def test_random_vectors_are_rarely_taken_for_tables():
     assert np.mean([waits_for_data(random.normal(size=8)) for _ in range(500)]) > 0.85
     assert np.mean([waits_for_data(random.normal(size=(32, 32))) for _ in range(100)]) == 1.0
+
+
+def test_written_numbers_replace_first_values_alone():
+    written = np.asarray([0.229, 0.224, 0.225], np.float32)
+    others = np.asarray([0.26862954, 0.26130258, 0.27577711], np.float32)
+    assert are_two_constants(written, others)
+    assert not are_two_constants(written, np.zeros(3, np.float32))
+    assert not are_two_constants(random.normal(size=3).astype(np.float32), others)
