@@ -139,5 +139,3 @@ def test_bad_calls_are_refused_in_one_line():
         ours(*inputs, attn_mask=LATER.T)
     with pytest.raises(TypeError, match=r"^key_padding_mask must be bool or floating point, got int64$"):
         ours(*inputs, key_padding_mask=HIDDEN.long())
-    with pytest.raises(TypeError, match="takes no nested tensors"):
-        ours(*[torch.nested.as_nested_tensor([torch.ones(3, 8)], layout=torch.jagged)] * 3)
