@@ -199,7 +199,7 @@ def convert(
     import functools
 
     from .requests import Request
-    from .workers import Processes, chosen, early, run
+    from .workers import chosen, early, run, start
 
     progress = progress or (lambda done, total, name: None)
     asked = Request.of(source, target, options_of(options, keywords))
@@ -215,8 +215,8 @@ def convert(
                 return run(prepared, job, functools.partial(cluster.start, asked), False, resume, overwrite, progress)
         if budget is not None and nursery is not None:
             nursery.close()  # nothing can be shared
-        start = functools.partial(Processes if nursery is None else nursery.start, asked)
-        return run(prepared, job, start, True, resume, overwrite, progress, budget)
+        begin = functools.partial(start if nursery is None else nursery.start, asked)
+        return run(prepared, job, begin, True, resume, overwrite, progress, budget)
 
 
 def convert_share(

@@ -1,4 +1,4 @@
-"""Conversions that several workers carry out: processes of one machine, or of many, or tasks of Ray.
+"""Conversions by workers: one process, several of one machine or of many, or tasks of Ray.
 
 `working` writes a share and reads it back, `finishing` checks every digest and publishes; `conducting` starts workers
 and waits for them, as `executors` run them, `sharing` is one that was started by itself. All that touches the target's
@@ -6,9 +6,8 @@ place is in `places`.
 """
 
 from .conducting import chosen, job_of, run
-from .executors.nursery import early
-from .executors.processes import Processes
+from .executors import early, start
 from .executors.ranks import parse
 from .sharing import Worked, finish_by_hand, worker
 
-__all__ = ["Processes", "Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "worker"]
+__all__ = ["Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "start", "worker"]

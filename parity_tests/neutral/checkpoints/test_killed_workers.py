@@ -13,7 +13,8 @@ import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.workers import Processes
+from attn_bridge.checkpoints.workers.executors.nursery import Nursery
+from attn_bridge.checkpoints.workers.executors.processes import Processes
 from attn_bridge.checkpoints.workers.places import LocalPlace
 
 from ...support import cover
@@ -49,7 +50,7 @@ def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path
 
 KILLED = """
 import os, signal, sys
-from attn_bridge.checkpoints.workers.executors import process
+from attn_bridge.checkpoints.workers.executors import nursery
 from attn_bridge.checkpoints.workers.places import LocalPlace
 record, seen = LocalPlace.record, []
 
@@ -60,13 +61,13 @@ def die(self, entries):
         os.kill(os.getpid(), signal.SIGKILL)
 
 LocalPlace.record = die
-sys.exit(process.main())
+nursery.main()
 """
 
 
 def test_a_killed_process_is_named_and_gone_on_from(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(Processes, "command", (sys.executable, "-c", KILLED))
-    monkeypatch.setattr(Processes, "may_fork", lambda self: False)
+    monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", KILLED))
+    monkeypatch.setattr(Processes, "may_fork", lambda: False)
     with pytest.raises(
         CheckpointError, match=rf"worker 1 of 2 .* was killed by signal {int(signal.SIGKILL)}.*--resume"
     ):

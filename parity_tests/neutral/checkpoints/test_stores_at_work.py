@@ -21,9 +21,10 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, s3, staged
 from attn_bridge.checkpoints.requests import Request
-from attn_bridge.checkpoints.workers import Processes, jobs
+from attn_bridge.checkpoints.workers import jobs
 from attn_bridge.checkpoints.workers.executors import nursery
 from attn_bridge.checkpoints.workers.executors.nursery import Nursery
+from attn_bridge.checkpoints.workers.executors.processes import Processes
 from attn_bridge.cli.app import run
 from attn_parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment

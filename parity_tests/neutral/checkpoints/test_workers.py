@@ -20,8 +20,9 @@ from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.elements import Elements
 from attn_bridge.checkpoints.planning import tasks as planning
-from attn_bridge.checkpoints.workers import Processes, parse
+from attn_bridge.checkpoints.workers import parse
 from attn_bridge.checkpoints.workers.executors.process import write_share
+from attn_bridge.checkpoints.workers.executors.processes import Processes
 from attn_bridge.checkpoints.workers.places import LocalPlace
 from attn_bridge.cli.app import run
 
@@ -461,7 +462,7 @@ def test_no_more_processes_are_started_than_there_are_shares(tmp_path, source, m
 
         wait = stop = check
 
-    monkeypatch.setattr("attn_bridge.checkpoints.workers.Processes", Here)
+    monkeypatch.setattr("attn_bridge.checkpoints.workers.start", Here)
     np.savez(tmp_path / "x.npz", a=np.arange(3.0), b=np.arange(40.0).reshape(5, 8), c=np.arange(7))
     checkpoints.convert(tmp_path / "x.npz", tmp_path / "one.safetensors", to_layout="same")
     checkpoints.convert(tmp_path / "x.npz", tmp_path / "many.safetensors", to_layout="same", workers=60)

@@ -3,6 +3,7 @@
 Connections to stores are made in a thread, and a process that has threads can't be forked. So this one begins before
 the first connection is made, forked where that is still possible. Where it is known how many workers there will be,
 they open the source while whoever asks for them does so itself; they are told their shares once there is a plan.
+Where a process can't be forked for another reason, such as a framework that it has imported, one begins then.
 """
 
 from __future__ import annotations
@@ -16,39 +17,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn, TextIO
 
 from ...containers.base import DiskFullError
-from ...containers.remote import is_url
 from ...requests import Prepared, Request
-from ..conducting import CORES, Helpers, most
+from ..conducting import Helpers
 from ..jobs import Job
 from ..working import Advance
 from .process import do_share_of, end_with, read_line, report
 from .processes import Child, Fork, Processes, Watched
 
 
-@contextlib.contextmanager
-def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
-    """Begin a nursery where a conversion may need one: of a store, by several workers."""
-    urls = [one for one in (request.source, request.target) if is_url(one)]
-    count = (os.cpu_count() or 1) // CORES if workers is None else workers
-    if not urls or isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= most():
-        yield None
-        return
-    with Nursery([url.partition(":")[0] for url in urls]) as nursery:
-        if workers is not None:
-            with contextlib.suppress(TypeError):  # settings that are no JSON: what refuses them says why
-                nursery.expect(request, count - 1)
-        yield nursery
-
-
 class Nursery:
     """The process, seen from the one that asks it for workers.
 
     Args:
-        protocols: of the stores that workers will connect to.
+        protocols: of the stores that workers will connect to; of local files, none.
     """
 
     command: ClassVar[tuple[str, ...]] = (
@@ -69,6 +54,7 @@ class Nursery:
             self._child = Fork(serve, ())
         else:
             command = [*self.command, *protocols]
+            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
     def expect(self, request: Request, count: int) -> None:
@@ -213,7 +199,8 @@ def serve(pipe: int, lines: TextIO) -> int:
 def main() -> NoReturn:
     """Serve on stdin and stdout, and end without another try to say what nobody hears."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
-    from ...containers.remote.connecting import preload  # what is local needs none of it
+    if protocols := sys.argv[1:]:
+        from ...containers.remote.connecting import preload  # what is local needs none of it
 
-    preload(sys.argv[1:])
+        preload(protocols)
     os._exit(serve(sys.stdin.fileno(), sys.stdout))

@@ -1,6 +1,6 @@
-"""A process that does a share: asked by a line of JSON on stdin, it says on stdout what it has done.
+"""A process that does a share: it says in lines of JSON what it has done.
 
-It ends when stdin does, since whoever started it is gone then.
+It ends when the pipe does that it is told its share by, since whoever started it is gone then.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -96,14 +94,3 @@ def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -
     """Do something until a pipe ends, say how far it is or what it failed with, and return the exit status."""
     end_with(pipe)
     return report(work, lines)
-
-
-def main() -> int:
-    """Do what stdin asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
-    heard = end_with(sys.stdin.fileno())
-    return report(lambda advance: do_share(heard.get(), advance), sys.stdout)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

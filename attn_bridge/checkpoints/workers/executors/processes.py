@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, ClassVar, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol, TextIO
 
 from ... import staging
 from ...containers.base import CheckpointError, DiskFullError
-from ...requests import Prepared, Request
+from ...requests import Prepared
 from ..jobs import Job
 from ..working import Advance
 from .process import work_and_report, write_share
@@ -117,42 +115,21 @@ class Watched:
 
 
 class Processes(Watched):
-    """Processes that do shares of a job.
+    """Processes that are forked from this one, which has to allow that, and do shares of a job.
 
     Args:
-        request: what was asked for.
-        prepared: the same, opened.
+        prepared: what was asked for, opened.
         job: how it is shared.
         run: noted with what they write.
         indices: their numbers.
         advance: told the bytes that they have done.
     """
 
-    command: ClassVar[tuple[str, ...]] = (
-        sys.executable,
-        "-c",
-        f"import sys; from {__package__}.process import main; sys.exit(main())",
-    )
-    """What starts one of them that is not forked."""
-
-    def __init__(
-        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
-    ):
+    def __init__(self, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance):
         super().__init__(advance)
-        is_forked = self.may_fork()
         for index in indices:  # all of them before there is a thread
-            if is_forked:
-                share = functools.partial(write_share, prepared, job, run, index)
-                self._children.append(Fork(functools.partial(work_and_report, share), self._children))
-                continue
-            asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
-            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
-            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-            self._children.append(child)
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-                child.stdin.write(json.dumps(asked).encode() + b"\n")
-                child.stdin.flush()
+            share = functools.partial(write_share, prepared, job, run, index)
+            self._children.append(Fork(functools.partial(work_and_report, share), self._children))
         self._hear([f"worker {index} of {job.workers}" for index in indices])
 
     @staticmethod
