@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,9 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import as_mask, causal, full
 
 from . import functional
+
+Precision: TypeAlias = str | jax.lax.Precision | jax.lax.DotAlgorithmPreset
+"""A precision of matrix products: a name, or a member of JAX's enumerations."""
 
 
 def dot_product_attention(
@@ -28,31 +33,38 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     deterministic: bool = False,
     dtype: Any = None,
-    precision: Any = None,
+    precision: Precision | tuple[Precision, Precision] | None = None,
     module: nnx.Module | None = None,
     promote_dtype: Callable[..., Any] = nnx.nn.dtypes.promote_dtype,
     is_causal: bool = False,
+    *,
+    implementation: str | None = None,
 ) -> Float[Array, "... T H Dv"]:
     """Compute what `flax.nnx.dot_product_attention` does by `functional.dot_product_attention`.
 
-    Arguments are those of Flax. A query whose keys are all masked gets zeros, where Flax gives the mean of the values.
-    The same `dropout_rng` drops the same weights.
+    Arguments are those of Flax, and `implementation`, a name in `functional.IMPLEMENTATIONS`. A query whose keys are
+    all masked gets zeros, where Flax gives the mean of the values. The softmax of float64 runs in float64, where Flax
+    may take float32. The same `dropout_rng` drops the same weights.
 
     Raises:
-        ValueError: shapes that do not fit.
-        TypeError: a `precision` that is neither a name nor a `jax.lax.Precision`.
+        NotImplementedError: the `implementation` does not support the call, such as one that drops or sows weights.
+        ValueError: shapes that do not fit, or a pair of precisions that differ.
+        TypeError: a `precision` of another kind.
     """
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     batch, rate = query.shape[:-3], 0.0 if deterministic else dropout_rate
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     scores_shape = (*batch, q.shape[2], q.shape[1], k.shape[1])
     allowed = causal() if is_causal else full()
     if mask is not None:
         allowed = allowed & as_mask(_as_scores(mask.astype(bool), scores_shape))
-    operands: dict[str, Any] = {"mask": allowed}
+    operands: dict[str, Any] = {"mask": allowed, "implementation": implementation}
     if bias is not None:
         operands["bias"] = _as_scores(bias, scores_shape)
     with _matmul_precision(precision):
+        if k.shape[1] == 0:  # a sum over no keys, which the functions of this package refuse
+            context = _average(jnp.zeros((q.shape[0], *scores_shape[-3:]), q.dtype), v)
+            return context.reshape(*batch, *context.shape[-3:])
         if rate == 0.0 and module is None:
             context, _ = functional.as_pair(functional.dot_product_attention(q, k, v, **operands))
             return context.reshape(*batch, *context.shape[-3:])
@@ -67,12 +79,19 @@ def dot_product_attention(
     return context.reshape(*batch, *context.shape[-3:])
 
 
-def _matmul_precision(precision: str | jax.lax.Precision | None) -> contextlib.AbstractContextManager[None]:
+def _matmul_precision(
+    precision: Precision | tuple[Precision, Precision] | None,
+) -> contextlib.AbstractContextManager[None]:
+    if isinstance(precision, tuple) and len(precision) == 2:
+        if precision[0] != precision[1]:
+            raise ValueError(f"precision must be the same for both operands of attention, got {precision}")
+        precision = precision[0]
     if precision is None:
         return contextlib.nullcontext()
-    if not isinstance(precision, (str, jax.lax.Precision)):
+    if not isinstance(precision, (str, jax.lax.Precision, jax.lax.DotAlgorithmPreset)):
         raise TypeError(f"precision must be a name or a jax.lax.Precision, got {type(precision).__name__}")
-    name = precision if isinstance(precision, str) else precision.name.lower()
+    name = precision.name if isinstance(precision, jax.lax.DotAlgorithmPreset) else precision
+    name = name.name.lower() if isinstance(name, jax.lax.Precision) else name
     context: contextlib.AbstractContextManager[None] = jax.default_matmul_precision(name)
     return context
 
@@ -84,7 +103,7 @@ def _as_scores(array: Array, scores_shape: tuple[int, ...]) -> Array:
     if len(scores_shape) == 4:
         return array
     array = jnp.broadcast_to(array, (*scores_shape[:-3], *array.shape[-3:]))
-    return array.reshape(-1, *array.shape[-3:])
+    return array.reshape(math.prod(array.shape[:-3]), *array.shape[-3:])
 
 
 def _average(weights: Float[Array, "B H T S"], value: Float[Array, "B S K D"]) -> Float[Array, "B T H D"]:
@@ -92,17 +111,37 @@ def _average(weights: Float[Array, "B H T S"], value: Float[Array, "B S K D"]) -
     return jnp.einsum("bhts,bshc->bthc", weights, value)
 
 
+@functools.cache  # modules of equal settings hold the same function, so that compiled programs and scans take either
+def _computed_by(implementation: str) -> Callable[..., Array]:
+    return functools.partial(dot_product_attention, implementation=implementation)
+
+
 class MultiHeadAttention(nnx.MultiHeadAttention):
     """`flax.nnx.MultiHeadAttention` whose attention is `functional.dot_product_attention`.
 
     Arguments, initial weights, names, the cache of `decode` and the call are those of the stock layer, so either takes
-    the other's state. `attention_fn` is another function instead, as in Flax.
+    the other's state.
+
+    Args:
+        *sizes: `num_heads`, `in_features` and the other sizes, as in Flax.
+        attention_fn: another function, as in Flax.
+        implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest. Only
+            the reference can drop or sow weights.
+        **options: the other keyword arguments of Flax, such as `rngs`.
+
+    Raises:
+        ValueError: an unknown `implementation`, or one next to an `attention_fn`.
     """
 
     def __init__(
         self,
-        *args: Any,
+        *sizes: int | None,
         attention_fn: Callable[..., Array] = dot_product_attention,
+        implementation: str | None = None,
         **options: Any,
     ):
-        super().__init__(*args, attention_fn=attention_fn, **options)
+        if functional.check_implementation(implementation) is not None:
+            if attention_fn is not dot_product_attention:
+                raise ValueError("give attention_fn or implementation, not both")
+            attention_fn = _computed_by(implementation)
+        super().__init__(*sizes, attention_fn=attention_fn, **options)
