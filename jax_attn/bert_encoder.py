@@ -90,6 +90,7 @@ class BertEncoder(Pretrained, nnx.Module):
         ids = tokens_of("ids", ids, input_ids)
         longest = self.config.max_position_embeddings
         dtype, shape = functional.dtype_name(ids), functional.shape_of(ids)
+        functional.check_bounded(shape[-1], "max_position_embeddings", longest)
         check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
             dtype, given = functional.dtype_name(attention_mask), functional.shape_of(attention_mask)

@@ -122,6 +122,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         """
         longest = None if cache is not None else self.config.decoder.num_positions
         dtype, shape = functional.dtype_name(tokens), functional.shape_of(tokens)
+        functional.check_bounded(shape[-1], "num_positions of decoder", longest)
         check_ids(dtype, shape, longest=longest, longest_name="num_positions of decoder", name="tokens")
         check_caches(cache, len(self.config.decoder.blocks), pairs=True)
         if source is None:

@@ -91,7 +91,9 @@ class GPTModel(Pretrained, nnx.Module):
             TypeError: ids that are not integers.
         """
         ids = tokens_of("ids", ids, input_ids)
-        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
+        longest = self.config.context_length
+        functional.check_bounded(functional.shape_of(ids)[-1], "context_length", longest)
+        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=longest)
         if labels is not None:
             check_labels(labels, ids, "ids")
         x = self.tok_emb(ids) + self.pos_emb(np.arange(functional.shape_of(ids)[1]))

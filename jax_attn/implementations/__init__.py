@@ -77,7 +77,8 @@ def _unsupported(implementation: ModuleType, call: Call) -> str | None:
         if not all(isinstance(size, int) for size in call.scores_shape[2:]):
             return "a symbolic length (jax.export) does not say how many blocks there are"
         operands = (call.query, call.key, call.value, call.bias, call.sinks)
-        if jax.config.jax_use_direct_linearize and any(map(_has_tangent, operands)):
+        has_gradients_alone = implementation in (cudnn, tpu_flash)
+        if has_gradients_alone and jax.config.jax_use_direct_linearize and any(map(_has_tangent, operands)):
             return "it has no forward-mode derivatives (jax.jvp, jax.jacfwd)"
     reason: str | None = implementation.unsupported(call)
     return reason

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from .block_operands import false_of
 from .block_plan import Plan
+from .slopes import INPUTS, Slopes, tangents_of
 
 
 class Passes(NamedTuple):
@@ -45,68 +46,51 @@ def attention(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array]
     return context.astype(operands[0].dtype), sums
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _differentiable(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array, Array]:
     return passes.forward(plan, *operands)
 
 
-def _differentiable_forward(passes: Passes, plan: Plan, *given: Any) -> tuple[tuple[Array, Array, Array], Any]:
-    operands = jax.tree.map(lambda one: one.value, given)
-    bias = given[3]
+@functools.partial(_differentiable.defjvp, symbolic_zeros=True)
+def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> Any:
     # A bias is often constant, and its gradient as large as the scores.
-    asked = None if bias is None or not bias.perturbed else ()
-    results = _differentiable(passes, _asking(plan, asked), *operands)
-    if asked is None:
-        return results, (operands, results, asked)
-    # Who asks may get it from other code, whose context is rounded later.
-    dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
-    return (results[0].astype(dtype), *results[1:]), (operands, results, asked)
+    is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
+    asking = dataclasses.replace(plan, differentiates_bias=is_asked)
+    results = _differentiable(passes, asking, *operands)
+    if is_asked:
+        # Who asks may get it from other code, whose context is rounded later.
+        dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
+        results = (results[0].astype(dtype), *results[1:])
+    return results, tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
 
 
-def _differentiable_backward(passes: Passes, plan: Plan, kept: Any, cotangents: tuple[Any, Any, Any]) -> Any:
-    operands, results, asked = kept
-    d_context, _, d_total = map(_instantiated, cotangents)
-    return (*_gradients(passes, _asking(plan, asked), operands, results, (d_context, d_total)), None, None)
+def _at_once(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array | None, ...]:
+    context, total = passes.at_once(plan, *operands)
+    return context, None, total
 
 
-def _asking(plan: Plan, asked: tuple[()] | None) -> Plan:
-    """Return the plan of a call the gradient of whose bias is asked for, unless that is None."""
-    return dataclasses.replace(plan, differentiates_bias=asked is not None)
+def _backward(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+    return _gradients(passes, plan, operands, results, (cotangents[0], cotangents[2]))
 
 
-def _instantiated(cotangent: Any) -> Array:
-    if isinstance(cotangent, SymbolicZero):
-        return jnp.zeros(cotangent.shape, cotangent.dtype)
-    return cotangent
-
-
-_differentiable.defvjp(_differentiable_forward, _differentiable_backward, symbolic_zeros=True)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _gradients(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
     """Return the gradients of query, key, value, bias (if asked for) and sinks; theirs take T times S, being rare."""
     return passes.backward(plan, *operands, *results, *cotangents)
 
 
-def _gradients_forward(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
-    return _gradients(passes, plan, operands, results, cotangents), (operands, results, cotangents)
-
-
-def _gradients_backward(passes: Passes, plan: Plan, kept: Any, seconds: Any) -> Any:
-    (*inputs, arrays, seed), results, cotangents = kept
+@_gradients.defjvp
+def _differentiate_gradients(passes: Passes, plan: Plan, primals: Any, tangents: Any) -> Any:
+    operands, _, cotangents = primals
+    *inputs, arrays, seed = operands
 
     def gradients(inputs: Any, cotangents: Any) -> Any:
         found = list(jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents))
         found[3] = found[3] if plan.differentiates_bias else None
         return tuple(found)
 
-    _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
-    inputs_bar, cotangents_bar = pull(seconds)
-    return (*inputs_bar, None, None), jax.tree.map(jnp.zeros_like, results), cotangents_bar
-
-
-_gradients.defvjp(_gradients_forward, _gradients_backward)
+    moved = tuple(tangents[0][:INPUTS]), tangents[2]
+    return _gradients(passes, plan, *primals), jax.jvp(gradients, (tuple(inputs), cotangents), moved)[1]
 
 
 def gradient_of_sinks(

@@ -22,6 +22,7 @@ from attn_bridge.masks import ArrayMask
 
 from . import reference
 from .call import Call
+from .slopes import Slopes, tangents_of
 
 MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""
@@ -82,7 +83,7 @@ def attend(call: Call) -> Float[Array, "B T H Dv"]:
     return _attend(float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
     query, key, value, bias, sinks, allowed = operands
     keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
@@ -138,22 +139,23 @@ def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
     return rearrange(context, "b k g t c -> b t (k g) c").astype(query.dtype)
 
 
-def _forward(scale: float, softcap: float | None, *operands: Any) -> tuple[Array, Any]:
-    return _attend(scale, softcap, *operands), operands
+@functools.partial(_attend.defjvp, symbolic_zeros=True)
+def _differentiate(scale: float, softcap: float | None, operands: Any, tangents: Any) -> Any:
+    result = _attend(scale, softcap, *operands)
+    slopes = Slopes(_plain, _backward, (scale, softcap))
+    return result, tangents_of(slopes, operands, (result,), tangents)[0]
 
 
-def _backward(scale: float, softcap: float | None, operands: Any, cotangent: Array) -> Any:
+def _plain(scale: float, softcap: float | None, *operands: Any) -> tuple[Array]:
     *inputs, allowed = operands
+    query, key, value, bias, sinks = inputs
     mask = None if allowed is None else ArrayMask(allowed)
-
-    def attend(query: Array, key: Array, value: Array, bias: Any, sinks: Any) -> Any:
-        call = Call(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)
-        return reference.attend(call)
-
-    return (*jax.vjp(attend, *inputs)[1](cotangent), None)
+    return (reference.attend(Call(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)),)
 
 
-_attend.defvjp(_forward, _backward)
+def _backward(scale: float, softcap: float | None, operands: Any, results: Any, cotangents: Any) -> Any:
+    *inputs, allowed = operands
+    return jax.vjp(lambda *inputs: _plain(scale, softcap, *inputs, allowed), *inputs)[1](cotangents)
 
 
 def _block() -> int:

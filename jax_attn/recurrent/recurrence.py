@@ -370,8 +370,8 @@ def _scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Any
 def _cut(array: Array, pattern: str, chunk_size: int) -> Array:
     """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
     tokens = array.shape[1]
-    size = min(chunk_size, tokens)
-    filled = jnp.pad(array, [(0, 0), (0, -tokens % size), *[(0, 0)] * (array.ndim - 2)])
+    size = min(chunk_size, tokens) if isinstance(tokens, int) else chunk_size  # else jax.export leaves it open
+    filled = jnp.pad(array, [(0, 0), (0, -(-tokens // size) * size - tokens), *[(0, 0)] * (array.ndim - 2)])
     return rearrange(filled, pattern, t=size)
 
 

@@ -1,0 +1,169 @@
+"""Derivatives of a function in both directions: backward by code written by hand, forward by code that JAX takes apart.
+
+`jax.custom_vjp` has gradients alone: what `jax.jit` has compiled with one then fails under `jax.jvp`. Here a function
+has a rule for tangents, which are one operation of JAX, linear in them; transposed it is the code written by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+INPUTS = 5
+"""Operands with derivatives: query, key, value, bias and sinks come first."""
+
+Axes = tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slopes:
+    """What the derivatives of a function are computed by; equal by value, as compiled programs are kept by it."""
+
+    plain: Callable[..., tuple[Array | None, ...]]
+    """Takes what is known and the operands; returns the results by code that JAX can differentiate, also twice.
+
+    None is a result that no derivative flows through.
+    """
+
+    backward: Callable[..., tuple[Any, ...]]
+    """Takes what is known, operands, results and the cotangents of results; returns the gradients of the inputs."""
+
+    known: tuple[Any, ...]
+    """First arguments of both."""
+
+
+def tangents_of(
+    slopes: Slopes, operands: Sequence[Any], results: tuple[Array, ...], tangents: Sequence[Any]
+) -> tuple[Array, ...]:
+    """Return the tangents of the results of a function.
+
+    Args:
+        slopes: the derivatives of the function.
+        operands: its arguments, trees of arrays.
+        results: what it returned for them.
+        tangents: of the operands, as a rule of `jax.custom_jvp` with symbolic zeros gets them.
+    """
+    moving = tuple(place for place in range(INPUTS) if _moves(tangents[place]))
+    arrays, tree = jax.tree.flatten((tuple(operands), results))
+    given = [tangents[place] for place in moving]
+    found = _TANGENTS.bind(*arrays, *given, slopes=slopes, tree=tree, moving=moving, levels=())
+    return tuple(found)
+
+
+def _moves(tangent: Any) -> bool:
+    return tangent is not None and not isinstance(tangent, SymbolicZero)
+
+
+def _forward(*arrays: Array, slopes: Slopes, tree: Any, moving: tuple[int, ...], levels: tuple[Axes, ...]) -> Any:
+    """Return the tangents of the results: those of the plain code at the operands."""
+
+    def forward(*arrays: Array) -> list[Array]:
+        operands, results = tree.unflatten(arrays[: tree.num_leaves])
+
+        def plain(*moved: Array) -> tuple[Any, ...]:
+            given = dict(zip(moving, moved, strict=True))
+            return slopes.plain(*slopes.known, *(given.get(place, one) for place, one in enumerate(operands)))
+
+        primals = tuple(operands[place] for place in moving)
+        found = jax.jvp(plain, primals, tuple(arrays[tree.num_leaves :]))[1]
+        return [
+            jax.numpy.zeros_like(result) if one is None else one.astype(result.dtype)
+            for one, result in zip(found, results, strict=True)
+        ]
+
+    for axes in levels:
+        forward = jax.vmap(forward, axes)
+    return forward(*arrays)
+
+
+def _backward(
+    arrays: Sequence[Array],
+    cotangents: Sequence[Array],
+    slopes: Slopes,
+    tree: Any,
+    moving: tuple[int, ...],
+    levels: tuple[Axes, ...],
+) -> Sequence[Array]:
+    """Return the cotangents of the tangents that were given."""
+    count = len(arrays)
+
+    def backward(*arrays: Array) -> tuple[Array, ...]:
+        operands, results = tree.unflatten(arrays[:count])
+        found = slopes.backward(*slopes.known, operands, results, tuple(arrays[count:]))
+        return tuple(found[place] for place in moving)
+
+    for axes in levels:
+        backward = _over(backward, (*axes[:count], *(0 for _ in cotangents)), axes[count:])
+    return backward(*arrays, *cotangents)
+
+
+def _over(function: Callable[..., Any], axes: Axes, of_results: Axes) -> Callable[..., tuple[Array, ...]]:
+    """Return a function over an axis; what has none was given to all, and gets the sum."""
+    mapped = jax.vmap(function, axes, tuple(0 if axis is None else axis for axis in of_results))
+
+    def run(*arrays: Array) -> tuple[Array, ...]:
+        pairs = zip(mapped(*arrays), of_results, strict=True)
+        return tuple(result.sum(0) if axis is None else result for result, axis in pairs)
+
+    return run
+
+
+def _results(*arrays: Any, tree: Any, **known: Any) -> list[Any]:
+    """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
+    results = tree.children()[1].num_leaves
+    return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]
+
+
+def _differentiate(arrays: Sequence[Any], tangents: Sequence[Any], **known: Any) -> Any:
+    places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
+
+    def of_some(*some: Any) -> Any:
+        given = dict(zip(places, some, strict=True))
+        return _forward(*(given.get(place, one) for place, one in enumerate(arrays)), **known)
+
+    return jax.jvp(of_some, *(tuple(one[place] for place in places) for one in (arrays, tangents)))
+
+
+def _transpose(cotangents: Sequence[Any], *arrays: Any, tree: Any, **known: Any) -> list[Any]:
+    fixed, linear = arrays[: tree.num_leaves], arrays[tree.num_leaves :]
+    found = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **known)
+    asked = [one if ad.is_undefined_primal(place) else None for one, place in zip(found, linear, strict=True)]
+    return [None] * len(fixed) + asked
+
+
+def _batch(arrays: Sequence[Array], axes: Sequence[Any], *, tree: Any, levels: Any, **known: Any) -> Any:
+    """Bind the same with one more level; results get the axis in front, as tangents have it."""
+    size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
+    given, at = list(arrays), [None if axis is None else int(axis) for axis in axes]
+    for place in range(tree.num_leaves - tree.children()[1].num_leaves, tree.num_leaves):
+        given[place], at[place] = batching.bdim_at_front(given[place], at[place], size), 0
+    found = _TANGENTS.bind(*given, tree=tree, levels=(*levels, tuple(at)), **known)
+    return found, [0] * len(found)
+
+
+def _operation() -> Primitive:
+    operation = Primitive("attn_bridge_tangents")
+    operation.multiple_results = True
+    operation.def_abstract_eval(_results)
+
+    @functools.cache
+    def jitted(**known: Any) -> Any:
+        return jax.jit(functools.partial(_forward, **known))
+
+    operation.def_impl(lambda *arrays, **known: jitted(**known)(*arrays))
+    mlir.register_lowering(operation, mlir.lower_fun(_forward, multiple_results=True))
+    ad.primitive_jvps[operation] = _differentiate
+    ad.primitive_transposes[operation] = _transpose
+    batching.primitive_batchers[operation] = _batch
+    return operation
+
+
+_TANGENTS = _operation()
