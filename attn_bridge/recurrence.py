@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from .validation import check_integer
+from .validation import check_implementation, check_integer
 
 Shape = tuple[int, ...]
 Form = Literal["chunked", "recurrent"]
@@ -33,6 +33,16 @@ def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> 
     if form is not None:
         return "chunked" if form == "chunked" else "recurrent"
     return "recurrent" if tokens == 1 else "chunked"
+
+
+def check_form(implementation: str | None) -> str | None:
+    """Return the form that a constructor is given as its implementation.
+
+    Raises:
+        ValueError: another name, such as that of a kernel for attention to keys.
+    """
+    check_implementation(implementation, FORMS)
+    return implementation
 
 
 def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest: int | None = None) -> None:

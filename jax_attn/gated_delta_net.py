@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
+from attn_bridge.recurrence import check_form
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
@@ -35,11 +36,23 @@ class GatedDeltaNet(nnx.Module):
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
     """
 
     @GatedDeltaNetConfig.takes
-    def __init__(self, config: GatedDeltaNetConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: GatedDeltaNetConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+        implementation: str | None = None,
+    ):
         self.config = config = GatedDeltaNetConfig.check(config)
+        self.form = check_form(implementation)
         self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, heads = config.d_in, config.num_value_heads
@@ -73,7 +86,7 @@ class GatedDeltaNet(nnx.Module):
                 finds a state that has faded and a convolution that has seen zeros.
             positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
 
         Returns:
             The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
@@ -104,7 +117,7 @@ class GatedDeltaNet(nnx.Module):
             recurrence.log_decay(self.W_alpha(batch), self.dt_bias, self.A_log),
             jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
             state=None if cache is None else cache.state,
-            form=form,
+            form=form or self.form,
             **functional.attention_arguments(self),
         )
         gated = self.norm(context.astype(value.dtype)).astype(key.dtype) * jax.nn.silu(gate.astype(key.dtype))

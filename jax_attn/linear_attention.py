@@ -15,6 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, causal
+from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LinearAttentionConfig
 
 from . import functional
@@ -32,11 +33,23 @@ class LinearAttention(nnx.Module):
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
     """
 
     @LinearAttentionConfig.takes
-    def __init__(self, config: LinearAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: LinearAttentionConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+        implementation: str | None = None,
+    ):
         self.config = config = LinearAttentionConfig.check(config)
+        self.form = check_form(implementation)
         self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, bias = config.d_in, config.qkv_bias
@@ -66,7 +79,7 @@ class LinearAttention(nnx.Module):
             cache: what earlier tokens left, from `init_cache`; left as it is.
             return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
                 cache, which holds no keys.
-            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
 
         Returns:
             The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
@@ -94,7 +107,7 @@ class LinearAttention(nnx.Module):
             visible = recurrence.visible_tokens(attention_mask, batch, cache)
             key = recurrence.without(key, visible)
             state = None if cache is None else cache.state
-            arguments = {"state": state, "form": form, **functional.attention_arguments(self)}
+            arguments = {"state": state, "form": form or self.form, **functional.attention_arguments(self)}
             context, state = recurrence.linear_attention(query, key, value, **arguments)
             cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
         output = self.out_proj(rearrange(context.astype(value.dtype), "b t h c -> b t (h c)"))

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.masks import Mask
+from attn_bridge.recurrence import check_form
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
@@ -35,14 +36,24 @@ class GatedDeltaNet(Resettable):
             Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
     """
 
     @GatedDeltaNetConfig.takes
     def __init__(
-        self, config: GatedDeltaNetConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: GatedDeltaNetConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        implementation: str | None = None,
     ):
         super().__init__()
         self.config = config = GatedDeltaNetConfig.check(config)
+        self.form = check_form(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         d_in, heads = config.d_in, config.num_value_heads
         self.W_query = linear(d_in, config.key_width, bias=False, **options)
@@ -80,7 +91,7 @@ class GatedDeltaNet(Resettable):
                 finds a state that has faded and a convolution that has seen zeros.
             positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; updated in place.
-            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
 
         Returns:
             The output ``(T, d_out)`` or ``(B, T, d_out)``, and the cache if one was given.
@@ -111,7 +122,7 @@ class GatedDeltaNet(Resettable):
             recurrence.log_decay(self.W_alpha(batch), self.dt_bias, self.A_log),
             torch.sigmoid(self.W_beta(batch).to(key.dtype)),
             state=None if cache is None else cache.state,
-            form=form,
+            form=form or self.form,
             **functional.attention_arguments(self),
         )
         gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attn_bridge.masks import Mask, causal
+from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LinearAttentionConfig
 
 from . import functional
@@ -32,14 +33,24 @@ class LinearAttention(Resettable):
             Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
     """
 
     @LinearAttentionConfig.takes
     def __init__(
-        self, config: LinearAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: LinearAttentionConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        implementation: str | None = None,
     ):
         super().__init__()
         self.config = config = LinearAttentionConfig.check(config)
+        self.form = check_form(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         d_in, bias = config.d_in, config.qkv_bias
         self.W_query = linear(d_in, config.key_width, bias=bias, **options)
@@ -68,7 +79,7 @@ class LinearAttention(Resettable):
             cache: what earlier tokens left, from `init_cache`; updated in place.
             return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
                 cache, which holds no keys.
-            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
 
         Returns:
             The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
@@ -96,7 +107,7 @@ class LinearAttention(Resettable):
             visible = recurrence.visible_tokens(attention_mask, batch, cache)
             key = recurrence.without(key, visible)
             state = None if cache is None else cache.state
-            arguments = {"state": state, "form": form, **functional.attention_arguments(self)}
+            arguments = {"state": state, "form": form or self.form, **functional.attention_arguments(self)}
             context, state = recurrence.linear_attention(query, key, value, **arguments)
             cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
         output = self.out_proj(rearrange(context.to(value.dtype), "b t h c -> b t (h c)"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,23 @@ def test_a_module_computes_by_the_implementation_it_was_given(backend, names, na
     assert set(names) == {"reference"}
     with pytest.raises(ValueError, match=r"^implementation \('flashy'\) must be one of 'c"):
         backend.build(name, **CLASSES[name], implementation="flashy")
+
+
+@pytest.mark.parametrize("name", ["LinearAttention", "GatedDeltaNet"])
+def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkeypatch, name):
+    config, seen = specs.find_variant(name).examples[0].config, []
+    recurrence = importlib.import_module(f"{backend.package.__name__}.recurrent.recurrence")
+    right = recurrence.choose_form
+    monkeypatch.setattr(recurrence, "choose_form", lambda form, *rest: seen.append(form) or right(form, *rest))
+    module, x = backend.build(name, config=config, implementation="recurrent"), draw(2, 5, config.d_in)
+    module(backend.as_argument(x))
+    module(backend.as_argument(x), form="chunked")
+    backend.build(name, config=config)(backend.as_argument(x))
+    assert seen == ["recurrent", "chunked", None]
+    for wrong in ("reference", "flashy"):
+        with pytest.raises(ValueError, match="implementation") as caught:
+            backend.build(name, config=config, implementation=wrong)
+        assert str(caught.value) == f"implementation ({wrong!r}) must be one of 'chunked', 'recurrent' or None"
 
 
 @pytest.mark.parametrize("name", CLASSES)
