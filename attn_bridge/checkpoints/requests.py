@@ -18,7 +18,7 @@ from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .options import ConvertOptions, PathLike
 from .planning import heads
-from .planning.plans import Plan
+from .planning.plans import Plan, is_float
 from .selection import Selection, select
 
 
@@ -252,12 +252,28 @@ def plan_of(
         manifest=before,
         selection=selection,
     )
+    return _with_numbers(made, reader, config or {}, is_read=is_read)
+
+
+def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, Any], *, is_read: bool) -> Plan:
+    """Return a plan as it is carried out, with notes on the numbers that are read.
+
+    Args:
+        plan: made of headers.
+        reader: the source.
+        config: the model's.
+        is_read: whether names lead to tensors of ours.
+    """
+    dtypes = sorted({one.info.dtype for one in plan.targets if is_float(one.info.dtype)})
+    if is_read and reader.format == "gguf" and len(dtypes) > 1:  # llama.cpp has all vectors in float32
+        unlike = f"{' and '.join(dtypes)} stay as they are; --dtype makes one of them, as a module of torch needs it"
+        plan = dataclasses.replace(plan, notes=(*plan.notes, unlike))
     if isinstance(reader, quantised.Dequantised):
-        return quantised.in_file_order(made, reader)
+        return quantised.in_file_order(plan, reader)
     packed = quantised.dequantised_in(reader.base) if isinstance(reader, adapters.Merged) else None
     if packed is None:
         notes = quantised.notes_on_codes(reader.tensors) if is_read else []
-        notes += quantised.notes_on_config(config or {}, made.config)
-        return dataclasses.replace(made, notes=(*made.notes, *notes)) if notes else made
+        notes += quantised.notes_on_config(config, plan.config)
+        return dataclasses.replace(plan, notes=(*plan.notes, *notes)) if notes else plan
     scales = {one.name: one.others for one in packed.quantised.values()}
-    return dataclasses.replace(made, scales=scales, notes=(*made.notes, *quantised.notes_of(packed)))
+    return dataclasses.replace(plan, scales=scales, notes=(*plan.notes, *quantised.notes_of(packed)))

@@ -381,3 +381,11 @@ def test_the_27_b_gemma_scales_by_its_width(tmp_path):
     assert config["query_pre_attn_scalar"] == CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
     assert config["layer_types"] == ["sliding_attention", "full_attention"] * 31
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+
+
+def test_matrices_in_float16_beside_vectors_in_float32_are_noted(tmp_path):
+    source = gguf_files.converted(tmp_path / "x.gguf", *model("llama"), kind="F16")
+    notes = checkpoints.plan(source, tmp_path / "out").notes
+    wanted = "float16 and float32 stay as they are; --dtype makes one of them, as a module of torch needs it"
+    assert wanted in notes
+    assert wanted not in checkpoints.plan(source, tmp_path / "out", dtype="f16").notes
