@@ -73,7 +73,8 @@ def checked_of(reader: Reader) -> dict[str, Any]:
         if isinstance(kind, str) and kind.removeprefix(OWN) in OWN_MODELS and kind.startswith(OWN):
             OWN_MODELS[kind.removeprefix(OWN)].read(config)
         elif kind is not None or "dim" in config:  # of a library, or of Meta; any other has settings for layouts alone
-            check_sizes(config, least=int(isinstance(kind, str) and kind in families.FAMILIES))
+            sizes = multimodal.text_of(config) if kind in multimodal.MODELS else config
+            check_sizes(sizes, least=int(isinstance(kind, str) and kind in families.FAMILIES))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path if reader.config else _file_beside(path)}: {error}") from None
     return config

@@ -60,6 +60,15 @@ CLIP, SIGLIP, PIXTRAL = ({**IMAGE, "model_type": f"{kind}_vision_model"} for kin
 PIXTRAL["model_type"] = "pixtral"
 
 
+GRANITE = {**GROUPED, "model_type": "granite"}
+SPEECH = {
+    "encoder_config": {"input_dim": 5, "num_layers": 1, "hidden_dim": 8, "feedforward_mult": 1, "num_heads": 2,
+                       "dim_head": 4, "output_dim": 5, "context_size": 4, "max_pos_emb": 8},
+    "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 8, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "intermediate_size": 8, "encoder_hidden_size": 8},
+}  # fmt: skip
+
+
 def sections(*sizes: int, interleaved: bool = False) -> dict[str, Any]:
     """Return the rotary part of a config of Qwen-VL."""
     if interleaved:
@@ -99,6 +108,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lighton_ocr": ("LightOnOcrForConditionalGeneration", "LightOnOcrConfig", of(QWEN3, vision_config=PIXTRAL)),
     "voxtral": ("VoxtralForConditionalGeneration", "VoxtralConfig", of(LLAMA, audio_config=SOUND)),
     "audioflamingo3": ("AudioFlamingo3ForConditionalGeneration", "AudioFlamingo3Config", of(QWEN2, audio_config=SOUND)),
+    "musicflamingo": ("MusicFlamingoForConditionalGeneration", "MusicFlamingoConfig",
+                      of(QWEN2, audio_config={**SOUND, "model_type": "audioflamingo3_encoder"})),
+    "granite_speech": ("GraniteSpeechForConditionalGeneration", "GraniteSpeechConfig", of(GRANITE, **SPEECH)),
+    "granite_speech_plus": ("GraniteSpeechPlusForConditionalGeneration", "GraniteSpeechPlusConfig",
+                            of(GRANITE, **SPEECH)),
     "glmasr": ("GlmAsrForConditionalGeneration", "GlmAsrConfig", of(LLAMA, audio_config=SOUND)),
     "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "Qwen2AudioConfig", of(QWEN2, audio_config=SOUND)),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2VLConfig",

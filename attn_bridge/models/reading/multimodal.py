@@ -14,7 +14,18 @@ MODELS = frozenset(
     (
         *("gemma3", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava", "video_llava"),
         *("mistral3", "internvl", "got_ocr2", "idefics2", "idefics3", "smolvlm", "ovis2", "deepseek_vl", "lighton_ocr"),
-        *("voxtral", "audioflamingo3", "glmasr", "qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+        *(
+            "voxtral",
+            "audioflamingo3",
+            "musicflamingo",
+            "granite_speech",
+            "granite_speech_plus",
+            "glmasr",
+            "qwen2_audio",
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+        ),
     )
 )
 """``model_type`` of each."""

@@ -20,7 +20,7 @@ QUANTISED = dict.fromkeys(
 TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
     *("image_newline", "image_tower.", "video_tower.", "audio_tower."),
-    *("multi_modal_projector.", "connector.", "aligner."),
+    *("multi_modal_projector.", "connector.", "aligner.", "encoder.", "projector."),
 )
 """What multimodal models of `transformers` have beside their decoder."""
 
