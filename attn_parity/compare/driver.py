@@ -34,13 +34,12 @@ from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
 from ..verdict import judging
 from ..verdict.bench import Findings
-from ..verdict.coverage import Coverage, covered
 from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
 from ..verdict.devices.shards import copies_compared, on_shards
 from ..verdict.devices.softmaxes import mixed
 from ..verdict.masked_rows import on_masked_rows
-from ..verdict.notes import on_literals
+from ..verdict.notes import Coverage, covered, on_literals
 from ..verdict.runner import Live, Runner
 from .prepare import prepare
 
@@ -139,7 +138,7 @@ def compare(
     _check_options(
         {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
     )
-    accepted = checked(allow or {})
+    accepted = checked(allow) if allow else {}
     held = pinned() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
         pair = prepare(
@@ -188,7 +187,7 @@ def judge(
     found.report.notes.extend(_on_unseen(pair, found, localise))
     wanted = found.report.verdict in ("different", "precision") if localise is None else localise
     if not wanted or found.furthest is None:
-        return accept(found.report, accepted)
+        return accept(found.report, accepted) if accepted else found.report
     pair.progress("looking for the first divergence", 0, 1)
     aim: Aim = "precision" if found.report.verdict == "precision" else "meaning"
     outputs_agree = all(one.verdict == "equal" for one in found.report.tensors if one.kind == "output")
@@ -252,13 +251,13 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     if unstable:
         return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
     found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
-    tensors = [one for each in found for one in on_shards(runner, each)]
+    tensors = [one for each in found for one in (on_shards(runner, each) if each.mesh else each.verdicts)]
     if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
     seen = covered(runner, found[0])
-    copies = [one for each in found for one in copies_compared(each, pair.shown)]
+    copies = [one for each in found if each.apart for one in copies_compared(each, pair.shown)]
     tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *copies, *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:

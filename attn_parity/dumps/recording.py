@@ -33,8 +33,8 @@ from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict import noise
-from ..verdict.coverage import MAX_PROBES
 from ..verdict.measures import ZERO, scale_of
+from ..verdict.notes import MAX_PROBES
 from ..verdict.probes import EXACT, KINDS, Kind
 from ..verdict.runner import Live
 from . import format as dumps

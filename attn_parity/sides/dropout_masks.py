@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -70,8 +71,13 @@ class Masks:
     """
 
     def __init__(self, seed: int, step: int = 0):
-        self._key = rng.fold_in(rng.key(seed), step)
+        self._of = seed, step
         self.restart()
+
+    @functools.cached_property
+    def _key(self) -> Any:
+        seed, step = self._of
+        return rng.fold_in(rng.key(seed), step)
 
     def restart(self) -> None:
         """Begin anew, for a call that is run again."""

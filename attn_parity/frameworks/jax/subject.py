@@ -40,9 +40,9 @@ from .probes.numpy_interpreter import evaluate
 from .probes.rounding import Jitter
 from .probes.uses import first_uses
 from .recording import Tape, recording
-from .running.differentiation import Differentiated, outputs_of
 from .running.execution import (
     UNTRACEABLE,
+    Differentiated,
     Moved,
     counted,
     directly,
@@ -51,6 +51,7 @@ from .running.execution import (
     moving_literals,
     moving_tables,
     op_by_op,
+    outputs_of,
     precise,
     quick_options,
     read,

@@ -24,8 +24,7 @@ from ...sides.dropout_masks import Draw, Masks, Plan
 from ...sides.subject import Arguments, Arrays, ModuleFailedError
 from ...training.stepping import Hyperparameters, State, Step
 from .drawing import _draws_more, _prepare, drawing
-from .running.differentiation import outputs_of
-from .running.execution import trace
+from .running.execution import outputs_of, trace
 from .running.promotion import promoted
 from .sides.adapter import dotted, is_jax_float
 from .sides.nnx_module import Part
