@@ -75,9 +75,11 @@ def waits_for_data(array: Array) -> bool:
 def are_two_constants(first: Array, second: Array) -> bool:
     """Tell whether the first side's numbers are written in code, and the second side's are no first values.
 
-    Zeros and ones take whatever the first side has: rounded data look like written numbers.
+    Zeros and ones take whatever the first side has, as rounded data look like written numbers, and are carried.
     """
-    return first.dtype in (np.float32, np.float64) and np.unique(second).size > 1 and _is_written(first)
+    if first.dtype not in (np.float32, np.float64) or np.unique(second).size < 2:
+        return False
+    return _is_written(first) and not waits_for_data(first)
 
 
 def _repeats(numbers: Array) -> bool:

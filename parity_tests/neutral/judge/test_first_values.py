@@ -67,4 +67,6 @@ def test_written_numbers_replace_first_values_alone():
     others = np.asarray([0.26862954, 0.26130258, 0.27577711], np.float32)
     assert are_two_constants(written, others)
     assert not are_two_constants(written, np.zeros(3, np.float32))
+    assert not are_two_constants(np.ones(3, np.float32), others), "first values of the first side are carried"
+    assert are_two_constants(np.full(3, 0.5, np.float32), others)
     assert not are_two_constants(random.normal(size=3).astype(np.float32), others)
