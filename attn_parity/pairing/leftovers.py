@@ -68,7 +68,7 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
     """Return the tensors of two lists that suit each other: by equal names, then by shapes as names speak for them.
 
     Stacks are taken apart where the other list has their layers. A last word of a name that is equal counts as an
-    equal name where nothing else suits, because modules of two libraries are rarely called the same.
+    equal name where nothing else of that word suits, because modules of two libraries are rarely called the same.
     """
     from scipy.optimize import linear_sum_assignment  # JAX brings scipy
 
@@ -89,14 +89,20 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
         others = {names[1][k] for k in np.flatnonzero(np.isfinite(rest[i]))}
         return len(others | {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j]))}) <= 2 and len(others) == 1
 
+    lasts = [[one.spelled.rpartition(".")[2] for one in side] for side in (first, second)]
+
     def is_named(i: int, j: int) -> bool:
-        words = [one.spelled.rpartition(".")[2] for one in (first[i], second[j])]
-        return words[0] == words[1] and _numbers(first[i].spelled) == _numbers(second[j].spelled)
+        word = lasts[0][i]
+        if word != lasts[1][j] or _numbers(first[i].spelled) != _numbers(second[j].spelled):
+            return False
+        theirs = {names[1][k] for k in np.flatnonzero(np.isfinite(rest[i])) if lasts[1][k] == word}
+        ours = {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j])) if lasts[0][k] == word}
+        return len(theirs) == len(ours) == 1
 
     found = [Suited(first[i], second[j], is_named=True, is_only=True) for i, j in named]
     for i, j in fitting:
         alone = is_only(i, j)
-        found.append(Suited(first[i], second[j], alone and is_named(i, j), alone))
+        found.append(Suited(first[i], second[j], is_named(i, j), alone))
     return found
 
 

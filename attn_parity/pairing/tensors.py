@@ -174,10 +174,11 @@ class Pairing:
         return found
 
     def drawn_as(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return the first side's parameters, with state described as what it is on the other side."""
-        roles = {match.first.source: match.second.parameter.role for match in self.matches}
+        """Return the first side's parameters, described as the statistic or the state that either side takes them for."""
+        others = {match.first.source: match.second.parameter.role for match in self.matches}
+        rank = ("parameter", "state", "statistic").index
         return {
-            name: dataclasses.replace(one, role=roles[name]) if one.role == "state" and name in roles else one
+            name: dataclasses.replace(one, role=max(one.role, others.get(name, one.role), key=rank))
             for name, one in parameters.items()
         }
 

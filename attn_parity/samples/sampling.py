@@ -207,19 +207,25 @@ def draw_weights(
 ) -> Arrays:
     """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike.
 
-    Whole numbers, and the tensors in `kept`, stay as they are.
+    Whole numbers, and the tensors in `kept`, stay as they are. State that holds no negative number gets none.
     """
 
     def draw(name: str) -> Array:
         if name in kept or not is_float(held[name]):
             return held[name]
         random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
-        return _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
+        drawn = _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
+        # A variance or a count has a root or a logarithm, which a negative number has not.
+        return np.abs(drawn) if parameters[name].role == "state" and _is_positive(held[name]) else drawn
 
     if sum(array.size for array in held.values()) < MANY:
         return {name: draw(name) for name in parameters}
     with ThreadPoolExecutor() as pool:  # each tensor has a generator of its own, which draws without the lock
         return dict(zip(parameters, pool.map(draw, parameters), strict=True))
+
+
+def _is_positive(array: Array) -> bool:
+    return bool((array >= 0).all() and array.any())
 
 
 def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -> Array:

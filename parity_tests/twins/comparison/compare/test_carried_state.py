@@ -154,3 +154,30 @@ def test_running_statistics_of_other_names_are_carried():
             return x / jnp.sqrt(self.var[...])
 
     assert compare(Torch(), Flax(), X, seeds=1).verdict == "equal"
+
+
+class TorchNormaliser(nn.Module):
+    """Observations by a running mean and variance, in buffers that are no BatchNorm's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.from_numpy(random.normal(size=8)).float())
+        self.register_buffer("var", torch.from_numpy(random.uniform(0.5, 2.0, size=8)).float())
+
+    def forward(self, x):
+        return (x - self.mean) / torch.sqrt(self.var + 1e-8)
+
+
+def normaliser(power=-0.5):
+    def normalised(weights, x):
+        state = weights["state"]
+        return (x - state["mean"]) * (state["var"] + 1e-8) ** power
+
+    return function(normalised, {"state": {"mean": jnp.zeros(8), "var": jnp.ones(8)}})
+
+
+@pytest.mark.parametrize("power", [-0.5, -1.0], ids=["right", "without-root"])
+@pytest.mark.parametrize("turned", [False, True], ids=["torch-first", "torch-second"])
+def test_a_running_variance_in_buffers_is_carried(power, turned):
+    sides = (normaliser(power), TorchNormaliser()) if turned else (TorchNormaliser(), normaliser(power))
+    assert compare(*sides, X, seeds=1).verdict == ("equal" if power == -0.5 else "different")
