@@ -600,6 +600,12 @@ def test_sequences_are_not_taken_for_positions():
     other = np.concatenate([pooled[:1], pooled[1:] + draw(2, 16)])
     assert "position" in hint(pooled, other)
     assert hint(pooled, other, X) == ""
+    assert hint(pooled, other, np.arange(12).reshape(3, 4)) == ""
+
+
+def test_rows_of_zeros_do_not_count_as_agreeing():
+    quiet = np.concatenate([np.zeros((3, 2, 16)), draw(3, 5, 16)], 1)
+    assert "position" not in hint(quiet, quiet + np.concatenate([np.zeros((3, 2, 16)), draw(3, 5, 16)], 1))
 
 
 def test_single_columns_are_not_called_multiples():
