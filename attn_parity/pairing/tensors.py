@@ -174,7 +174,7 @@ class Pairing:
         return found
 
     def drawn_as(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return the first side's parameters, described as the statistic or the state that either side takes them for."""
+        """Return the first side's parameters, as the statistic or state that either side takes them for."""
         others = {match.first.source: match.second.parameter.role for match in self.matches}
         rank = ("parameter", "state", "statistic").index
         return {
