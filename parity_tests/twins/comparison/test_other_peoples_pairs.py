@@ -16,6 +16,8 @@ from torch import nn
 
 from attn_bridge.cli.demo import write
 from attn_bridge.parity import compare
+from jax_attn import compat as flax_compat
+from torch_attn import compat as torch_compat
 
 with tempfile.TemporaryDirectory() as demo:
     write(Path(demo))
@@ -70,6 +72,16 @@ def test_multi_head_attention(keys):
     assert report.unexercised == []
     assert "attention weights of torch's MultiheadAttention: not compared, Flax returns none" in report.notes
     assert {"grad in_proj_weight[query]", "grad out_proj.bias"} <= {one.name for one in report.tensors}
+
+
+def test_drop_ins_for_attention_layers_leave_nothing_uncovered():
+    layers = (
+        torch_compat.MultiheadAttention(16, 2, batch_first=True),
+        flax_compat.MultiHeadAttention(2, 16, decode=False, rngs=nnx.Rngs(0)),
+    )
+    report = compare(*layers, (inputs(2, 7, 16),) * 3).raise_for_mismatch()
+    assert report.invariances == ["in_proj_bias[key]"]
+    assert "train mode" not in str(report)
 
 
 def test_multi_head_attention_with_another_number_of_heads_is_different():
