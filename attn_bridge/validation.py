@@ -41,6 +41,36 @@ def check_tokens(shape: Shape, dtype: str, *, d_in: int | None = None, context_l
         raise ValueError(f"number of tokens ({shape[-2]}) must be at most context_length ({context_length})")
 
 
+def check_bounded(tokens: int, name: str, longest: int | None) -> None:
+    """Check that a number of tokens that `jax.export` leaves open is compared with its bound.
+
+    Raises:
+        ValueError: no constraint bounds it.
+    """
+    if longest is None or isinstance(tokens, int):
+        return
+    try:
+        bool(tokens <= longest)
+    except Exception:  # JAX's own, which has no public name
+        raise ValueError(
+            f"number of tokens ({tokens}) must be at most {name} ({longest}): give jax.export.symbolic_shape "
+            f'constraints=["{tokens} <= {longest}"]'
+        ) from None
+
+
+def check_dense(name: str, array: object) -> None:
+    """Check that an array is no nested tensor of torch, whose sequences differ in length.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if getattr(array, "is_nested", False):
+        raise TypeError(
+            f"{name} must be a dense tensor (pad it by torch.nested.to_padded_tensor, and give attention_mask= for the "
+            "padding), got a nested one"
+        )
+
+
 def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -> None:
     """Check the context of a cross attention beside its input ``x``.
 

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
+from attn_bridge.validation import check_bounded
 
 from . import functional
 from .blocks.feed_forward import FeedForward
@@ -90,7 +91,7 @@ class BertEncoder(Pretrained, nnx.Module):
         ids = tokens_of("ids", ids, input_ids)
         longest = self.config.max_position_embeddings
         dtype, shape = functional.dtype_name(ids), functional.shape_of(ids)
-        functional.check_bounded(shape[-1], "max_position_embeddings", longest)
+        check_bounded(shape[-1], "max_position_embeddings", longest)
         check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
             dtype, given = functional.dtype_name(attention_mask), functional.shape_of(attention_mask)

@@ -18,7 +18,7 @@ from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
-from attn_bridge.validation import check_caches
+from attn_bridge.validation import check_bounded, check_caches
 
 from . import functional
 from .blocks.stack import Stack
@@ -122,7 +122,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         """
         longest = None if cache is not None else self.config.decoder.num_positions
         dtype, shape = functional.dtype_name(tokens), functional.shape_of(tokens)
-        functional.check_bounded(shape[-1], "num_positions of decoder", longest)
+        check_bounded(shape[-1], "num_positions of decoder", longest)
         check_ids(dtype, shape, longest=longest, longest_name="num_positions of decoder", name="tokens")
         check_caches(cache, len(self.config.decoder.blocks), pairs=True)
         if source is None:

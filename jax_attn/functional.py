@@ -218,30 +218,13 @@ def as_batch(
     `misplaced` are further arguments by position, which there must not be.
     """
     misuse.check_alone(misplaced)
-    check_bounded(jnp.shape(x)[-2] if jnp.ndim(x) > 1 else 0, "context_length", context_length)
+    validation.check_bounded(jnp.shape(x)[-2] if jnp.ndim(x) > 1 else 0, "context_length", context_length)
     validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
     validation.check_cache(cache, "jax_attn")
     x = jnp.asarray(x)
     if layer is not None:
         check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x
-
-
-def check_bounded(tokens: Any, name: str, longest: int | None) -> None:
-    """Refuse a number of tokens that `jax.export` leaves open and that may be more than there is room for.
-
-    Raises:
-        ValueError: nothing bounds it.
-    """
-    if longest is None or isinstance(tokens, int):
-        return
-    try:
-        bool(tokens <= longest)
-    except Exception:  # jax.export's own, which has no public name
-        raise ValueError(
-            f"number of tokens ({tokens}) must be at most {name} ({longest}): give jax.export.symbolic_shape "
-            f'constraints=["{tokens} <= {longest}"]'
-        ) from None
 
 
 def as_context(

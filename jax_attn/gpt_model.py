@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from attn_bridge.generation import Options, end_token
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
+from attn_bridge.validation import check_bounded
 
 from . import functional
 from .blocks.feed_forward import FeedForward
@@ -92,7 +93,7 @@ class GPTModel(Pretrained, nnx.Module):
         """
         ids = tokens_of("ids", ids, input_ids)
         longest = self.config.context_length
-        functional.check_bounded(functional.shape_of(ids)[-1], "context_length", longest)
+        check_bounded(functional.shape_of(ids)[-1], "context_length", longest)
         check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=longest)
         if labels is not None:
             check_labels(labels, ids, "ids")

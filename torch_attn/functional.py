@@ -156,6 +156,8 @@ def _checked(
     return_weights: bool,
 ) -> implementations.Call:
     dtypes = [dtype_name(array) for array in (query, key, value)]
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        validation.check_dense(name, array)
     shape = validation.check_attention(
         tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
@@ -229,6 +231,7 @@ def as_batch(
     misuse.check_alone(misplaced)
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    validation.check_dense("x", x)
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
     validation.check_cache(cache, "torch_attn")
     if layer is not None:
@@ -240,13 +243,16 @@ def as_context(
     context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], layer: nn.Linear, *, d_context: int
 ) -> Float[Tensor, "B S D"]:
     """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
+    validation.check_dense("context", context)
     validation.check_context(tuple(context.shape), dtype_name(context), tuple(x.shape), d_context=d_context)
     check_dtype(context, layer, "context")
     return context[None] if context.ndim == 2 else context
 
 
 def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float[Tensor, "... D"]:
-    """Check the input of a norm, whose last axis is multiplied with `scale`."""
+    """Check the input of a norm, whose last axis is multiplied with `scale`; a nested one may be jagged."""
+    if isinstance(x, Tensor) and x.layout != torch.jagged:
+        validation.check_dense("x", x)
     validation.check_features(shape_of(x), dtype_name(x), emb_dim)
     check_dtype(x, scale)
     return x

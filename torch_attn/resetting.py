@@ -1,12 +1,20 @@
-"""Modules whose parameters can be drawn again, as torch's own layers can."""
+"""What all modules have that torch's own layers have: parameters that can be drawn again, sizes in their ``repr``."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from attn_bridge.specs.base import Config
+from attn_bridge.specs.summary import summarize
+
 
 class Resettable(nn.Module):
     """A module whose parameters can be drawn again, such as after it was made on the meta device."""
+
+    def extra_repr(self) -> str:
+        """Return sizes, mask and positions, as the config has them, for ``repr``."""
+        config = getattr(self, "config", None)
+        return summarize(config) if isinstance(config, Config) else ""
 
     def reset_parameters(self) -> None:
         """Draw the parameters of the module and of all its parts again, as without `rngs`: from torch's generator."""

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from ..validation import check_integer
+from ..validation import check_dense, check_integer
 from ..weights import Rule
 from .base import Config, Parameter
 
@@ -93,13 +93,15 @@ def tokens_of(name: str, tokens: Any, input_ids: Any) -> Any:
     """Return the token ids of a call, given as the argument `name` or as ``input_ids``.
 
     Raises:
-        TypeError: neither is given, or both.
+        TypeError: neither is given, or both, or a nested tensor.
     """
     if tokens is not None and input_ids is not None:
         raise TypeError(f"{name} and input_ids must not both be given")
     if tokens is None and input_ids is None:
         raise TypeError(f"{name} must be given")
-    return input_ids if tokens is None else tokens
+    given = input_ids if tokens is None else tokens
+    check_dense(name, given)
+    return given
 
 
 def check_beside_ids(

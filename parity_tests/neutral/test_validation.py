@@ -21,6 +21,21 @@ QUERY, KEY, VALUE = (2, 4, 6, 8), (2, 5, 3, 8), (2, 5, 3, 7)
 PLAIN = {"dropout": 0.0, "scale": None, "softcap": None}
 
 
+class Open:
+    """A size that a program leaves open, and what it knows of a comparison: None raises, as `jax.export` does."""
+
+    def __init__(self, answer: bool | None):
+        self.answer = answer
+
+    def __le__(self, other: int) -> bool:
+        if self.answer is None:
+            raise ArithmeticError("inconclusive")
+        return self.answer
+
+    def __str__(self) -> str:
+        return "t"
+
+
 def attention(query=QUERY, key=KEY, value=VALUE, dtypes=(F32, F32, F32), **options):
     """Return the arguments of `check_attention`."""
     return query, key, value, dtypes, PLAIN | options
@@ -30,6 +45,8 @@ def attention(query=QUERY, key=KEY, value=VALUE, dtypes=(F32, F32, F32), **optio
 TAKEN = {
     "check_tokens": [((3, 4), F32), ((2, 6, 4), "bfloat16", {"d_in": 4, "context_length": 6}), ((1, 1), "float64")],
     "check_context": [((2, 1, 4), F32, (2, 7, 6), {"d_context": 4}), ((5, 4), F32, (7, 6), {"d_context": 4})],
+    "check_bounded": [(5, "context_length", 4), (5, "context_length", None), (Open(True), "context_length", 4)],
+    "check_dense": [("x", np.zeros(2)), ("x", types.SimpleNamespace(is_nested=False))],
     "check_has_context": [(True,)],
     "check_features": [((4,), F32, 4), ((2, 3, 4), "float16", 4)],
     "check_attention_mask": [
@@ -97,6 +114,18 @@ REFUSED = [
         "context must hold at least 1 token, got shape (2, 0, 4)",
     ),
     ("check_context", ((3, 5, 4), F32, (2, 7, 6), {"d_context": 4}), "batch of context (3) must be the batch of x (2)"),
+    (
+        "check_bounded",
+        (Open(None), "context_length", 4),
+        "number of tokens (t) must be at most context_length (4): give jax.export.symbolic_shape "
+        'constraints=["t <= 4"]',
+    ),
+    (
+        "check_dense",
+        ("x", types.SimpleNamespace(is_nested=True)),
+        "x must be a dense tensor (pad it by torch.nested.to_padded_tensor, and give attention_mask= for the padding), "
+        "got a nested one",
+    ),
     ("check_has_context", (False,), "context must be given, or a cache that holds one"),
     ("check_features", ((3, 4), "int8", 4), "x must have a floating-point dtype, got int8"),
     ("check_features", ((4, 3), F32, 4), "last dimension of x (3) must be emb_dim (4)"),

@@ -20,6 +20,7 @@ from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from .. import functional
 from ..shards import beside
+from .trees import register
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -317,6 +318,13 @@ class KeyValueCache:
         for array in (self.key, self.value, self.positions, self.visible):
             array.copy_(array[beside(indices, array)])
         return self
+
+
+register(
+    KeyValueCache,
+    ("key", "value", "positions", "visible", "length"),
+    ("capacity", "rolling", "padded", "adaptive"),
+)
 
 
 def positions_of(

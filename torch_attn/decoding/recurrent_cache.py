@@ -17,6 +17,7 @@ from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, ch
 
 from .. import functional
 from ..shards import beside
+from .trees import register
 
 
 class RecurrentCache:
@@ -124,3 +125,6 @@ class RecurrentCache:
     def _become(self, state: Tensor, conv_state: Tensor | None, length: int) -> RecurrentCache:
         self.state, self.conv_state, self.length = state, conv_state, length
         return self
+
+
+register(RecurrentCache, ("state", "conv_state", "length"), ("capacity",))
