@@ -47,7 +47,9 @@ class GgufReader(Reader):
         self.path = path
         self._paths = [path]
         self._files: list[File] = []
-        self.tensors, self.unread = {}, {}
+        self.tensors = {}
+        self._unread: dict[str, str] = {}
+        self.unread = self._unread
         self._starts: dict[str, tuple[File, int]] = {}
         try:
             parsed = self._open(path, folder)
@@ -101,7 +103,7 @@ class GgufReader(Reader):
                 )
             else:
                 kind = OTHERS.get(entry.kind, f"type {entry.kind}")
-                self.unread[entry.name] = f"it is quantised by GGUF as {kind}, which is not read"
+                self._unread[entry.name] = f"it is quantised by GGUF as {kind}, which is not read"
                 continue
             start = parsed.begin + entry.offset
             self.tensors[entry.name] = info
