@@ -13,9 +13,9 @@ import numpy as np
 from attn_bridge import whole_files as files
 
 from ..text import count, memory, number, shape
-from . import charts
+from . import charts, markup
 from .markup import Markup, element
-from .page import shell
+from .page import written
 
 BINS = 32
 DRAWN = 1 << 22
@@ -108,43 +108,23 @@ def as_html(title: str, facts: Mapping[str, str], tensors: Mapping[str, Values],
     target = files.checked(path)
     total = _size(one.nbytes for one in tensors.values())
     broken = [name for name, one in tensors.items() if one.not_finite]
-    page = shell(
-        title,
-        element(
-            "header",
-            element("h1", element("span", title)),
-            element("p", element("span", f"{count(len(tensors), 'tensor')}, {total}", class_="hint"), class_="meaning"),
-            element("p", f"Not finite: {', '.join(broken[:10])}{' ...' if len(broken) > 10 else ''}", class_="note")
-            if broken
-            else None,
-            _facts(facts),
-        ),
-        element("main", _tree(tensors), id="results", tabindex=-1),
+    header = element(
+        "header",
+        element("h1", element("span", title)),
+        element("p", element("span", f"{count(len(tensors), 'tensor')}, {total}", class_="hint"), class_="meaning"),
+        element("p", f"Not finite: {', '.join(broken[:10])}{' ...' if len(broken) > 10 else ''}", class_="note")
+        if broken
+        else None,
+        element("div", markup.facts(facts.items()), class_="facts"),
     )
-    text = f"<!doctype html>\n{page}\n"
-    files.write(target, text)
-    return text
-
-
-def _facts(facts: Mapping[str, str]) -> Markup:
-    rows = (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in facts.items())
-    return element("div", element("table", element("tbody", rows)), class_="facts")
+    return written(target, title, header, _tree(tensors))
 
 
 def _tree(tensors: Mapping[str, Values]) -> Markup:
     is_small = len(tensors) <= OPEN_TENSORS
     about = "Folders are the parts of names between dots. Select one to unfold it, also with the keyboard."
-    return element(
-        "section",
-        element("h2", "Tensors", id="tensors"),
-        element("p", about, class_="hint"),
-        element(
-            "div",
-            _level({tuple(name.split(".")): (name, one) for name, one in tensors.items()}, 0, is_small),
-            class_="files",
-        ),
-        aria_labelledby="tensors",
-    )
+    tree = _level({tuple(name.split(".")): (name, one) for name, one in tensors.items()}, 0, is_small)
+    return markup.section("tensors", "Tensors", markup.hint(about), element("div", tree, class_="files"))
 
 
 Named = dict[tuple[str, ...], tuple[str, Values]]
@@ -170,7 +150,7 @@ def _level(inside: Named, depth: int, is_small: bool) -> list[Markup]:
                 "details",
                 element(
                     "summary",
-                    element("span", label, class_="name"),
+                    markup.named(label),
                     element("span", f" {count(len(content), 'tensor')}, {size}", class_="hint"),
                 ),
                 _level(content, depth + 1, is_small),
@@ -190,18 +170,8 @@ HEADS = ("Name", "Dtype", "Shape", "Smallest", "Largest", "Mean", "Deviation", "
 
 def _table(rows: Sequence[tuple[str, str, Values]]) -> Markup:
     """Return a table of tensors: what each is called below its folder, its name, and its values."""
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", element("tr", (element("th", head, scope="col") for head in HEADS))),
-            element("tbody", (_row(*row) for row in rows)),
-        ),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_label=f"Tensors from {rows[0][1]} on",
-    )
+    table = markup.table(HEADS, (_row(*row) for row in rows))
+    return markup.scrolled(table, f"Tensors from {rows[0][1]} on", "scroll")
 
 
 def _row(label: str, name: str, one: Values) -> Markup:
@@ -220,7 +190,7 @@ def _row(label: str, name: str, one: Values) -> Markup:
     numbers = (one.low, one.high, one.mean, one.deviation)
     return element(
         "tr",
-        element("th", element("span", label, class_="name"), scope="row"),
+        element("th", markup.named(label), scope="row"),
         element("td", one.dtype),
         element("td", shape(one.shape), class_="number"),
         (element("td", "" if value is None else number(value, 3), class_="number") for value in numbers),

@@ -10,7 +10,7 @@ import numpy as np
 from ...results.findings import Array, Picture, TensorVerdict, shown
 from ..text import index, number, relative, shape, ulps
 from . import pictures
-from .markup import Markup, element
+from .markup import Markup, badge, element, hint, named, scrolled
 
 if TYPE_CHECKING:
     from ...results.report import Report
@@ -38,7 +38,7 @@ def section(report: Report) -> list[Markup]:
     parts = []
     if len(report.pictures) > len(ordered):
         count = f"{len(ordered)} of {len(report.pictures):,} tensors, those that differ first."
-        parts.append(element("p", count, class_="hint"))
+        parts.append(hint(count))
     for place, picture in enumerate(ordered):
         tensor = verdicts.get(picture.name)
         verdict = tensor.verdict if tensor else "equal"
@@ -47,8 +47,8 @@ def section(report: Report) -> list[Markup]:
                 "details",
                 element(
                     "summary",
-                    element("span", picture.name, class_="name"),
-                    element("span", verdict, class_=f"verdict {verdict}") if tensor else None,
+                    named(picture.name),
+                    badge(verdict) if tensor else None,
                     element("span", shape(picture.first.shape), class_="hint"),
                 ),
                 element("div", _maps(picture, labels), _histogram(picture, tensor, labels), class_="figures"),
@@ -68,7 +68,7 @@ def _maps(picture: Picture, labels: Labels) -> Markup:
         why = "it has no elements"
         if one.size:
             why = f"{labels[0]} has {shape(one.shape)}, {labels[1]} {shape(two.shape)}"
-        return element("p", f"Not drawn: {why}.", class_="hint")
+        return hint(f"Not drawn: {why}.")
     if pictures.is_attention(one) or pictures.is_attention(two):
         return _head_maps(picture, labels)
     both = pictures.matrix(one), pictures.matrix(two)
@@ -131,7 +131,7 @@ def _figure(
         element("span", element("span", class_="swatch"), "not finite") if not_finite else None,
         class_="scales",
     )
-    region = element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"pictures of {name}")
+    region = scrolled(table, f"pictures of {name}", "scroll")
     return element("figure", region, scales, element("figcaption", caption))
 
 
@@ -187,7 +187,7 @@ def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: Labels) -
     """Return one side's errors as bars upwards and the other's as bars downwards, over their size in octaves."""
     oracle = picture.oracle
     if oracle is None:
-        return element("p", "No float64 result to measure the rounding errors of both sides against.", class_="hint")
+        return hint("No float64 result to measure the rounding errors of both sides against.")
     if not oracle.size or not picture.first.shape == picture.second.shape == oracle.shape:
         return None
     atom = pictures.unit(tensor.dtype if tensor else str(picture.first.dtype), oracle)

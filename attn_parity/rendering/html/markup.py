@@ -47,3 +47,54 @@ def joined(children: Child) -> Markup:
 def escaped(value: str | int | float) -> Markup:
     """Return text that a browser shows as it is."""
     return Markup(html.escape(visible(value)))
+
+
+# ---- what the pages have in common
+
+
+def named(text: str) -> Markup:
+    """Return a name of a tensor or submodule."""
+    return element("span", text, class_="name")
+
+
+def badge(verdict: str, text: str | None = None) -> Markup:
+    """Return a verdict in its colour, or a text about tensors of that verdict."""
+    return element("span", verdict if text is None else text, class_=f"verdict {verdict}")
+
+
+def hint(*children: Child) -> Markup:
+    """Return a paragraph that explains what is near it."""
+    return element("p", *children, class_="hint")
+
+
+def items(texts: Iterable[Child], class_: str = "note-list") -> Markup:
+    """Return a list of texts."""
+    return element("ul", (element("li", one) for one in texts), class_=class_)
+
+
+def table(heads: Iterable[str], rows: Child) -> Markup:
+    """Return a table with a row of heads."""
+    head = element("tr", (element("th", one, scope="col") for one in heads))
+    return element("table", element("thead", head), element("tbody", rows))
+
+
+def scrolled(content: Markup, label: str, class_: str = "scroll tall") -> Markup:
+    """Return a part that scrolls by itself, also by keyboard."""
+    return element("div", content, class_=class_, tabindex=0, role="region", aria_label=label)
+
+
+def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Markup:
+    """Return a table of names and values."""
+    caption = None if title is None else element("caption", title)
+    body = (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in rows)
+    return element("table", caption, element("tbody", body))
+
+
+def section(name: str, title: Child, *body: Child) -> Markup:
+    """Return a section under its heading."""
+    return element("section", element("h2", title, id=name), *body, aria_labelledby=name)
+
+
+def clue(text: str) -> Markup | None:
+    """Return a hint on what a difference may be; None for none."""
+    return element("p", element("strong", "Hint: "), text, class_="clue") if text else None

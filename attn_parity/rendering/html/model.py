@@ -11,8 +11,8 @@ from attn_bridge import whole_files as files
 
 from ...results.findings import shown
 from ..text import count
-from .markup import Markup, element
-from .page import MEANINGS, shell
+from .markup import Markup, badge, clue, element, hint, items, named, scrolled, section, table
+from .page import MEANINGS, written
 
 if TYPE_CHECKING:
     from ...check.model.report import Decoding, ModelReport, PairVerdict, PartVerdict
@@ -35,14 +35,8 @@ def as_html(report: ModelReport, path: str | Path | None = None) -> str:
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    page = shell(
-        f"{_verdict(report)}: {report.folder}",
-        _header(report),
-        element("main", _parts(report), _logits(report), _notes(report), id="results", tabindex=-1),
-    )
-    text = f"<!doctype html>\n{page}\n"
-    files.write(target, text)
-    return text
+    main = (_parts(report), _logits(report), _notes(report))
+    return written(target, f"{_verdict(report)}: {report.folder}", _header(report), main)
 
 
 def _verdict(report: ModelReport) -> str:
@@ -58,7 +52,7 @@ def _header(report: ModelReport) -> Markup:
     meaning = "Interrupted; parts are missing. " if report.stopped else ""
     return element(
         "header",
-        element("h1", element("span", verdict, class_=f"verdict {verdict}"), element("span", report.folder)),
+        element("h1", badge(verdict), element("span", report.folder)),
         element(
             "p",
             meaning,
@@ -67,10 +61,8 @@ def _header(report: ModelReport) -> Markup:
             element("span", ", ".join(filter(None, effort)), class_="hint"),
             class_="meaning",
         ),
-        element("p", f"The Flax twin, judged by {by}.", class_="hint"),
-        element("p", "Against the weights of ", element("code", report.against), class_="hint")
-        if report.against != report.folder
-        else None,
+        hint(f"The Flax twin, judged by {by}."),
+        hint("Against the weights of ", element("code", report.against)) if report.against != report.folder else None,
         _divergence(first) if first is not None else None,
         class_=verdict,
     )
@@ -81,7 +73,7 @@ def _divergence(part: PartVerdict) -> Markup:
         "div",
         element("h2", f"First divergence, {part.direction or part.verdict}", id="divergence-title"),
         element("p", element("code", part.place or part.name), class_="where"),
-        element("p", element("strong", "Hint: "), part.hint, class_="clue") if part.hint else None,
+        clue(part.hint),
         class_="divergence",
         role="region",
         aria_labelledby="divergence-title",
@@ -91,14 +83,13 @@ def _divergence(part: PartVerdict) -> Markup:
 def _parts(report: ModelReport) -> Iterable[Markup]:
     for part in report.parts:
         name = part.name.replace(".", "-")
-        yield element(
-            "section",
-            element("h2", part.name, " ", element("span", part.verdict, class_=f"verdict {part.verdict}"), id=name),
+        yield section(
+            name,
+            (part.name, " ", badge(part.verdict)),
             element("p", "At ", element("code", part.place), f", {part.direction}.") if part.place else None,
-            element("p", element("strong", "Hint: "), part.hint, class_="clue") if part.hint else None,
+            clue(part.hint),
             element("ul", map(_pair, part.pairs), _decoding(part.decoding), class_="note-list"),
             (_worst(pair) for pair in part.pairs if pair.worst),
-            aria_labelledby=name,
         )
 
 
@@ -119,29 +110,16 @@ def _decoding(one: Decoding | None) -> Markup | None:
 
 def _worst(pair: PairVerdict) -> Markup:
     heads = ("Tensor", "Verdict", f"Why ({shown(pair.first)} and {shown(pair.second)})")
-    return element(
-        "div",
+    rows = (
         element(
-            "table",
-            element("thead", element("tr", (element("th", head, scope="col") for head in heads))),
-            element(
-                "tbody",
-                (
-                    element(
-                        "tr",
-                        element("th", element("span", one.name, class_="name"), scope="row"),
-                        element("td", element("span", one.verdict, class_=f"verdict {one.verdict}")),
-                        element("td", one.message),
-                    )
-                    for one in pair.worst
-                ),
-            ),
-        ),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_label="Tensors that are furthest off",
+            "tr",
+            element("th", named(one.name), scope="row"),
+            element("td", badge(one.verdict)),
+            element("td", one.message),
+        )
+        for one in pair.worst
     )
+    return scrolled(table(heads, rows), "Tensors that are furthest off", "scroll")
 
 
 def _logits(report: ModelReport) -> Markup | None:
@@ -151,13 +129,8 @@ def _logits(report: ModelReport) -> Markup | None:
     text = (
         f"At most {max(tokens):.2e} nats, on average {sum(tokens) / len(tokens):.2e}; a bar per token, in logarithms."
     )
-    return element(
-        "section",
-        element("h2", "Logits: Kullback-Leibler divergence per token", id="logits"),
-        element("p", text, class_="hint"),
-        _chart(tokens, text),
-        aria_labelledby="logits",
-    )
+    title = "Logits: Kullback-Leibler divergence per token"
+    return section("logits", title, hint(text), _chart(tokens, text))
 
 
 def _chart(tokens: list[float], text: str) -> Markup:
@@ -192,9 +165,4 @@ def _notes(report: ModelReport) -> Markup | None:
     notes = [*report.notes, *dict.fromkeys(note for part in report.parts for pair in part.pairs for note in pair.notes)]
     if not notes:
         return None
-    return element(
-        "section",
-        element("h2", "Notes", id="notes"),
-        element("ul", (element("li", note) for note in notes), class_="note-list"),
-        aria_labelledby="notes",
-    )
+    return section("notes", "Notes", items(notes))

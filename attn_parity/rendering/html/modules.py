@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...results.findings import ModuleNode, shown
 from .. import outline
 from ..text import NONE, growth, relative
-from .markup import Markup, element
+from .markup import Markup, badge, element, hint, named
 
 if TYPE_CHECKING:
     from ...results.report import Report
@@ -26,7 +26,7 @@ def section(report: Report) -> list[Markup]:
     )
     titles = ("Module", "Verdict", "Forward", "Backward", "Growth")
     return [
-        element("p", legend, class_="hint"),
+        hint(legend),
         element(
             "div",
             element("div", (element("span", title) for title in titles), class_="row head", aria_hidden="true"),
@@ -76,7 +76,7 @@ def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, report: Report,
         "span",
         element(
             "span",
-            element("span", title, class_="name"),
+            named(title),
             " ",
             element("span", outline.kind(node), class_="kind"),
             element("span", f" {shown(report.second_label)}: {second}", class_="kind")
@@ -85,7 +85,7 @@ def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, report: Report,
             below,
             class_="module",
         ),
-        element("span", element("span", state, class_=f"verdict {node.verdict or 'none'}")),
+        element("span", badge(node.verdict or "none", state)),
         (
             element(
                 "span",

@@ -15,7 +15,7 @@ from ...results.findings import Verdict, between_words, itself, shown
 from .. import outline
 from ..text import count, memory, relative
 from . import figures, modules, tensors
-from .markup import Child, Markup, element
+from .markup import Child, Markup, badge, clue, element, facts, hint, items, named, scrolled, table
 
 if TYPE_CHECKING:
     from ...results.report import Report
@@ -44,22 +44,20 @@ def as_html(report: Report, path: str | Path | None = None) -> str:
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    text = f"<!doctype html>\n{_page(report)}\n"
+    sections = [section for section in _sections(report) if section is not None]
+    title = f"{report.verdict}: {report.sides}"
+    return written(target, title, _header(report, sections), (body for _, _, body in sections))
+
+
+def written(target: Path | None, title: str, header: Child, main: Child) -> str:
+    """Return a page that needs nothing else, around what it shows, and write it to a file if there is one."""
+    page = _shell(title, header, element("main", main, id="results", tabindex=-1))
+    text = f"<!doctype html>\n{page}\n"
     files.write(target, text)
     return text
 
 
-def _page(report: Report) -> Markup:
-    sections = [section for section in _sections(report) if section is not None]
-    return shell(
-        f"{report.verdict}: {report.sides}",
-        _header(report, sections),
-        element("main", (body for _, _, body in sections), id="results", tabindex=-1),
-    )
-
-
-def shell(title: str, *body: Child) -> Markup:
-    """Return a page that needs nothing else, around what it shows."""
+def _shell(title: str, *body: Child) -> Markup:
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Even markup that slipped through the escaping could neither run a script nor reach a network.
@@ -101,7 +99,7 @@ Section = tuple[str, str, Markup]
 def _sections(report: Report) -> Iterable[Section | None]:
     yield _section("tree", "Modules", modules.section(report)) if report.tree is not None else None
     yield _section("tensors", "Tensors", tensors.section(report))
-    yield _section("notes", "Notes", _notes(report)) if report.notes else None
+    yield _section("notes", "Notes", items(report.notes)) if report.notes else None
     yield _section("pictures", "Pictures", figures.section(report)) if report.pictures else None
     yield _section("pairing", "Pairing", _pairing(report)) if report.pairing else None
     coverage, environment = _coverage(report), _environment(report)
@@ -137,7 +135,7 @@ def _header(report: Report, sections: Sequence[Section]) -> Markup:
         "header",
         element(
             "h1",
-            element("span", report.verdict, class_=f"verdict {report.verdict}"),
+            badge(report.verdict),
             element("span", report.first_name, element("small", shown(report.first_label))),
             element("span", "and", class_="and"),
             element("span", report.second_name, element("small", shown(report.second_label))),
@@ -149,15 +147,11 @@ def _header(report: Report, sections: Sequence[Section]) -> Markup:
         _divergence(report),
         tensors.worst(report),
         (element("p", str(one), class_="note") for one in report.allowed),
-        (element("p", line, class_="hint") for line in report.changes.lines()) if report.changes is not None else None,
+        map(hint, report.changes.lines()) if report.changes is not None else None,
         command or None,
         element("nav", (element("a", title, href=f"#{name}") for name, title, _ in sections), aria_label="Sections"),
         class_=report.verdict,
     )
-
-
-def _notes(report: Report) -> Markup:
-    return element("ul", (element("li", note) for note in report.notes), class_="note-list")
 
 
 def _divergence(report: Report) -> Markup | None:
@@ -173,12 +167,10 @@ def _divergence(report: Report) -> Markup | None:
         element("h2", f"First divergence, {first.direction}", id="divergence-title"),
         element("p", element("code", where), class_="where"),
         element("p", "inside ", element("code", first.path)) if first.between is not None and first.path else None,
-        element("p", f"{shown(report.second_label)}: ", element("code", second), class_="hint")
-        if first.second_path != first.path
-        else None,
+        hint(f"{shown(report.second_label)}: ", element("code", second)) if first.second_path != first.path else None,
         element("p", first.message) if first.message else None,
         element("p", "Not excluded: ", first.others) if first.others else None,
-        element("p", element("strong", "Hint: "), first.hint, class_="clue") if first.hint else None,
+        clue(first.hint),
         class_="divergence",
         role="region",
         aria_labelledby="divergence-title",
@@ -191,34 +183,18 @@ def _divergence(report: Report) -> Markup | None:
 def _pairing(report: Report) -> list[Markup]:
     extent = f"{count(len(report.pairing), 'parameter')}: {outline.ways(report.pairing)}."
     first, second = shown(report.first_label), shown(report.second_label)
-    heads = (first, second, f"Pattern, {first} axes to {second} axes", "Settled by")
-    return [
-        element("p", extent, class_="hint"),
+    rows = (
         element(
-            "div",
-            element(
-                "table",
-                element("thead", element("tr", (element("th", head, scope="col") for head in heads))),
-                element(
-                    "tbody",
-                    (
-                        element(
-                            "tr",
-                            element("th", element("span", pair.first, class_="name"), scope="row"),
-                            element("td", element("span", pair.second, class_="name")),
-                            element("td", element("code", pair.pattern)),
-                            element("td", pair.how),
-                        )
-                        for pair in report.pairing
-                    ),
-                ),
-            ),
-            class_="scroll tall",
-            tabindex=0,
-            role="region",
-            aria_label="Pairing of parameters",
-        ),
-    ]
+            "tr",
+            element("th", named(pair.first), scope="row"),
+            element("td", named(pair.second)),
+            element("td", element("code", pair.pattern)),
+            element("td", pair.how),
+        )
+        for pair in report.pairing
+    )
+    heads = (first, second, f"Pattern, {first} axes to {second} axes", "Settled by")
+    return [hint(extent), scrolled(table(heads, rows), "Pairing of parameters")]
 
 
 def _coverage(report: Report) -> list[Markup]:
@@ -228,31 +204,19 @@ def _coverage(report: Report) -> list[Markup]:
         if names:
             found += [
                 element("h3", f"{title} ({len(names):,})"),
-                element("p", meaning, class_="hint"),
-                element("ul", (element("li", one) for one in names), class_=f"names {field}"),
+                hint(meaning),
+                items(names, f"names {field}"),
             ]
     if not found and report.tensors:
-        found.append(
-            element("p", "Every parameter was exercised, and no branch is known to be left out.", class_="hint")
-        )
+        found.append(hint("Every parameter was exercised, and no branch is known to be left out."))
     return found
 
 
 def _environment(report: Report) -> list[Markup]:
     tables = []
     if report.environment:
-        tables.append(_facts("Versions and switches", report.environment.items()))
+        tables.append(facts(report.environment.items(), "Versions and switches"))
     if report.noise:
         noise = ((name, relative(value)) for name, value in report.noise.items())
-        tables.append(_facts("Each side against itself (relative difference)", noise))
+        tables.append(facts(noise, "Each side against itself (relative difference)"))
     return [element("div", tables, class_="facts")] if tables else []
-
-
-def _facts(title: str, facts: Iterable[tuple[str, str]]) -> Markup:
-    return element(
-        "table",
-        element("caption", title),
-        element(
-            "tbody", (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in facts)
-        ),
-    )

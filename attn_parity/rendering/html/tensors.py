@@ -22,7 +22,7 @@ from ..text import (
     where,
     worst_first,
 )
-from .markup import Child, Markup, element
+from .markup import Child, Markup, badge, element, hint, named, scrolled
 
 if TYPE_CHECKING:
     from ...results.report import Report
@@ -49,8 +49,8 @@ def worst(report: Report) -> Markup | None:
             (
                 element(
                     "tr",
-                    element("th", element("span", one.name, class_="name"), scope="row"),
-                    element("td", element("span", one.verdict, class_=f"verdict {one.verdict}")),
+                    element("th", named(one.name), scope="row"),
+                    element("td", badge(one.verdict)),
                     element("td", measured(one, report)),
                     element("td", f"{where(one, report) or NONE}" if failures else f"on {one.on}", class_="kind"),
                 )
@@ -77,13 +77,13 @@ def _columns(report: Report) -> tuple[tuple[str, str | None], ...]:
 def section(report: Report) -> list[Markup]:
     """Return the body of the section on tensors."""
     if not report.tensors:
-        return [element("p", "No tensor was compared.", class_="hint")]
+        return [hint("No tensor was compared.")]
     counts = Counter(tensor.verdict for tensor in report.tensors)
     boxes = [
         element(
             "label",
             element("input", type="checkbox", value=verdict, checked=True),
-            element("span", f"{verdict} {counts[verdict]:,}", class_=f"verdict {verdict}"),
+            badge(verdict, f"{verdict} {counts[verdict]:,}"),
         )
         for verdict in reversed(SEVERITY)
         if counts[verdict]
@@ -118,10 +118,7 @@ def section(report: Report) -> list[Markup]:
     passed = [tensor for tensor in report.tensors if tensor.verdict == "equal" and not tensor.allowed]
     rows = [_tensor(tensor, report) for tensor in (*report.failures, *allowed, *passed)]
     table = element("table", element("thead", groups, heads), element("tbody", rows), id="verdicts")
-    return [
-        controls,
-        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Verdict of each tensor"),
-    ]
+    return [controls, scrolled(table, "Verdict of each tensor")]
 
 
 def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
@@ -132,7 +129,7 @@ def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
         "tr",
         element(
             "th",
-            element("span", tensor.name, class_="name"),
+            named(tensor.name),
             element("span", f"{shown(report.second_label)}: {tensor.second_name}", class_="kind")
             if tensor.second_name != tensor.name
             else None,
@@ -143,7 +140,7 @@ def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
         ),
         element(
             "td",
-            element("span", tensor.verdict, class_=f"verdict {tensor.verdict}"),
+            badge(tensor.verdict),
             data_value=SEVERITY.index(tensor.verdict),
         ),
         _cell(relative(tensor.relative), tensor.relative),

@@ -14,8 +14,8 @@ from attn_bridge import whole_files as files
 
 from ..text import count, number, relative
 from . import charts
-from .markup import Markup, element
-from .page import MEANINGS, shell
+from .markup import Markup, badge, element, facts, hint, items, named, scrolled, section, table
+from .page import MEANINGS, written
 
 if TYPE_CHECKING:
     from ...training.report import TrainingReport
@@ -48,14 +48,8 @@ def as_html(report: TrainingReport, path: str | Path | None = None, *, running: 
     """
     target = files.checked(path)
     title = f"{'training' if running else report.verdict}: {report.torch_name} and {report.flax_name}"
-    page = shell(
-        title,
-        _header(report, running),
-        element("main", _losses(report), _growth(report), _tensors(report), _more(report), id="results", tabindex=-1),
-    )
-    text = f"<!doctype html>\n{page}\n"
-    files.write(target, text)
-    return text
+    main = (_losses(report), _growth(report), _tensors(report), _more(report))
+    return written(target, title, _header(report, running), main)
 
 
 def _header(report: TrainingReport, running: bool) -> Markup:
@@ -76,7 +70,7 @@ def _header(report: TrainingReport, running: bool) -> Markup:
         "header",
         element(
             "h1",
-            element("span", verdict, class_=f"verdict {verdict}"),
+            badge(verdict),
             element("span", report.torch_name, element("small", "torch")),
             element("span", "and", class_="and"),
             element("span", report.flax_name, element("small", "Flax")),
@@ -102,9 +96,7 @@ def _losses(report: TrainingReport) -> Markup:
     series = {name: (CLASSES.get(name, "side-none"), values) for name, values in known.items()}
     said = [f"{name} from {number(values[0], 4)} to {number(values[-1], 4)}" for name, values in known.items()]
     words = f"Loss of each run over the steps: {'; '.join(said)}." if said else "No step was taken yet."
-    return _section(
-        "losses", "Losses", element("p", words, class_="hint"), charts.lines(series, words) if said else None
-    )
+    return section("losses", "Losses", hint(words), charts.lines(series, words) if said else None)
 
 
 def _growth(report: TrainingReport) -> Markup | None:
@@ -114,8 +106,7 @@ def _growth(report: TrainingReport) -> Markup | None:
     series = {name: (kinds[i % len(kinds)], values) for i, (name, values) in enumerate(report.growth.items())}
     said = [f"{name} {relative(values[-1])}" for name, values in report.growth.items() if values]
     words = f"Distance of the weights of two runs, relative to the weights, after the last step: {'; '.join(said)}."
-    return _section("growth", "How far the weights drift apart", element("p", words, class_="hint"),
-                    charts.lines(series, words))  # fmt: skip
+    return section("growth", "How far the weights drift apart", hint(words), charts.lines(series, words))
 
 
 def _tensors(report: TrainingReport) -> Markup | None:
@@ -133,29 +124,19 @@ def _tensors(report: TrainingReport) -> Markup | None:
         body.append(
             element(
                 "tr",
-                element("th", element("span", name, class_="name"), scope="row"),
-                element("td", element("span", verdict, class_=f"verdict {verdict}") if verdict else None),
+                element("th", named(name), scope="row"),
+                element("td", badge(verdict) if verdict else None),
                 element("td", relative(largest), class_="number"),
                 element("td", at or "", class_="number"),
                 element("td", relative(values[-1]) if values else "", class_="number"),
                 element("td", charts.bars(_octaves(values), words)),
             )
         )
-    table = element(
-        "table",
-        element("thead", element("tr", (element("th", head, scope="col") for head in heads))),
-        element("tbody", body),
-    )
     about = (
         "Each step is taken by both sides from the same numbers, in float64; the difference is relative to the largest "
         "value of the tensor's kind. The bars are the differences of the steps, or of spans of steps, in powers of two."
     )
-    return _section(
-        "tensors",
-        "Divergence by tensor",
-        element("p", about, class_="hint"),
-        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Table of tensors"),
-    )
+    return section("tensors", "Divergence by tensor", hint(about), scrolled(table(heads, body), "Table of tensors"))
 
 
 def _largest(values: Sequence[float]) -> float:
@@ -173,15 +154,8 @@ def _more(report: TrainingReport) -> list[Markup]:
     found = []
     for name, title, texts in (("settings", "Settings", report.settings), ("notes", "Notes", report.notes)):
         if texts:
-            items = element("ul", (element("li", one) for one in texts), class_="note-list")
-            found.append(_section(name, title, items))
+            found.append(section(name, title, items(texts)))
     if report.environment:
-        facts = (element("tr", element("th", key, scope="row"), element("td", value))
-                 for key, value in report.environment.items())  # fmt: skip
-        table = element("table", element("caption", "Versions and switches"), element("tbody", facts))
-        found.append(_section("environment", "Environment", element("div", table, class_="facts")))
+        versions = facts(report.environment.items(), "Versions and switches")
+        found.append(section("environment", "Environment", element("div", versions, class_="facts")))
     return found
-
-
-def _section(name: str, title: str, *body: Markup | None) -> Markup:
-    return element("section", element("h2", title, id=name), *body, aria_labelledby=name)
