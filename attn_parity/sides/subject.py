@@ -341,8 +341,31 @@ class Subject(Protocol):
         seed: int = 0,
         path: str = "",
         masks: int = 0,
+        tables: Collection[int] = (),
     ) -> Run:
-        """Run forward, and backward if there are cotangents."""
+        """Run forward, and backward if there are cotangents.
+
+        Args:
+            weights: all weights by name; a submodule takes its own from them.
+            arguments: the call; floating-point arrays get gradients.
+            cotangents: one array per output (None for none).
+            dtype: precision of the whole run; None leaves every dtype as given.
+            mode: ``eager`` or ``jit`` (torch.compile, jax.jit of the whole); ``jitter`` (every operation rounds at
+                random); ``tables`` and ``literals`` (in float64, what depends on no weight and no input, or a literal,
+                is moved by a float32 unit; with the seed `STILL` by none); ``logsumexp`` (softmax by the formula of
+                FlashAttention's backward pass); ``flash`` (in float64, fused attention alone by that formula, rounded
+                at random; with the seed `STILL` by softmax itself; JAX has none that computes in it). Of torch alone
+                ``inductor`` and ``aot`` (torch.compile of one whole graph, with or without C++ code), of JAX alone
+                ``quick`` (``jit`` with a tenth of the compiling) and ``untraced`` (as a call runs it).
+            seed: of the random numbers that the code may draw, and of the moves.
+            path: the submodule to run instead of the whole.
+            masks: which dropout masks, in train mode.
+            tables: positions of the arrays among the arguments that are tables, in the mode of that name.
+
+        Raises:
+            ModuleFailedError: the code raised, or returned no array.
+            CannotPromoteError: it can't be run in float64.
+        """
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
         """Return name of a weight -> when it first meets what depends on the inputs."""
@@ -352,8 +375,19 @@ class Subject(Protocol):
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call."""
 
-    def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
-        """Return every call of every submodule with its inputs, outputs and cotangents."""
+    def record(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None,
+        *,
+        path: str = "",
+        dtype: str | None = "float64",
+    ) -> list[Call]:
+        """Run in a precision and return every call of every submodule with its inputs, outputs and cotangents.
+
+        Without cotangents it runs forward alone; the calls inside the submodule at `path` have their whole paths.
+        """
 
     def substituted(
         self,

@@ -225,27 +225,7 @@ class JaxSubject:
         masks: int = 0,
         tables: Collection[int] = (),
     ) -> Run:
-        """Run forward, and backward if there are cotangents.
-
-        Args:
-            weights: all weights by name; a submodule takes its own from them.
-            arguments: the call; floating-point arrays get gradients.
-            cotangents: one array per output (None for none).
-            dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager``, ``jit`` (jax.jit of the whole), ``quick`` (which takes a tenth of the compiling),
-                ``untraced`` (as a call runs it), ``jitter`` (every operation rounds at random), ``tables`` (in float64,
-                what depends on neither weights nor floating-point inputs is moved by a unit of float32)
-                ``logsumexp`` (every softmax is computed from its log-sum-exp), or ``flash`` (in float64, as it is: JAX
-                has no fused attention that computes in it).
-            seed: of the random numbers that the side may draw, and of those that move values.
-            path: the submodule to run instead of the whole.
-            masks: which dropout masks, in train mode.
-            tables: positions of the arrays among the arguments that are moved in the mode ``tables``.
-
-        Raises:
-            ModuleFailedError: the side raised, or returned no array.
-            CannotPromoteError: it can't be run in float64.
-        """
+        """Run forward, and backward if there are cotangents; see `Subject.run`."""
         dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         part = self._part(path)
         weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
@@ -349,15 +329,7 @@ class JaxSubject:
         path: str = "",
         dtype: str | None = "float64",
     ) -> list[Call]:
-        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
-
-        Args:
-            weights: all weights by name.
-            arguments: the call.
-            cotangents: one array per output; None runs forward alone.
-            path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
-            dtype: precision of the run; None leaves every dtype as given.
-        """
+        """Run in float64 and return every call of every submodule; see `Subject.record`."""
         return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
 
     def substituted(

@@ -181,27 +181,7 @@ class TorchSubject:
         masks: int = 0,
         tables: Sequence[int] = (),
     ) -> Run:
-        """Run forward, and backward if there are cotangents.
-
-        Args:
-            weights: all weights by name; a submodule takes its own from them.
-            arguments: the call; floating-point arrays get gradients.
-            cotangents: one array per output (None for none).
-            dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager``, ``jit`` (torch.compile), ``inductor`` or ``aot`` (torch.compile of one whole
-                graph, with or without C++ code), ``jitter`` (every operation rounds at random), ``tables`` (in float64,
-                with what depends on no weight and no input moved by a float32 unit), ``logsumexp``
-                (softmax by the formula of FlashAttention's backward pass), or ``flash`` (in float64, fused attention
-                alone by that formula, rounded at random; with the seed `STILL` by softmax itself).
-            seed: of the random numbers that the code may draw, and of the moves.
-            path: the submodule to run instead of the whole.
-            masks: which dropout masks, in train mode.
-            tables: positions of the leaves that are tables, in the mode of that name.
-
-        Raises:
-            ModuleFailedError: the code raised, or returned no array.
-            CannotPromoteError: it can't be run in float64.
-        """
+        """Run forward, and backward if there are cotangents; see `Subject.run`."""
         dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         with ONE_AT_A_TIME:
             one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
@@ -253,15 +233,7 @@ class TorchSubject:
         path: str = "",
         dtype: str | None = "float64",
     ) -> list[Call]:
-        """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents.
-
-        Args:
-            weights: all weights by name.
-            arguments: the call.
-            cotangents: one array per output; None runs forward alone.
-            path: the submodule to run instead of the whole; the calls inside it are returned under their whole paths.
-            dtype: precision of the run; None leaves every dtype as given.
-        """
+        """Run in float64 and return every call of every submodule; see `Subject.record`."""
         return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
 
     def substituted(
