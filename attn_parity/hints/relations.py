@@ -302,7 +302,8 @@ def _positions(case: Case) -> str:
         text, cause = f"only positions at both edges differ ({len(places)} of {size})", "another padding"
     else:
         text = f"{len(places)} of {size} positions differ, from {first} on"
-        cause = "a mask, packed positions, or what goes by distance"
+        # Where a mask leaves some rows one key, these agree whatever the scores are.
+        cause = "other scores, a mask, packed positions, or what goes by distance"
     if _is_same_in_every_sequence(case):
         return f"{text}, by the same numbers in every sequence: consistent with other positions that are added"
     return f"{text}: consistent with {cause}" if case.may_hold("attention") else text

@@ -98,7 +98,10 @@ def _averaged(case: Case) -> str:
                 is_count = count > 2 and math.isclose(times, count, rel_tol=1e-9)
                 if is_count and _lacks(case.one.shape, given.shape, axes):
                     of = " x ".join(str(given.shape[axis]) for axis in axes)
-                    return f"{total} is {count} ({of}) times {mean}: consistent with a sum in {total}, a mean in {mean}"
+                    # A width is as likely a factor by chance as the axes that a mean leaves out.
+                    others = "" if given.ndim - removed <= case.one.ndim else ", or with another scale"
+                    cause = f"consistent with a sum in {total}, a mean in {mean}{others}"
+                    return f"{total} is {count} ({of}) times {mean}: {cause}"
     return ""
 
 

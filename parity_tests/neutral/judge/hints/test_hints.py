@@ -219,7 +219,7 @@ PLANTED = {
         np.square(X).sum(),
         [X],
         {},
-        "Flax is 3 (3) times torch: consistent with a sum in Flax, a mean in torch",
+        "Flax is 3 (3) times torch: consistent with a sum in Flax, a mean in torch, or with another scale",
     ),
     "corners of an image aligned": (
         resize(IMAGE, "linear resizing, corners aligned"),
@@ -601,6 +601,11 @@ def test_sequences_are_not_taken_for_positions():
     assert "position" in hint(pooled, other)
     assert hint(pooled, other, X) == ""
     assert hint(pooled, other, np.arange(12).reshape(3, 4)) == ""
+
+
+def test_rows_that_see_one_key_agree_whatever_the_scores_are():
+    masked = X + np.where(np.arange(7) == 3, 0.0, 1.0)[:, None] * draw(3, 7, 16)
+    assert "other scores" in hint(X, masked, first_settings={"num_heads": 4})
 
 
 def test_rows_of_zeros_do_not_count_as_agreeing():
