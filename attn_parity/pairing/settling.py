@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from .assignment import template
+from .gates import by_gates
 from .leftovers import rules_of
 from .patterns import Options, Way
 from .tensors import Match, Pairing, Tensor
@@ -228,7 +229,7 @@ def _candidates(
             wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
             if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
                 found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
-                yield Pairing((*given.matches, *found), given.dropped)
+                yield Pairing((*given.matches, *by_gates(found)), given.dropped)
 
 
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
