@@ -20,7 +20,11 @@ QUANTISED = dict.fromkeys(
 TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
     *("image_newline", "image_tower.", "video_tower.", "audio_tower."),
-    *("multi_modal_projector.", "connector.", "aligner.", "encoder.", "projector."),
+    *("multi_modal_projector.", "connector.", "aligner."),
+) + tuple(
+    Part(front + begin, mark=mark)  # such names are those of other models, too
+    for front in ("", "model.")
+    for begin, mark in (("encoder.", "input_linear.weight"), ("projector.", "query"))
 )
 """What multimodal models of `transformers` have beside their decoder."""
 

@@ -377,3 +377,13 @@ def test_heads_in_one_projection_are_told_apart_by_their_numbers():
         layout.to_canonical(theirs, num_heads=4, num_kv_heads=3)
     with pytest.raises(LayoutError, match=r"parts of 8 \+ 4 \+ 4 rows are not 4 \+ 4 \+ 4 equal shares"):
         layout.from_canonical(canonical, num_heads=4, num_kv_heads=4)
+
+
+def test_an_encoder_that_no_multimodal_model_has_is_not_left_out():
+    theirs = shapes(layouts.find("hf-llama").from_canonical(llama(2)))
+    own = {"encoder.layers.0.weight": (4, 4)}
+    with pytest.raises(LayoutError, match=r"does not know encoder.layers.0.weight"):
+        layouts.detect(theirs | own)
+    speech = own | {"encoder.input_linear.weight": (4, 4)}
+    assert layouts.find("hf-llama").apart(theirs | speech).keys() == speech.keys()
+    assert layouts.detect(theirs | speech).name == "hf-llama"
