@@ -144,7 +144,7 @@ def test_a_prefix_that_leaves_the_head_out_is_refused(tmp_path, capsys, file, co
 )
 def test_a_text_model_whose_head_stands_outside_is_taken_with_it(tmp_path, capsys, text, vision, strip):
     arrays = with_prefix(text, base(plain())) | {"lm_head.weight": plain()["lm_head.weight"]}
-    config = {"model_type": "qwen2_5_vl", "text_config": {**CONFIG, "model_type": "qwen2_5_vl_text"}}
+    config = {"model_type": "other_vl", "text_config": {**CONFIG, "model_type": "other_vl_text"}}
     config["tie_word_embeddings"] = False
     source = written(tmp_path / "vl", arrays | with_prefix(vision, drawn(VISION)), **config).parent
     arguments = ["convert", str(source), str(tmp_path / "out"), "--from", "hf-llama"]
