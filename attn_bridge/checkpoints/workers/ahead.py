@@ -6,7 +6,6 @@ import collections
 from collections.abc import Iterable
 
 from ..containers.base import Reader
-from ..containers.remote import is_remote
 from ..elements import Elements
 from ..planning.plans import Target
 
@@ -24,7 +23,7 @@ MOST = 256
 
 
 class Ahead:
-    """Has a reader begin to read what is needed soon; one of a disk needs no such thing.
+    """Has the reader of a store begin to read what is needed soon.
 
     Args:
         reader: the source.
@@ -35,7 +34,7 @@ class Ahead:
 
     def __init__(self, reader: Reader, elements: Elements, work: Iterable[tuple[Target, int, int]], task_bytes: int):
         self._reader, self._elements = reader, elements
-        self._work = iter(work) if is_remote(reader.path) else iter(())
+        self._work = iter(work)
         self._window = min(WINDOW, max(LEAST, task_bytes))
         self._asked: collections.deque[int] = collections.deque()
         self._last: tuple[str, int, int] | None = None

@@ -176,16 +176,18 @@ def _write(
     sole: Sole | None,
 ) -> None:
     kept = None if prepared.before is None else prepared.before.kept
+    soon = None
     if sole is None:
-        largest = ahead.CHUNK if is_remote(prepared.reader.path) else CHUNK
-        ranges, coming = itertools.tee(chunks(pieces, min(largest, task_bytes // 4)))
+        is_far = is_remote(prepared.reader.path)
+        ranges, coming = itertools.tee(chunks(pieces, min(ahead.CHUNK if is_far else CHUNK, task_bytes // 4)))
         elements = Elements(prepared.reader, kept, task_bytes + SPARE)
-        needed = ((one.target, start, stop) for one, start, stop in coming)
-        soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
+        if is_far:  # a disk needs no such thing
+            needed = ((one.target, start, stop) for one, start, stop in coming)
+            soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
+        del coming
     else:
         ranges = within(pieces, sole.budget)
         elements = Elements(prepared.reader, kept, sole.budget)
-        soon = ahead.Ahead(prepared.reader, elements, (), task_bytes)
     reads_back = sole is None and not place.checks_itself
     whole = Whole()
     checks: collections.deque[tuple[Future[None] | None, Any, Open, bool, int, Entry | None]] = collections.deque()
@@ -209,17 +211,20 @@ def _write(
         advance(size, one.piece.name)
 
     now = next(ranges, None)
-    soon.go_on()
-    with ThreadPoolExecutor(3, "attn-bridge-worker") as threads:
-        pending = None if now is None else threads.submit(read, *now)
+    if soon is not None:
+        soon.go_on()
+    # One thread reads: memory that several ask for in turn is kept for each of them.
+    with ThreadPoolExecutor(1, "attn-bridge-read") as reading, ThreadPoolExecutor(2, "attn-bridge-worker") as threads:
+        pending = None if now is None else reading.submit(read, *now)
         try:
             while now is not None and pending is not None:
                 one, start, stop = now
                 array, count = pending.result()
-                soon.taken()
-                soon.go_on()
+                if soon is not None:
+                    soon.taken()
+                    soon.go_on()
                 now = next(ranges, None)
-                pending = None if now is None else threads.submit(read, *now)
+                pending = None if now is None else reading.submit(read, *now)
                 name, width = one.piece.name, one.target.info.itemsize
                 bits = array.reshape(-1).view(np.uint8)
                 hashing = threads.submit(one.digest.update, bits.data)
