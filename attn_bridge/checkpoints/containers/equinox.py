@@ -70,10 +70,6 @@ class EquinoxReader(Reader):
         self._turned[name] = fortran and len(shape) > 1, dtype.byteorder == ">"
         return start + begin + info.nbytes
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a leaf."""
         info = self.tensors[name]

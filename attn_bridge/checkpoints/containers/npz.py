@@ -167,10 +167,6 @@ class NpzReader(Reader):
         swapped = dtype.byteorder == ">"
         self._places[name] = member, begin, fortran and math.prod(shape) > 1 and len(shape) > 1, swapped
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""
         info = self.tensors[name]

@@ -113,10 +113,6 @@ class SafetensorsReader(Reader):
         if begin + end != self._file.size:
             raise bad(self.path, f"its tensors end at byte {begin + end}; the file has {self._file.size}")
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)

@@ -167,10 +167,6 @@ class TorchReader(Reader):
         self.tensors = {name: one.info for name, one in self._stored.items()}
         self._last: Stored | None = None
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)

@@ -155,10 +155,6 @@ class MsgpackReader(Reader):
             raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
         return [found[str(index)] for index in range(count)]
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""
         check_range(self.path, self.tensors[name], start, stop)

@@ -111,10 +111,6 @@ class PickledReader(Reader):
         self.tensors[name] = info
         self._arrays[name] = array
 
-    def files(self) -> list[Path]:
-        """Return the file."""
-        return [self.path]
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""
         check_range(self.path, self.tensors[name], start, stop)
