@@ -28,8 +28,8 @@ from ...results.findings import SEVERITY
 from ...results.report import Report
 from ...sides.large import LARGE
 from . import decoding, same_elements
+from .makers import Array, Maker, Theirs, Twin, dtype_of
 from .report import ModelReport, PairVerdict, PartVerdict, Worst
-from .sides import Array, Side, Theirs, Twin, dtype_of
 
 ROWS = 1 << 25
 """Numbers of the embedding table that the judge takes its tokens from; a whole one is compared bit for bit."""
@@ -127,7 +127,7 @@ class _Walk:
         self.theirs = None
         self.notes.append(f"{error}: the torch twin alone is the measure")
 
-    def _make(self, size: int, make: Callable[[Side], Any]) -> dict[str, Any]:
+    def _make(self, size: int, make: Callable[[Maker], Any]) -> dict[str, Any]:
         """Return a part of some size of each side that judges it."""
         try:
             return {side.name: make(side) for side in self._sides(size)}
@@ -196,10 +196,10 @@ class _Walk:
         rows = self.config.embedding_parameters, self.config.head_parameters
         return sum(math.prod(row.shape) for some in rows for row in some) * self.rows // self.config.vocab_size
 
-    def _sides(self, size: int) -> list[Side]:
+    def _sides(self, size: int) -> list[Maker]:
         """Return the sides of a part of some size, the Flax twin last."""
         both = self.twins and (self.theirs is None or size < LARGE)
-        first: list[Side] = [] if self.theirs is None else [self.theirs]
+        first: list[Maker] = [] if self.theirs is None else [self.theirs]
         return [*first, *([self.torch] if both or not first else []), self.flax]
 
     def _tell(self, name: str) -> None:
@@ -211,7 +211,7 @@ class _Walk:
         self._tell(name)
         begin = time.perf_counter()
         pairs = []
-        sides: dict[str, Side] = {side.name: side for side in self._sides(0)}
+        sides: dict[str, Maker] = {side.name: side for side in self._sides(0)}
         for first in [one for one in made if one != "flax"]:
             started = time.perf_counter()
             rules = self._pairing(make, sides[first], made) if first == "transformers" else None
@@ -231,7 +231,7 @@ class _Walk:
             decoded = decoding.judge(made["torch"], made["flax"], inputs, self.dtype)
         self.parts.append(PartVerdict.of(name, pairs, decoded, time.perf_counter() - begin))
 
-    def _pairing(self, make: Callable[..., Any], side: Side, made: dict[str, Any]) -> Pairing | None:
+    def _pairing(self, make: Callable[..., Any], side: Maker, made: dict[str, Any]) -> Pairing | None:
         """Return which parameter of `transformers`' part is which of ours, as both read a checkpoint."""
         first, second = subject_of(made[side.name]), subject_of(made["flax"])
         size = sum(math.prod(one.shape) for one in first.parameters().values())

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_attn.functional import dtype_name
 
 from ...sides.entries import picked
-from ...sides.function import Function
+from ...sides.function import Function, signature_of
 from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
 
 STATISTICS = ("running_mean", "running_var")
@@ -55,34 +54,6 @@ class Part:
     target: Any
 
 
-class Side(Protocol):
-    """The questions; `modules` has one entry for a function, an empty module."""
-
-    kind: str
-    name: str
-
-    def signature(self) -> dict[str, bool]:
-        """Return argument name -> whether it can be given by position."""
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name, and the state that `carry` named."""
-
-    def state(self) -> dict[str, Parameter]:
-        """Return the buffers that are no running statistics by name."""
-
-    def carry(self, names: Collection[str]) -> None:
-        """Count the buffers of these names, and no other, among the parameters."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of `parameters`, and every other one whose device says where the side lives."""
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return path -> submodule; "" is the whole."""
-
-    def part(self, path: str) -> Part:
-        """Return the whole, or a submodule."""
-
-
 class ModuleSide:
     """A torch module."""
 
@@ -96,7 +67,7 @@ class ModuleSide:
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
-        return _signature(self.module.forward)
+        return signature_of(self.module.forward)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
@@ -191,7 +162,7 @@ class FunctionSide:
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position; the weights are none."""
-        return dict(list(_signature(self.function.call).items())[1:])
+        return dict(list(signature_of(self.function.call).items())[1:])
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the tensors of the tree by dotted name; whole numbers and bools are passed on as they are."""
@@ -390,14 +361,3 @@ def _stock_name(module: Any) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn.")]
     return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)
-
-
-def _signature(call: Any) -> dict[str, bool]:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {
-        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }

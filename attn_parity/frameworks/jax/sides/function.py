@@ -13,11 +13,10 @@ from flax import nnx
 
 from jax_attn.backend import to_numpy
 
-from ....sides.function import Function
+from ....sides.function import Function, signature_of
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 from ..drawing import drawn_from
 from .adapter import Setting, dotted, home_of
-from .nnx_module import signature_of
 
 
 class FunctionSide:

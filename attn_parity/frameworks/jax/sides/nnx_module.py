@@ -6,7 +6,6 @@ So the module keeps its own variables, modes and random state.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from flax import nnx
 from jax_attn.backend import WEIGHTS, to_numpy
 
 from ....hints.settings import read as read_settings
+from ....sides.function import signature_of
 from ....sides.large import is_large
 from ....sides.patching import replaced
 from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
@@ -311,15 +311,3 @@ def _at(module: nnx.Module, path: str) -> Any:
 
 def _item(node: Any, key: str) -> Any:
     return node[key] if isinstance(node, Mapping) else getattr(node, key)
-
-
-def signature_of(function: Any) -> dict[str, bool]:
-    """Return argument name -> whether it can be given by position."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {
-        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }

@@ -1,10 +1,10 @@
-"""The sides of a whole model: our twins, and `transformers`' own; each makes one part at a time from a model folder."""
+"""Makes the parts of a whole model from its folder, one at a time: of our twins, and of `transformers`' own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,23 +15,6 @@ from attn_bridge.specs import DecoderConfig
 from ...adapters import load_adapter
 
 Array = np.ndarray[Any, Any]
-
-
-class Side(Protocol):
-    """One side of a model."""
-
-    @property
-    def name(self) -> str:
-        """What it is called: ``transformers``, ``torch`` or ``flax``."""
-
-    def block(self, index: int, *, numbered: bool = False) -> Any:
-        """Return a block with its weights; `numbered` has each element of the checkpoint hold a number of its own."""
-
-    def ends(self, rows: int, *, numbered: bool = False) -> Any:
-        """Return embeddings, last norm and head of the first `rows` tokens."""
-
-    def run(self, function: Any, array: Array) -> Array:
-        """Return what a part or a method of one makes of an array."""
 
 
 class Twin:
@@ -50,7 +33,7 @@ class Twin:
         self.backend: Any = backends.load(name)
 
     def block(self, index: int, *, numbered: bool = False) -> Any:
-        """Return a block with its weights."""
+        """Return a block with its weights; `numbered` has each element of the checkpoint hold a number of its own."""
         return self._part("DecoderBlock", self.config.blocks[index], f"trf_blocks.{index}.", None, numbered)
 
     def ends(self, rows: int, *, numbered: bool = False) -> Any:
@@ -103,6 +86,10 @@ class Theirs:
         """Return what a part or a method of one makes of an array."""
         found: Array = self.backend.call(function, array)
         return found
+
+
+Maker = Twin | Theirs
+"""What makes the parts of a model, one at a time, for one side of a comparison."""
 
 
 def dtype_of(folder: Path) -> str:
