@@ -216,7 +216,7 @@ def draw_weights(
         random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
         drawn = _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
         # A variance or a count has a root or a logarithm, which a negative number has not.
-        return np.abs(drawn) if parameters[name].role == "state" and _is_positive(held[name]) else drawn
+        return np.asarray(np.abs(drawn)) if parameters[name].role == "state" and _is_positive(held[name]) else drawn
 
     if sum(array.size for array in held.values()) < MANY:
         return {name: draw(name) for name in parameters}

@@ -197,6 +197,14 @@ def test_drawn_weights_follow_from_names_and_seeds():
         assert not any(np.isin(one[name], one[two]).any() for two in names if two != name)
 
 
+def test_state_without_negative_numbers_is_drawn_without_any():
+    names = {"var": np.ones(64), "count": np.asarray(3.0), "mean": np.zeros(64), "offset": np.asarray([-1.0, 2.0] * 32)}
+    parameters = {name: Parameter(one.shape, "float64", "Net", "", role="state") for name, one in names.items()}
+    drawn = sampling.draw_weights(parameters, names, (0, 1))
+    assert all(isinstance(one, np.ndarray) and one.shape == names[name].shape for name, one in drawn.items())
+    assert [name for name, one in drawn.items() if (one < 0).any()] == ["mean", "offset"]
+
+
 def test_low_precision_samples_are_rounded_once_for_both_sides():
     sample = Sample({"w": X, "n": IDS}, {side: Arguments((X, IDS)) for side in ("first", "second")}, FIRST)
     assert sampling.rounded(sample, None) is sample
