@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..results.findings import Side
+from ..samples.inputs import is_mask
 from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Arguments, Array, Call
@@ -87,7 +88,7 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]
     for i, mine in enumerate(ours):
         for j, its in enumerate(theirs):
             found = _best_turn(first[mine[0]], second[its[0]])
-            if found is not None:
+            if found is not None and not (found[0] == 2 and _are_other_masks(first[mine[0]], second[its[0]])):
                 tier, turn = found
                 options.append((tier, not turn.is_plain, abs(i - j), i, j, Group(tuple(mine), tuple(its), turn)))
     options.sort(key=lambda option: option[:5])
@@ -127,6 +128,8 @@ def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
     """Match the floating-point arrays of two calls one by one, as they were given; None if they are not alike."""
     found = []
     for i, j in _places(first, second, floats=True) or ():
+        if _are_other_masks(first.leaves[i], second.leaves[j]):
+            continue
         turn = _plain_turn(first.leaves[i].shape, second.leaves[j].shape)
         if turn is None:
             return None
@@ -176,6 +179,17 @@ def _same(leaves: Sequence[Array]) -> list[list[int]]:
         else:
             groups.append([position])
     return groups
+
+
+def _are_other_masks(one: Array, two: Array) -> bool:
+    """Tell whether one array is a mask that is added to scores and the other a mask of zeros and ones.
+
+    Neither can take the other's place: to a side that adds, 1 hides nothing.
+    """
+    if not (is_mask(one) and is_mask(two)):
+        return False
+    are_added = bool((one < 0).any()), bool((two < 0).any())
+    return are_added[0] != are_added[1] and bool((two if are_added[0] else one).any())
 
 
 def _best_turn(one: Array, two: Array) -> tuple[int, Turn] | None:

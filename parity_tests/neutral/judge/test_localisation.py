@@ -52,6 +52,16 @@ def test_arrays_that_fit_none_by_shape_are_left_out():
     assert match_leaves([], [draw(2)]) == []
 
 
+def test_masks_of_other_encodings_do_not_take_each_others_place():
+    x, seen = draw(2, 3), np.tri(3, dtype=np.float32)
+    added = np.where(seen == 1, 0.0, np.finfo(np.float32).min)
+    groups = match_leaves([x, added], [seen, x])
+    assert [(group.first, group.second) for group in groups] == [((0,), (1,))]
+    assert len(match_by_place(Arguments((x, added)), Arguments((x, seen)))) == 1
+    assert len(match_leaves([added], [added.T])) == 1, "another mask of the same encoding is a fault"
+    assert len(match_leaves([added], [np.zeros((3, 3))])) == 1, "a mask that hides nothing, too"
+
+
 def test_roughly_equal_numbers_are_matched_before_mere_shapes():
     one, two = draw(3, 3), draw(3, 3)
     groups = match_leaves([one, two], [two * 1.01, one.T * 1.01])

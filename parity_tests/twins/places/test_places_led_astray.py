@@ -56,6 +56,37 @@ def test_a_submodule_given_a_wrong_mask_is_not_blamed(fault):
     assert place(Caller(), Caller(**fault)) == ("", "forward", ("k", "attn"))
 
 
+class Encoded(nn.Module):
+    """Attention whose mask is added to the scores, or multiplies their exponentials."""
+
+    def __init__(self, is_added):
+        super().__init__()
+        self.out, self.is_added = nn.Linear(WIDTH, WIDTH), is_added
+
+    def forward(self, x, mask):
+        scores = x @ x.swapaxes(-1, -2)
+        if self.is_added:
+            return self.out(torch.softmax(scores + mask, -1) @ x)
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True)) * mask
+        return self.out(weights / weights.sum(-1, keepdim=True) @ x)
+
+
+class Encoding(nn.Module):
+    def __init__(self, is_added, scale=1.0):
+        super().__init__()
+        self.attn, self.head = Encoded(is_added), nn.Linear(WIDTH, WIDTH)
+        self.is_added, self.scale = is_added, scale
+
+    def forward(self, x):
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        mask = (1 - seen) * torch.finfo(torch.float32).min if self.is_added else seen
+        return self.head(self.attn(x, mask)) * self.scale
+
+
+def test_a_mask_of_another_encoding_is_no_fault_of_attention():
+    assert place(Encoding(True), Encoding(False, 2.0)) == ("", "forward", ("head", ""))
+
+
 def test_a_fault_in_a_masked_submodule_is_its_own():
     class Sharp(Masked):
         def forward(self, query, key, value, mask):
