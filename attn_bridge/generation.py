@@ -82,6 +82,20 @@ class Options:
         )
 
 
+def options_of(
+    max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None, eos: int | None
+) -> Options:
+    """Return the options of a call, whose number of tokens is there; the rest is checked where they are used.
+
+    Raises:
+        TypeError: a number of tokens that is none.
+        ValueError: one below 1.
+    """
+    check_max_new_tokens(max_new_tokens)
+    assert max_new_tokens is not None, "None is no integer"
+    return Options(max_new_tokens, temperature, top_k, top_p, eos)
+
+
 def check_length(tokens: int, new: int, num_positions: int | None) -> None:
     """Check that a table has a position for every token that is read; the last new one is not.
 

@@ -7,7 +7,8 @@ A block below a line with nothing but a file name is that file, from there on.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
 names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, and for another size by ``attn-bridge mutate
 --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md likewise. docs/benchmarks.md is made from what was
-measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
+measured before: ``make bench BENCH='--json docs/benchmarks.json'``. The table of docs/uses.md is what the command above
+it prints.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ FILES = (
         "docs/workers.md",
         "docs/port-llama.md",
         "docs/devices.md",
+        "docs/uses.md",
     ),
 )
 
@@ -87,6 +89,8 @@ def main() -> None:
             _make_mesh_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
+        elif name == "docs/uses.md":
+            _make_uses(ROOT / name)
         elif name == "docs/report.svg":
             _make_report(ROOT / name)
         else:
@@ -133,6 +137,13 @@ def _make_benchmarks(path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "--from", path.with_suffix(".json"), "--markdown", path]
     print(f"making {path.relative_to(ROOT)}", file=sys.stderr)
     subprocess.run(command, check=True, cwd=ROOT)
+
+
+def _make_uses(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    made_by = MADE_BY.search(page)
+    assert made_by, "the page names the command that makes its table"
+    path.write_text(f"{page[: made_by.end()]}\n\n{_run(made_by['command'], ROOT)}", encoding="utf-8")
 
 
 def _make_report(path: Path) -> None:

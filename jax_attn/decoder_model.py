@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
 
@@ -190,7 +190,7 @@ class DecoderModel(Pretrained, nnx.Module):
             TypeError: ids, or a number of tokens, that are not integers; or a call inside ``jax.jit``.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.generate(self, tokens, options, rng, attention_mask)
 
     def stream(
@@ -215,5 +215,5 @@ class DecoderModel(Pretrained, nnx.Module):
             ValueError, TypeError: as `generate` does.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.stream(self, tokens, options, rng, attention_mask)

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
@@ -207,7 +207,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             TypeError: ids, or a number of tokens, that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         source = jnp.asarray(source)  # a call takes lists, too
@@ -240,7 +240,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             ValueError, TypeError: as `generate` does.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         source = jnp.asarray(source)  # a call takes lists, too

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge import validation
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
 
@@ -192,7 +192,7 @@ class DecoderModel(Pretrained, Resettable):
             TypeError: ids, or a number of tokens, that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.generate(self, tokens, options, rng, attention_mask)
 
     def stream(
@@ -217,5 +217,5 @@ class DecoderModel(Pretrained, Resettable):
             ValueError, TypeError: as `generate` does.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         return generation.stream(self, tokens, options, rng, attention_mask)

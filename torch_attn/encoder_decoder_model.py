@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
@@ -215,7 +215,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
             TypeError: ids, or a number of tokens, that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         if self.config.encoder.convolutions is None:
@@ -246,7 +246,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
             ValueError, TypeError: as `generate` does.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        options = Options(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
+        options = options_of(max_new_tokens, temperature, top_k, top_p, end_token(eos, eos_token_id))
         source_mask, attention_mask = _as_visible(source_mask, attention_mask)
         self.check(source, tokens, source_mask)
         if self.config.encoder.convolutions is None:

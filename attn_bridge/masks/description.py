@@ -373,7 +373,8 @@ def parts_of(mask: Mask, kind: type[Combined]) -> tuple[Mask, ...]:
 def integer(name: str, value: Any) -> int:
     """Return an integer that was given under a name."""
     if type(value) is int or type(value).__name__ == "SymInt":
-        return value  # torch.compile knows the type of its symbols, and nothing of `hasattr`; torch.export has its own
+        number: int = value
+        return number  # torch.compile knows the type of its symbols, and nothing of `hasattr`; torch.export has its own
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
     return int(operator.index(value))

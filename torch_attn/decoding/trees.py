@@ -27,7 +27,7 @@ def register(cache: type[Any], leaves: Sequence[str], fixed: Sequence[str]) -> N
         return [(pytree.GetAttrKey(name), getattr(one, name)) for name in leaves], keep(one)
 
     def unflatten(values: Any, kept: Any) -> Any:
-        one = cache.__new__(cache)
+        one = object.__new__(cache)
         for name, value in (*zip(leaves, values, strict=True), *zip(fixed, kept, strict=True)):
             setattr(one, name, value)
         return one
