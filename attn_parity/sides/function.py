@@ -7,11 +7,12 @@ is the framework that its code calls, which is told by looking at the code; noth
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attn_bridge.backends import _ARRAY_HOMES, PACKAGES, Framework
 
@@ -177,15 +178,16 @@ def _used_by(value: Any) -> Iterator[Any]:
         except ValueError:  # a variable that is not assigned yet
             continue
     names = _names(code)
-    for name in names:
+    for name in names.used:
         if name in value.__globals__:
             target = value.__globals__[name]
             yield from _called(target)
             is_own = isinstance(target, types.ModuleType) and _library(target) is None
             if is_own:  # a module of the user's: what is taken from it
-                for one in names:
-                    yield from _called(getattr(target, one, None))
-        elif name in ("torch", "jax"):  # imported inside the function
+                for attribute in names.attributes:
+                    yield from _called(getattr(target, attribute, None))
+    for name in names.imported:  # inside the function
+        if name.partition(".")[0] in ("torch", "jax"):
             yield types.ModuleType(name)
 
 
@@ -194,6 +196,21 @@ def _called(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _names(code: types.CodeType) -> list[str]:
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return list(dict.fromkeys([*code.co_names, *(name for one in inner for name in _names(one))]))
+class _Names(NamedTuple):
+    """What code names: globals, modules that it imports, and attributes, which are no globals of the same name."""
+
+    used: list[str]
+    imported: list[str]
+    attributes: list[str]
+
+
+def _names(code: types.CodeType) -> _Names:
+    names = _Names([], [], [])
+    of_kinds = {"LOAD_GLOBAL": names.used, "LOAD_NAME": names.used, "IMPORT_NAME": names.imported}
+    for step in dis.get_instructions(code):
+        if step.opcode in dis.hasname:
+            of_kinds.get(step.opname, names.attributes).append(step.argval)
+    for inner in (one for one in code.co_consts if isinstance(one, types.CodeType)):
+        for mine, theirs in zip(names, _names(inner), strict=True):
+            mine += theirs
+    return names

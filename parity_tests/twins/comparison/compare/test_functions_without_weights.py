@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from attn_bridge import parity
@@ -66,6 +67,10 @@ def doubled(weights, x):
     return 2 * x
 
 
+def normed(weights, x):
+    return nn.functional.normalize(x)
+
+
 class Scaled:
     def __call__(self, weights, x):
         return of_jax(weights, x)
@@ -75,9 +80,11 @@ class Scaled:
     ("call", "framework"),
     [
         (of_torch, "torch"),
+        (normed, "torch"),
         (lambda w, x: of_torch(w, x) + 1, "torch"),
         (functools.partial(of_jax, approximate=True), "flax"),
         (jax.jit(doubled), "flax"),
+        (lambda w, x: jax.nn.relu(x), "flax"),
         (Scaled(), "flax"),
         (Scaled().__call__, "flax"),
     ],
