@@ -52,7 +52,7 @@ def replace(module: nn.Module, kind: type[nn.Module]) -> int:
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any], torch.Tensor]:
     """Return a module in eval mode, arguments of its calls, and an input."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.manual_seed(1)  # weights are drawn from it, too
     if name in ATTENTION_MODULES:
         module = modules.make(torch_backend, name).to(dtype)
         return module, {}, torch.randn(2, 5, D_IN, generator=generator).to(dtype)
@@ -108,4 +108,4 @@ def test_dynamically_quantised_modules_run_eagerly_and_cached(name):
     assert not any(type(layer) is nn.Linear for layer in quantised.modules())
     found, _ = quantised(x, cache=quantised.init_cache(2, 5))
     torch.testing.assert_close(found, quantised(x), rtol=0, atol=1e-5)
-    assert 0 < (found - want).abs().max() < 0.2 * want.abs().max()
+    assert 0 < (found - want).norm() < 0.1 * want.norm()  # 0.02 to 0.04; a gated norm of a small state is worse
