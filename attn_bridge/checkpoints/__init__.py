@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .mappings import Checkpoint, Inspection
-from .options import ConvertKeywords, ConvertOptions, PathLike, options_of
+from .options import ConvertKeywords, ConvertOptions, PathLike, ShareKeywords, options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,6 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
 def plan(
     source: PathLike,
     target: PathLike,
-    *,
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Plan:
@@ -122,10 +121,7 @@ def plan(
 def tasks(
     source: PathLike,
     target: PathLike,
-    *,
     options: ConvertOptions | None = None,
-    workers: int = 1,
-    task_bytes: int | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> list[dict[str, Any]]:
     """Return what workers of `convert` would do with the same arguments, a task at a time, from headers alone.
@@ -133,9 +129,8 @@ def tasks(
     Args:
         source: file or folder.
         target: file or folder, which is not touched.
-        options: as `convert` takes them.
-        workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
-        task_bytes: bytes of a task, at most; None: 256 MiB.
+        options: as `convert` takes them; where many workers share the tasks, they are smaller, so that all have alike
+            shares, and None is one worker.
         **keywords: options, in place of what `options` says.
 
     Returns:
@@ -151,22 +146,18 @@ def tasks(
     from .requests import Request
 
     asked = Request.of(source, target, options_of(options, keywords))
+    count = 1 if asked.workers is None else asked.workers
     with asked.opened() as prepared:
-        return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
+        return tasks_of(prepared.plan, prepared.format, count, asked.task_bytes)
 
 
 def convert(
     source: PathLike,
     target: PathLike,
-    *,
     options: ConvertOptions | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    max_memory: int | None = None,
+    *,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
-    workers: int | None = None,
-    task_bytes: int | None = None,
     ray: str | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Result:
@@ -179,13 +170,8 @@ def convert(
         source: file or folder.
         target: file (its extension names the container) or folder.
         options: how; `ConvertOptions` says what each means.
-        resume: go on where an interrupted run stopped.
-        overwrite: replace an existing target.
-        max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
         progress: called with the bytes done, all bytes, and the tensor at hand.
         planned: called with the plan before anything is written.
-        workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
-        task_bytes: what a worker writes at a time, at most, in bytes; it takes about twice as much memory.
         ray: have tasks of Ray do it, on the cluster of that address; "" finds one, or starts one on this machine.
         **keywords: options, in place of what `options` says.
 
@@ -203,20 +189,21 @@ def convert(
 
     progress = progress or (lambda done, total, name: None)
     asked = Request.of(source, target, options_of(options, keywords))
+    workers, rewriting = asked.workers, (asked.resume, asked.overwrite)
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
-        job, budget = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None)
+        job, budget = chosen(prepared, workers, asked.task_bytes, asked.max_memory, is_elsewhere=ray is not None)
         if budget is None and ray is not None:
             from .workers.executors.ray_tasks import Cluster
 
             with Cluster(ray) as cluster:
-                job = cluster.job(prepared, workers, task_bytes)
-                return run(prepared, job, functools.partial(cluster.start, asked), False, resume, overwrite, progress)
+                job = cluster.job(prepared, workers, asked.task_bytes)
+                return run(prepared, job, functools.partial(cluster.start, asked), False, *rewriting, progress)
         if budget is not None and nursery is not None:
             nursery.close()  # nothing can be shared
         begin = functools.partial(start if nursery is None else nursery.start, asked)
-        return run(prepared, job, begin, True, resume, overwrite, progress, budget)
+        return run(prepared, job, begin, True, *rewriting, progress, budget)
 
 
 def convert_share(
@@ -224,15 +211,11 @@ def convert_share(
     target: PathLike,
     index: int,
     workers: int,
-    *,
     options: ConvertOptions | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    max_memory: int | None = None,
+    *,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
-    task_bytes: int | None = None,
-    **keywords: Unpack[ConvertKeywords],
+    **keywords: Unpack[ShareKeywords],
 ) -> Worked:
     """Do the share of one of several workers, on any machine that has source and target on its disks.
 
@@ -244,13 +227,10 @@ def convert_share(
         target: file or folder, on a file system that all workers write to.
         index: number of this worker, from 0.
         workers: how many there are.
-        options: as `convert` takes them.
-        resume: go on from what another number of workers left behind.
-        overwrite: replace an existing target.
-        max_memory: bytes of memory to stay within, this worker.
+        options: as `convert` takes them. `resume` goes on from what another number of workers left behind, `max_memory`
+            is that of this worker, `task_bytes` is the same for all of them, and `workers` is the argument.
         progress: called with the bytes done of its share, all of its share, and the tensor at hand.
         planned: as `convert` takes it.
-        task_bytes: what is written at a time, at most; the same for all workers.
         **keywords: options, in place of what `options` says.
 
     Raises:
@@ -265,16 +245,17 @@ def convert_share(
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
-        job = job_of(prepared, workers, task_bytes, None if max_memory is None else max_memory * workers)
-        return worker(prepared, job, index, resume, overwrite, progress or (lambda done, total, name: None))
+        memory = None if asked.max_memory is None else asked.max_memory * workers
+        job = job_of(prepared, workers, asked.task_bytes, memory)
+        notify = progress or (lambda done, total, name: None)
+        return worker(prepared, job, index, asked.resume, asked.overwrite, notify)
 
 
 def finish(
     source: PathLike,
     target: PathLike,
-    *,
     options: ConvertOptions | None = None,
-    overwrite: bool = False,
+    *,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
     **keywords: Unpack[ConvertKeywords],
@@ -293,7 +274,7 @@ def finish(
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
-        return finish_by_hand(prepared, overwrite, progress or (lambda done, total, name: None))
+        return finish_by_hand(prepared, asked.overwrite, progress or (lambda done, total, name: None))
 
 
 def push_to_hub(
@@ -347,9 +328,8 @@ def push_to_hub(
 def verify(
     source: PathLike | None,
     target: PathLike,
-    *,
     options: ConvertOptions | None = None,
-    max_memory: int | None = None,
+    *,
     progress: Progress | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Verification:
@@ -360,7 +340,6 @@ def verify(
             they are. None checks the digests alone.
         target: the checkpoint to check.
         options: those that it was converted with; None is what the manifest says.
-        max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
         **keywords: options, in place of what `options` says.
 
@@ -440,6 +419,6 @@ def verify(
                     if copied is None:
                         raise verification.another_source(origin, target, made_of, error) from None
                     planned, before = copied, None
-                found = verification.by_source(planned, reader, before, there, max_memory, progress)
+                found = verification.by_source(planned, reader, before, there, given.max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)

@@ -8,15 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from .containers import remote
+from .containers.base import CheckpointError
 from .selection import check_patterns
 
 PathLike = str | os.PathLike[str]
 
 _TEXTS = ("from_layout", "to_layout", "format", "dtype", "strip", "source_format", "item")
 
+_BYTES = ("max_memory", "task_bytes")
+_SWITCHES = ("dequantize", "overwrite", "resume")
 
-class ConvertKeywords(TypedDict, total=False):
-    """The options as keywords; `ConvertOptions` says what each means."""
+
+class ShareKeywords(TypedDict, total=False):
+    """The options of a worker's share as keywords; `ConvertOptions` says what each means."""
 
     from_layout: str | None
     to_layout: str | None
@@ -31,6 +35,16 @@ class ConvertKeywords(TypedDict, total=False):
     adapter: PathLike | None
     step: int | None
     item: str | None
+    max_memory: int | None
+    task_bytes: int | None
+    overwrite: bool
+    resume: bool
+
+
+class ConvertKeywords(ShareKeywords, total=False):
+    """The options as keywords; `ConvertOptions` says what each means."""
+
+    workers: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +70,15 @@ class ConvertOptions:
         adapter: folder of a LoRA of peft, merged into the source in float32, rounded once to `dtype` or the source's.
         step: which step of a run of Orbax's CheckpointManager is read; None is the newest.
         item: which item of such a step; None is the only one, or the one that holds a model by its name.
+        max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
+        task_bytes: what a worker writes at a time, at most, in bytes; it takes twice as much memory. None: 256 MiB.
+        workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
+        overwrite: replace an existing target.
+        resume: go on where an interrupted run stopped.
 
     Raises:
         TypeError: an option is of another type.
-        CheckpointError: (a ValueError) a pattern of `drop` is none.
+        CheckpointError: (a ValueError) a pattern of `drop` is none, or a number of bytes is no whole one.
     """
 
     from_layout: str | None = None
@@ -75,12 +94,24 @@ class ConvertOptions:
     adapter: PathLike | None = None
     step: int | None = None
     item: str | None = None
+    max_memory: int | None = None
+    task_bytes: int | None = None
+    workers: int | None = None
+    overwrite: bool = False
+    resume: bool = False
 
     def __post_init__(self) -> None:
         for name in _TEXTS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} ({value!r}) must be a text or None")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} ({getattr(self, name)!r}) must be True or False")
+        for name in _BYTES:
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+                raise CheckpointError(f"{name} ({size!r}) must be a whole number of bytes, or None")
         if self.settings is not None and not isinstance(self.settings, Mapping):
             raise TypeError(f"settings ({self.settings!r}) must be a mapping of names to values, or None")
         if self.drop is not None:
@@ -91,7 +122,7 @@ class ConvertOptions:
             object.__setattr__(self, "adapter", remote.text_of(self.adapter))
 
 
-def options_of(options: ConvertOptions | None, keywords: ConvertKeywords) -> ConvertOptions:
+def options_of(options: ConvertOptions | None, keywords: ShareKeywords) -> ConvertOptions:
     """Return options with keywords in place of what they say.
 
     Raises:

@@ -55,8 +55,6 @@ def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
-    if task_bytes is not None and (isinstance(task_bytes, bool) or not isinstance(task_bytes, int)):
-        raise CheckpointError(f"task_bytes ({task_bytes!r}) must be a whole number of bytes, or None")
     if task_bytes is not None and task_bytes < LEAST:
         raise CheckpointError(f"task-bytes ({task_bytes}) must be at least {LEAST} bytes")
     size = USUAL if task_bytes is None else task_bytes

@@ -70,8 +70,6 @@ def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory:
     if alone is not None and workers > 1:
         raise CheckpointError(f"{alone} is in the memory of this process, where no other of {workers} workers finds it")
     if max_memory is not None:
-        if isinstance(max_memory, bool) or not isinstance(max_memory, int):
-            raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")
         room = (max_memory // workers - BASE) // 2
         if room < 1 << 20:
             raise CheckpointError(

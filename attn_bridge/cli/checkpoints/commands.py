@@ -134,6 +134,11 @@ def convert(
         adapter=adapter,
         step=step,
         item=item,
+        max_memory=memory,
+        task_bytes=shared.task_bytes,
+        workers=shared.workers,
+        overwrite=overwrite,
+        resume=resume,
     )
     console = make_console()
 
@@ -169,7 +174,7 @@ def convert(
             if advance is not None:
                 advance(count, total, name)
 
-        done = tasks.carry_out(shared, source, target, options, overwrite, resume, memory, begin, progress)
+        done = tasks.carry_out(shared, source, target, options, begin, progress)
     result = done.result
     if json_file is not None:
         found: dict[str, Any] = plan_json(planned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -178,9 +178,6 @@ def carry_out(
     source: Path,
     target: Path,
     options: ConvertOptions,
-    overwrite: bool,
-    resume: bool,
-    memory: int | None,
     planned: Callable[[Plan], None],
     progress: Callable[[int, int, str], None],
 ) -> Worked:
@@ -189,14 +186,12 @@ def carry_out(
     from ...checkpoints.workers import Worked
 
     if sharing.is_finishing:
-        return checkpoints.finish(
-            source, target, options=options, overwrite=overwrite, progress=progress, planned=planned
-        )
-    run: dict[str, Any] = {"options": options, "overwrite": overwrite, "resume": resume, "max_memory": memory}
-    run |= {"progress": progress, "planned": planned, "task_bytes": sharing.task_bytes}
+        return checkpoints.finish(source, target, options, progress=progress, planned=planned)
     if sharing.index is not None and sharing.workers is not None:
-        return checkpoints.convert_share(source, target, sharing.index, sharing.workers, **run)
-    return Worked(checkpoints.convert(source, target, **run, workers=sharing.workers, ray=sharing.ray))
+        return checkpoints.convert_share(
+            source, target, sharing.index, sharing.workers, options, progress=progress, planned=planned
+        )
+    return Worked(checkpoints.convert(source, target, options, ray=sharing.ray, progress=progress, planned=planned))
 
 
 def said_of(sharing: Sharing, done: Worked, target: Path) -> str:

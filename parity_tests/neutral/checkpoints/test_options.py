@@ -42,6 +42,17 @@ def test_options_and_keywords_give_the_same_bytes(source, tmp_path):
     assert checkpoints.verify(source, tmp_path / "one.safetensors", options=options).passed
 
 
+def test_options_say_how_a_run_goes_about_it(source, tmp_path):
+    target = tmp_path / "x.npz"
+    options = ConvertOptions(to_layout="same", workers=1, task_bytes=1 << 20, max_memory=1 << 30, resume=True)
+    checkpoints.convert(source, target, options)
+    with pytest.raises(ValueError, match="exists; --overwrite"):
+        checkpoints.convert(source, target, ConvertOptions(to_layout="same"))
+    checkpoints.convert(source, target, ConvertOptions(to_layout="same", dtype="f16", overwrite=True))
+    assert {array.dtype for array in checkpoints.read(target).values()} == {np.dtype(np.float16)}
+    assert len(checkpoints.tasks(source, tmp_path / "y.safetensors", ConvertOptions(to_layout="same", workers=3))) > 1
+
+
 def test_verify_casts_as_the_options_say_without_a_manifest(source, tmp_path):
     target = tmp_path / "bare.safetensors"
     checkpoints.convert(source, target, to_layout="same", dtype="f16")
@@ -57,7 +68,7 @@ def test_every_function_takes_the_options(function, source, tmp_path):
     with pytest.raises(TypeError, match=r"^'layout' is no option of a conversion$"):
         function(source, tmp_path / "x.npz", *numbers, layout="torch")
     with pytest.raises(TypeError, match=r"^options \(\{\}\) must be ConvertOptions or None$"):
-        function(source, tmp_path / "x.npz", *numbers, options={})
+        function(source, tmp_path / "x.npz", *numbers, {})
 
 
 def test_options_are_checked_when_they_are_made():
@@ -65,6 +76,10 @@ def test_options_are_checked_when_they_are_made():
         ConvertOptions(dtype=16)
     with pytest.raises(TypeError, match=r"^settings \('num_heads=2'\) must be a mapping of names to values, or None$"):
         ConvertOptions(settings="num_heads=2")
+    with pytest.raises(TypeError, match=r"^overwrite \('yes'\) must be True or False$"):
+        ConvertOptions(overwrite="yes")
+    with pytest.raises(ValueError, match=r"^max_memory \('1G'\) must be a whole number of bytes, or None$"):
+        ConvertOptions(max_memory="1G")
     with pytest.raises(ValueError, match=r"^--drop \(\) must be a pattern of names"):
         ConvertOptions(drop=[""])
 
