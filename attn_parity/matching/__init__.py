@@ -9,6 +9,7 @@ paired with state only if the outputs differ without it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from attn_bridge import backends
@@ -17,7 +18,7 @@ from attn_bridge.weights import Rules, WeightsMismatchError
 
 from .. import pairing as pairings
 from ..pair import SIDES, Pair, weights_held, widened
-from ..pairing import Pairing, UnpairedError
+from ..pairing import Pairing, UnpairedError, names
 from ..samples import inputs as calls
 from ..sides.folded import FoldedSubject, folds
 from . import state
@@ -45,7 +46,27 @@ def paired(pair: Pair, sides: tuple[Any, Any], rules: Any, *, adapt: bool) -> Pa
         matcher, found = _by_names(pair, rules, matcher, adapt=adapt)
         found = matcher.with_state(found) if adapt else found
     pair.notes += state.notes(pair, matcher.carrying.state, found)
+    pair.notes += _renamed(found)
     return found
+
+
+def _renamed(pairing: Pairing) -> Iterator[str]:
+    """Name the layers with names of their own that trial runs alone paired: they may be exchanged, not renamed."""
+    probed = [match for match in pairing.matches if match.how == "probe"]
+    first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
+    layers = {
+        one.layer: two.layer
+        for one, two in zip(first, second, strict=True)
+        if _is_word(one.spelled) and _is_word(two.spelled) and not {*one.words} & {*two.words}
+    }
+    if layers:
+        pairs = state.listed([f"{one} = {two}" for one, two in layers.items()])
+        yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
+
+
+def _is_word(spelled: str) -> bool:
+    """Tell whether a layer has a name of its own, not a number or a class with a number."""
+    return spelled.replace("_", "").isalpha()
 
 
 def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing | None:

@@ -71,6 +71,14 @@ def test_running_settles_ambiguous_names():
     ]
 
 
+def test_heads_that_may_be_exchanged_are_named_in_a_note():
+    ours = TorchSide(lambda m, x: (x @ m.mu, x @ m.logvar), mu=(8, 4), logvar=(8, 4))
+    theirs = FlaxSide(lambda m, x: (x @ m.log_std, x @ m.loc), loc=(8, 4), log_std=(8, 4))
+    report = compare(ours, theirs, X, seeds=1)
+    assert report.verdict == "equal"
+    assert [note for note in report.notes if "mu = log_std, logvar = loc" in note and "rules settle it" in note]
+
+
 def test_pairs_that_runs_do_not_settle_follow_execution():
     def ours(m, x):
         return x @ m.left + x @ m.right
