@@ -57,11 +57,12 @@ def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> 
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
     asking = dataclasses.replace(plan, differentiates_bias=is_asked)
     results = _differentiable(passes, asking, *operands)
-    if is_asked:
-        # Who asks may get it from other code, whose context is rounded later.
-        dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
-        results = (results[0].astype(dtype), *results[1:])
-    return results, tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
+    found = tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
+    if not is_asked:
+        return results, found
+    # Who asks may get it from other code, whose context is rounded later: what is computed from it takes it unrounded.
+    dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
+    return (results[0].astype(dtype), *results[1:]), (found[0].astype(dtype), *found[1:])
 
 
 def _at_once(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array | None, ...]:
