@@ -175,7 +175,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _masks(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> tuple[Mask | None, Tensor | None]:
-        """Return who may attend to whom, and what is added to the scores."""
+        """Return the mask of allowed pairs of query and key, and the bias of the scores."""
         count, queries, keys = q.shape[0], q.shape[1], k.shape[1] - self._appended
         mask, bias = full(), None
         if is_causal and attn_mask is None:

@@ -34,12 +34,12 @@ Losses = Mapping[tuple[backends.Framework, str], list[dict[str, Moved]]]
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what a framework raised, which a subject of the judge reports as an error of its own."""
+    """Return the exception of the framework behind an error that a subject of the judge reports."""
     return error.__cause__ if isinstance(error, ModuleFailedError) and error.__cause__ is not None else error
 
 
 def message_of(error: BaseException) -> str:
-    """Return what a framework raised, in one line."""
+    """Return the message of a framework's exception in one line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
 

@@ -140,7 +140,7 @@ def measured(tensor: TensorVerdict, report: Report) -> str:
 
 
 def used(tensor: TensorVerdict, report: Report) -> float | None:
-    """Return the one share of what is allowed that is shown of a tensor: of its precision, that of the losing side."""
+    """Return the share of the allowance that a tensor's line shows; for precision, that of the losing side."""
     if tensor.verdict == "precision" and tensor.side is not None:
         return tensor.first_used if _is_first(tensor, report) else tensor.second_used
     return tensor.used
@@ -171,7 +171,7 @@ def worst_first(tensors: Iterable[TensorVerdict]) -> list[TensorVerdict]:
 
 
 def headline(report: Report) -> str:
-    """Return what differs and where, as short as a line of many tests takes it."""
+    """Return the difference and its place in the length that a line of a test summary has."""
     names = [one.name for one in worst_first(report.failures)]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     what = f"{names[0]}{more}" if names else report.message or report.sides
@@ -216,6 +216,6 @@ def telling_notes(report: Report) -> list[str]:
 
 
 def closest(report: Report) -> list[TensorVerdict]:
-    """Return the tensors that are equal and judged by a number, those first that came closest to what is allowed."""
+    """Return the equal tensors that a number judged, the nearest to their limit first."""
     equal = [one for one in report.tensors if one.used is not None and one.verdict == "equal"]
     return sorted(equal, key=lambda one: -(one.used or 0.0))

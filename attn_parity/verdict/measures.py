@@ -66,7 +66,7 @@ def meaning_limit(errors: Sequence[float], scale: float, meaning_scale: float, d
 
 
 def sum_floor(dtype: str, rows: int) -> float:
-    """Return what is allowed beyond the floor, in units of the last place, to a tensor that is a sum over rows.
+    """Return the allowance of a sum over rows beyond the floor, in units of the last place.
 
     The rounding errors of a sum that is taken one row after the other grow with the square root of the rows; which
     libraries do so for which shapes is no fault. In 16 bits each row may be rounded, in 32 bits a block of rows.

@@ -60,7 +60,7 @@ def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> 
     found = tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
     if not is_asked:
         return results, found
-    # Who asks may get it from other code, whose context is rounded later: what is computed from it takes it unrounded.
+    # Other code may compute the gradient of a bias; its context is rounded here, after its derivatives have used it.
     dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
     return (results[0].astype(dtype), *results[1:]), (found[0].astype(dtype), *found[1:])
 

@@ -28,13 +28,13 @@ class Slopes:
     """What the derivatives of a function are computed by; equal by value, as compiled programs are kept by it."""
 
     plain: Callable[..., tuple[Array | None, ...]]
-    """Takes what is known and the operands; returns the results by code that JAX can differentiate, also twice.
+    """Takes `known` and the operands; returns the results by code that JAX can differentiate, also twice.
 
     None is a result that no derivative flows through.
     """
 
     backward: Callable[..., tuple[Any, ...]]
-    """Takes what is known, operands, results and the cotangents of results; returns the gradients of the inputs."""
+    """Takes `known`, operands, results and the cotangents of results; returns the gradients of the inputs."""
 
     known: tuple[Any, ...]
     """First arguments of both."""

@@ -85,7 +85,7 @@ class Merged(Wrapped):
         model: the base's config.json.
         dtype: what every floating-point tensor becomes; "" is the base's dtype, tensor by tensor.
         tied: whether the base's head is its embeddings.
-        becomes: name -> dtype where `dtype` is "" and it is not the base's: of what is dequantised.
+        becomes: name of a dequantised tensor -> its dtype, where `dtype` is "" and the base has another.
 
     Attributes:
         adapter: the adapter.

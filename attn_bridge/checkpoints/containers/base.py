@@ -165,7 +165,7 @@ class Reader(abc.ABC):
         """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
 
     def check_numbers(self) -> None:  # noqa: B027 - files may hold any numbers
-        """Refuse numbers that would spoil others; of what is merged as it is read.
+        """Refuse numbers that would spoil others, in tensors that are merged as they are read.
 
         Raises:
             CheckpointError: there are some.

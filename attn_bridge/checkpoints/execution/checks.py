@@ -85,7 +85,7 @@ def check_dropped(plan: Plan, reader: Reader) -> None:
     """Refuse to leave out tensors whose numbers are not what they are left out as.
 
     Raises:
-        CheckpointError: one is not, or what is merged has numbers that are not finite.
+        CheckpointError: a check fails, or a tensor to be merged has numbers that are not finite.
     """
     reader.check_numbers()
     for name, check in plan.checks.items():

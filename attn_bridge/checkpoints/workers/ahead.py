@@ -23,7 +23,7 @@ MOST = 256
 
 
 class Ahead:
-    """Has the reader of a store begin to read what is needed soon.
+    """Starts the reads of a store that a worker needs next.
 
     Args:
         reader: the source.

@@ -31,7 +31,7 @@ SHOWN = 8
 
 
 def check_source(prepared: Prepared, budget: int) -> None:
-    """Refuse what is wrong in a source beyond its headers: ties that are none, what is not as it is left out, a config.
+    """Refuse faults of a source beyond its headers: unequal tied tensors, a needed tensor left out, a wrong config.
 
     Raises:
         CheckpointError: there is something of the kind.

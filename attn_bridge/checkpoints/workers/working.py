@@ -68,7 +68,7 @@ class Sole:
 
 
 def writer_of(prepared: Prepared, place: Place, *, is_share: bool) -> Writer:
-    """Return what writes a conversion's target in its place: a worker's share, or all and what goes around it."""
+    """Return the writer of a conversion's target: of a worker's share, or of the whole file with its header."""
     infos = [target.info for target in prepared.plan.targets]
     with naming(place.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
         return place.writer(prepared.format, infos, prepared.plan.metadata, is_share=is_share)
@@ -105,7 +105,7 @@ def work(
     left = []
 
     def note(entries: Sequence[Entry]) -> None:
-        if writer.random_access:  # nothing goes on from what is written in order
+        if writer.random_access:  # a file that is written in order can't be resumed
             place.record(entries)
         if sole is not None:
             sole.entries |= {entry.piece: [entry] for entry in entries}

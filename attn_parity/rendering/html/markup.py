@@ -63,7 +63,7 @@ def badge(verdict: str, text: str | None = None) -> Markup:
 
 
 def hint(*children: Child) -> Markup:
-    """Return a paragraph that explains what is near it."""
+    """Return a paragraph that explains the element next to it."""
     return element("p", *children, class_="hint")
 
 

@@ -47,7 +47,7 @@ class Nursery:
         self._child: Child
         self._expected = 0
         if Processes.may_fork():
-            from ...containers.remote.connecting import preload  # what is local needs none of it
+            from ...containers.remote.connecting import preload  # local files need none of it
 
             preload(protocols)
         if Processes.may_fork():  # still
@@ -200,7 +200,7 @@ def main() -> NoReturn:
     """Serve on stdin and stdout, and end without another try to say what nobody hears."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
     if protocols := sys.argv[1:]:
-        from ...containers.remote.connecting import preload  # what is local needs none of it
+        from ...containers.remote.connecting import preload  # local files need none of it
 
         preload(protocols)
     os._exit(serve(sys.stdin.fileno(), sys.stdout))

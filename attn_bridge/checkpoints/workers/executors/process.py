@@ -1,6 +1,6 @@
 """A process that does a share: it says in lines of JSON what it has done.
 
-It ends when the pipe does that it is told its share by, since whoever started it is gone then.
+It ends with the pipe that its share comes through: the process that started it is gone then.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class LocalPlace(Place):
             raise unwritable(self._journal, error) from None
 
     def entries(self, plan: str) -> dict[Piece, list[Entry]]:
-        """Return what all journals say."""
+        """Return the entries of all journals."""
         found: dict[Piece, list[Entry]] = {}
         here = self.job()
         if here is not None and here.plan == plan:

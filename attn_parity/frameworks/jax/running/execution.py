@@ -180,7 +180,7 @@ def is_probe(mode: str) -> bool:
 
 
 def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:
-    """Return what gives, beside the results, how many values were moved or operations replaced."""
+    """Return a function that gives the results, and the number of values moved or operations replaced."""
 
     def run_and_count(operands: Any, seed: int) -> Moved:
         found = run(operands, seed)
@@ -199,7 +199,7 @@ class Moved:
 
 
 def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., Moved]:
-    """Return what runs a float64 program while it moves its tables; the arguments at `tables` are some."""
+    """Return a function that runs a float64 program and moves its tables; the arguments at `tables` are such."""
 
     def run(operands: Any, seed: int) -> Moved:
         weights, leaves, cotangents, masks = operands
@@ -220,7 +220,7 @@ def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[.
 
 
 def moving_literals(closed: Any, tree: Any) -> Callable[..., Moved]:
-    """Return what runs a float64 program with literals of float32 accuracy moved, and close branches exchanged."""
+    """Return a function that runs a float64 program, moves its float32 literals and exchanges close branches."""
 
     def run(operands: Any, seed: int) -> Moved:
         outputs, count, found = evaluate_literals(closed, jax.tree.leaves(read(operands)), seed)
