@@ -71,13 +71,13 @@ def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest:
         )
 
 
-def check_delta_rule(shapes: Sequence[Shape], state: Shape | None) -> None:
-    """Check the shapes of query, key, value, log decay and beta of the gated delta rule, and that of its state.
+def check_recurrence(shapes: Sequence[Shape], state: Shape | None) -> None:
+    """Check the shapes of query, key, value, log decay and, of the delta rule, beta, and that of the state.
 
     Raises:
         ValueError: shapes that do not fit each other.
     """
-    query, key, value, log_decay, beta = shapes
+    query, key, value, *gates = shapes
     for name, shape in zip(("query", "key", "value"), shapes, strict=False):
         if len(shape) != 4:
             raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
@@ -87,7 +87,7 @@ def check_delta_rule(shapes: Sequence[Shape], state: Shape | None) -> None:
         raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch and length")
     if key[2] < 1 or value[2] % key[2]:
         raise ValueError(f"heads of value ({value[2]}) must be a multiple of the heads of key ({key[2]})")
-    for name, shape in (("log_decay", log_decay), ("beta", beta)):
+    for name, shape in zip(("log_decay", "beta"), gates, strict=False):
         if shape != value[:3]:
             raise ValueError(f"{name} {_show(shape)} must have shape (B, T, H) = {_show(value[:3])}")
     check_state(state, (value[0], value[2], key[3], value[3]))

@@ -6,7 +6,6 @@ heads per query head, c channel of query and key, v channel of value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,10 +15,11 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
-from attn_bridge.recurrence import CHUNK_SIZE, check_delta_rule, check_state, check_token_mask, choose_form
+from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.validation import check_attention_mask
 
 from .. import functional
+from . import chunks
 
 BLOCK = 8
 """Rows of the blocks that a triangular system is solved by."""
@@ -62,7 +62,7 @@ def gated_delta_rule(
     Source: Yang et al., arXiv 2406.06484, for the triangular system that makes a chunk one step.
     """
     arrays = (query, key, value, log_decay, beta)
-    check_delta_rule([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
+    check_recurrence([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
     dtype = functional.wide_dtype(value)
     query, key, value, log_decay, beta = (one.astype(dtype) for one in arrays)
     groups = value.shape[2] // key.shape[2]
@@ -251,7 +251,7 @@ def _delta_tokens(
     query: Array, key: Array, value: Array, log_decay: Array, beta: Array, state: Array, chunk_size: int
 ) -> tuple[Array, Array]:
     sequences = [rearrange(one, "b t ... -> t b ...") for one in (query, key, value, jnp.exp(log_decay), beta)]
-    state, context = _scan(_delta_token, state, sequences)
+    state, context = chunks.scan(_delta_token, state, sequences)
     return rearrange(context, "t b h v -> b t h v"), state
 
 
@@ -268,9 +268,9 @@ def _delta_chunks(
 ) -> tuple[Array, Array]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
     tokens, heads = value.shape[1:3]
-    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
-    log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
-    decay = _decay_between(log_decay)
+    query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    log_decay, beta = (chunks.cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
+    decay = chunks.decay_between(log_decay)
     since_start = jnp.exp(log_decay.cumsum(-1))
     overlap = beta[..., None] * (key @ key.mT) * decay
     solved = _inverse(overlap) * beta[..., None, :]
@@ -279,7 +279,7 @@ def _delta_chunks(
     until_end = decay[..., -1, :, None]
     since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
-    state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state, context = chunks.scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
     return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
@@ -336,7 +336,7 @@ def _inverse_by_halves(below: Array) -> Array:
 
 def _linear_tokens(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:
     sequences = [rearrange(one, "b t h c -> t b h c") for one in (query, key, value)]
-    state, context = _scan(_linear_token, state, sequences)
+    state, context = chunks.scan(_linear_token, state, sequences)
     return rearrange(context, "t b h v -> b t h v"), state
 
 
@@ -348,10 +348,10 @@ def _linear_token(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
 
 def _linear_chunks(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:
     tokens, heads = value.shape[1:3]
-    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     inside = query @ key.mT
     sequences = (query, key, value, jnp.tril(inside))
-    state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state, context = chunks.scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
     return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
@@ -360,27 +360,3 @@ def _linear_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
     query, key, value, inside = now
     context = query @ state + inside @ value
     return state + key.mT @ value, context
-
-
-def _scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Any) -> tuple[Array, Array]:
-    """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
-    return jax.lax.scan(step, state, tuple(sequences))
-
-
-def _cut(array: Array, pattern: str, chunk_size: int) -> Array:
-    """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
-    tokens = array.shape[1]
-    size = min(chunk_size, tokens) if isinstance(tokens, int) else chunk_size  # else jax.export leaves it open
-    filled = jnp.pad(array, [(0, 0), (0, -(-tokens // size) * size - tokens), *[(0, 0)] * (array.ndim - 2)])
-    return rearrange(filled, pattern, t=size)
-
-
-def _decay_between(log_decay: Array) -> Array:
-    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
-
-    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
-    """
-    size = log_decay.shape[-1]
-    after = jnp.tri(size, k=-1, dtype=bool)
-    total = jnp.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
-    return jnp.exp(jnp.where(after.T, -jnp.inf, total))

@@ -6,8 +6,6 @@ heads per query head, c channel of query and key, v channel of value.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,10 +14,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attn_bridge.masks import Mask
-from attn_bridge.recurrence import CHUNK_SIZE, check_delta_rule, check_state, check_token_mask, choose_form
+from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.validation import check_attention_mask
 
 from .. import functional
+from ..operations.autocast import without_autocast
+from . import chunks
 
 
 def gated_delta_rule(
@@ -59,7 +59,7 @@ def gated_delta_rule(
     Source: Yang et al., arXiv 2406.06484, for the triangular system that makes a chunk one step.
     """
     arrays = (query, key, value, log_decay, beta)
-    check_delta_rule([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
+    check_recurrence([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
     dtype = functional.wide_dtype(value)
     query, key, value, log_decay, beta = (one.to(dtype) for one in arrays)
     groups = value.shape[2] // key.shape[2]
@@ -68,7 +68,7 @@ def gated_delta_rule(
     if state is None:
         state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
-    with _without_autocast(value):
+    with without_autocast(value):
         run = _delta_chunks if chunked else _delta_tokens
         sequences = (query, key, value, log_decay, beta)
         if sharding is not None:
@@ -113,7 +113,7 @@ def linear_attention(
     check_state(None if state is None else tuple(state.shape), shape)
     state = value.new_zeros(shape) if state is None else state.to(dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
-    with _without_autocast(value):
+    with without_autocast(value):
         run = _linear_chunks if chunked else _linear_tokens
         if sharding is not None:
             context, state = sharding.recur(run, (query, key, value), state, chunk_size)
@@ -247,7 +247,7 @@ def _delta_tokens(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     sequences = [rearrange(one, "b t ... -> t b ...") for one in (query, key, value, torch.exp(log_decay), beta)]
-    state, context = _scan(_delta_token, state, sequences)
+    state, context = chunks.scan(_delta_token, state, sequences)
     return rearrange(context, "t b h v -> b t h v"), state
 
 
@@ -264,9 +264,9 @@ def _delta_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
     tokens, heads = value.shape[1:3]
-    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
-    log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
-    decay = _decay_between(log_decay)
+    query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    log_decay, beta = (chunks.cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
+    decay = chunks.decay_between(log_decay)
     since_start = torch.exp(log_decay.cumsum(-1))
     overlap = beta[..., None] * (key @ key.mT) * decay
     solved = _inverse(overlap) * beta[..., None, :]
@@ -275,7 +275,7 @@ def _delta_chunks(
     until_end = decay[..., -1, :, None]
     since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
-    state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state, context = chunks.scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
     return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
@@ -295,7 +295,7 @@ def _inverse(matrix: Tensor) -> Tensor:
 
 def _linear_tokens(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
     sequences = [rearrange(one, "b t h c -> t b h c") for one in (query, key, value)]
-    state, context = _scan(_linear_token, state, sequences)
+    state, context = chunks.scan(_linear_token, state, sequences)
     return rearrange(context, "t b h v -> b t h v"), state
 
 
@@ -307,10 +307,10 @@ def _linear_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
 
 def _linear_chunks(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
     tokens, heads = value.shape[1:3]
-    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     inside = query @ key.mT
     sequences = (query, key, value, torch.tril(inside))
-    state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state, context = chunks.scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
     return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
 
@@ -319,40 +319,3 @@ def _linear_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
     query, key, value, inside = now
     context = torch.baddbmm(query @ state, inside, value)
     return torch.baddbmm(state, key.mT, value), context
-
-
-def _scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Any) -> tuple[Tensor, Tensor]:
-    """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
-    outputs = []
-    for now in zip(*sequences, strict=True):
-        state, output = step(state, now)
-        outputs.append(output)
-    return state, torch.stack(outputs)
-
-
-def _cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
-    """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
-    tokens = array.shape[1]
-    if torch.compiler.is_exporting():  # a single chunk: a loop over chunks would fix their number, and the length by it
-        return rearrange(array, pattern, n=1).contiguous()
-    size = min(chunk_size, tokens)
-    filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
-    return rearrange(filled, pattern, t=size).contiguous()  # once, not in each product
-
-
-def _decay_between(log_decay: Tensor) -> Tensor:
-    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
-
-    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
-    """
-    size = log_decay.shape[-1]
-    after = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
-    total = torch.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
-    return torch.exp(torch.where(after.T, -torch.inf, total))
-
-
-def _without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
-    kind = array.device.type
-    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
-    return torch.autocast(kind, enabled=False) if is_cast else contextlib.nullcontext()

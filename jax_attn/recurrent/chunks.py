@@ -1,0 +1,38 @@
+"""Sequences cut into chunks, a step over them, and how much of what a token wrote is left at another.
+
+The twin is `torch_attn.recurrent.chunks`. Letters: b batch, t position (s an earlier one), n chunk, h head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import Array
+
+
+def scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Any) -> tuple[Array, Array]:
+    """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
+    return jax.lax.scan(step, state, tuple(sequences))
+
+
+def cut(array: Array, pattern: str, chunk_size: int) -> Array:
+    """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
+    tokens = array.shape[1]
+    size = min(chunk_size, tokens) if isinstance(tokens, int) else chunk_size  # else jax.export leaves it open
+    filled = jnp.pad(array, [(0, 0), (0, -(-tokens // size) * size - tokens), *[(0, 0)] * (array.ndim - 2)])
+    return rearrange(filled, pattern, t=size)
+
+
+def decay_between(log_decay: Array) -> Array:
+    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
+
+    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
+    """
+    size = log_decay.shape[-1]
+    after = jnp.tri(size, k=-1, dtype=bool)
+    total = jnp.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
+    return jnp.exp(jnp.where(after.T, -jnp.inf, total))

@@ -1,0 +1,1 @@
+"""What torch does in another way than this package needs it."""

@@ -1,0 +1,16 @@
+"""Recurrent attention under `torch.autocast`: it sums over all tokens, so its products keep their precision."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
+    kind = array.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
+    return torch.autocast(kind, enabled=False) if is_cast else contextlib.nullcontext()

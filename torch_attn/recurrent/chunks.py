@@ -1,0 +1,43 @@
+"""Sequences cut into chunks, a step over them, and how much of what a token wrote is left at another.
+
+The twin is `jax_attn.recurrent.chunks`. Letters: b batch, t position (s an earlier one), n chunk, h head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+
+def scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Any) -> tuple[Tensor, Tensor]:
+    """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
+    outputs = []
+    for now in zip(*sequences, strict=True):
+        state, output = step(state, now)
+        outputs.append(output)
+    return state, torch.stack(outputs)
+
+
+def cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
+    """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
+    tokens = array.shape[1]
+    if torch.compiler.is_exporting():  # a single chunk: a loop over chunks would fix their number, and the length by it
+        return rearrange(array, pattern, n=1).contiguous()
+    size = min(chunk_size, tokens)
+    filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
+    return rearrange(filled, pattern, t=size).contiguous()  # once, not in each product
+
+
+def decay_between(log_decay: Tensor) -> Tensor:
+    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
+
+    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
+    """
+    size = log_decay.shape[-1]
+    after = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
+    total = torch.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
+    return torch.exp(torch.where(after.T, -torch.inf, total))
