@@ -18,6 +18,7 @@ from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
 from .layer_norm import LayerNorm
 from .linear_attention import LinearAttention
+from .mamba2 import Mamba2
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
 from .multi_head_latent_attention import MultiHeadLatentAttention
@@ -39,6 +40,7 @@ __all__ = [
     "GroupedQueryAttention",
     "LayerNorm",
     "LinearAttention",
+    "Mamba2",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
     "MultiHeadLatentAttention",

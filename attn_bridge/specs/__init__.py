@@ -14,6 +14,7 @@ from . import (
     grouped_query_attention,
     layer_norm,
     linear_attention,
+    mamba2,
     multi_head_attention,
     multi_head_attention_wrapper,
     multi_head_latent_attention,
@@ -40,6 +41,7 @@ from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
 from .linear_attention import LinearAttentionConfig
+from .mamba2 import Mamba2Config
 from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
@@ -74,6 +76,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRoPEScaling",
+    "Mamba2Config",
     "MixtureOfExpertsConfig",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
@@ -110,6 +113,7 @@ VARIANTS: tuple[Variant, ...] = (
     differential_attention.VARIANT,
     gated_delta_net.VARIANT,
     linear_attention.VARIANT,
+    mamba2.VARIANT,
 )
 
 

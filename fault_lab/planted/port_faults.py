@@ -20,6 +20,7 @@ from .pairs import Pair, draw_modern
 from .port_reads import (
     Reads,
     channels_value_first,
+    channels_value_last,
     groups_tiled,
     inside_out,
     maps_interleaved,
@@ -262,6 +263,35 @@ PORT_FAULTS: tuple[PortFault, ...] = (
             "rows of the values read as (channel head)",
             inside_out("W_value", "value_head_dim", "num_heads"),
         ),
+    ),
+    *_faults_of(
+        "Mamba2",
+        (
+            "mamba-query-and-key-swapped",
+            "C and B read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "mamba-gate-and-value-swapped",
+            "gate and values read from each other's weights",
+            swapped(("W_gate", "W_value")),
+        ),
+        ("mamba-decay-parameters-swapped", "dt_bias and A_log exchanged", swapped(("dt_bias", "A_log"))),
+        ("mamba-residual-and-decay-swapped", "D and A_log exchanged", swapped(("D", "A_log"))),
+        ("mamba-taps-reversed", "short convolution read backwards in time", taps_reversed),
+        (
+            "mamba-channels-value-last",
+            "channels of the convolution taken to lie as key, query, value",
+            channels_value_last,
+        ),
+        (
+            "mamba-value-inside-out",
+            "rows of the values read as (channel head)",
+            inside_out("W_value", "head_dim", "num_heads"),
+        ),
+        ("mamba-norm-of-all-groups", "norm over all channels at once", _otherwise("norm_groups", lambda c: 1)),
+        ("mamba-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
+        ("mamba-steps-not-limited", "limit of the steps left out", _otherwise("max_step", lambda c: None)),
     ),
 )
 """All of them, by variant."""

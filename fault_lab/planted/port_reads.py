@@ -135,6 +135,15 @@ def taps_reversed(config: Any) -> tuple[Read, ...]:
 
 
 def channels_value_first(config: Any) -> tuple[Read, ...]:
-    """Take the channels of a short convolution to lie as value, query, key."""
-    values, width = config.value_width, config.conv_width
-    return (Read("conv1d", "conv1d", (*range(values, width), *range(values))),)
+    """Take the channels of a delta net's convolution to lie as value, query, key."""
+    return _channels_from(config.value_width, config)
+
+
+def channels_value_last(config: Any) -> tuple[Read, ...]:
+    """Take the channels of Mamba-2's convolution to lie as key, query, value."""
+    return _channels_from(2 * config.key_width, config)
+
+
+def _channels_from(start: int, config: Any) -> tuple[Read, ...]:
+    """Read the channels of a convolution from `start` on, then those before it."""
+    return (Read("conv1d", "conv1d", (*range(start, config.conv_width), *range(start))),)

@@ -20,17 +20,27 @@ from ..random import Rngs
 
 
 class ShortConvolution(nnx.Conv):
-    """Depthwise convolution over the token itself and those just before it, without a bias, and SiLU.
+    """Depthwise convolution over the token itself and those just before it, and SiLU.
 
     Args:
         channels: width of the input.
         size: tokens that it sees, the token itself included.
+        bias: whether each channel has a bias.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, channels: int, size: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        bias: bool = False,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
         # As `torch.nn.init.kaiming_uniform_` has it.
         draw = SymmetricUniform(size**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(size)))
         super().__init__(
@@ -38,8 +48,9 @@ class ShortConvolution(nnx.Conv):
             channels,
             (size,),
             feature_group_count=channels,
-            use_bias=False,
+            use_bias=bias,
             kernel_init=draw,
+            bias_init=draw,
             rngs=rngs,
             param_dtype=param_dtype,
             dtype=dtype,
@@ -65,4 +76,6 @@ class ShortConvolution(nnx.Conv):
         wide = inputs.astype(jnp.promote_types(x.dtype, jnp.float32))
         taps = self.kernel[:, 0, :].astype(wide.dtype)
         total = sum(taps[tap] * wide[:, tap : tap + tokens] for tap in range(size))
+        if self.bias is not None:
+            total = total + self.bias.astype(wide.dtype)
         return jax.nn.silu(total).astype(x.dtype), inputs[:, tokens:]

@@ -49,7 +49,9 @@ def test_a_padding_mask_of_0_and_1_is_a_mask(backend, name, dtype):
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["LinearAttention", "GatedDeltaNet", "MultiHeadLatentAttention", "CrossAttention"])
+@pytest.mark.parametrize(
+    "name", ["LinearAttention", "GatedDeltaNet", "Mamba2", "MultiHeadLatentAttention", "CrossAttention"]
+)
 def test_modern_variants_take_masks_of_0_and_1(backend, name):
     module, x = modules.make_example(backend, name)
     mask = np.ones(x.shape[:2], bool)

@@ -9,7 +9,8 @@ from flax import nnx
 import jax_attn
 from attn_bridge.specs import VARIANTS
 
-CONFIGS = {one.name: one.examples[0].config for one in VARIANTS if one.name in ("LinearAttention", "GatedDeltaNet")}
+NAMES = ("LinearAttention", "GatedDeltaNet", "Mamba2")
+CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in NAMES}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -192,6 +192,10 @@ DEFAULTS = {
         specs.GatedDeltaNetConfig(12, 4),
         {"num_value_heads": 4, "head_dim": 3, "value_head_dim": 3, "d_out": 12, "conv_size": 4},
     ),
+    "mamba": (
+        specs.Mamba2Config(12, 4),
+        {"head_dim": 6, "state_size": 128, "num_groups": 1, "norm_groups": 1, "d_out": 12, "conv_size": 4},
+    ),
     "linear": (specs.LinearAttentionConfig(12, 4), {"head_dim": 3, "value_head_dim": 3, "d_out": 12}),
 }
 

@@ -43,6 +43,7 @@ VALID: dict[str, Any] = {
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
         specs.LinearAttentionConfig(6, 3, 2, 5),
+        specs.Mamba2Config(6, 4, 3, 5, 2),
         FEED_FORWARD,
         specs.ClampedGate(),
         specs.ExpertGroups(3, 2),
@@ -110,6 +111,7 @@ OWN_RULES = {
     ("DecoderConfig", "num_positions"),
     ("StackConfig", "position_offset"),
     ("FeedForwardConfig", "dropout"),
+    ("Mamba2Config", "min_step"),
     ("QKNorm", "eps"),
     ("QKNorm", "unit_offset"),
 }
@@ -199,6 +201,15 @@ RULES: tuple[BadConfig, ...] = (
         ({"num_value_heads": 3}, "num_value_heads (3) must be a multiple of num_heads (2)"),
     ),
     *_relations("LinearAttentionConfig", DIVIDED),
+    *_relations(
+        "Mamba2Config",
+        ({"head_dim": None, "num_heads": 5, "num_groups": 1}, "2 * d_in (12) must be a multiple of num_heads (5)"),
+        ({"num_groups": 3}, "num_heads (4) must be a multiple of num_groups (3)"),
+        ({"norm_groups": 5}, "num_heads * head_dim (12) must be a multiple of norm_groups (5)"),
+        ({"min_step": -0.5}, "min_step (-0.5) must be at least 0 and finite"),
+        ({"min_step": math.nan}, "min_step (nan) must be at least 0 and finite"),
+        ({"min_step": 0.5, "max_step": 0.25}, "max_step (0.25) must be at least min_step (0.5)"),
+    ),
     # ---- positions
     *_relations(
         "Rotary",

@@ -305,7 +305,35 @@ def delta_case() -> Case:
     return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
 
 
-CASES = (*GROUPED, *NORMS, LATENT, *CROSS, DIFFERENCE, LINEAR, delta_case())
+def mamba_case() -> Case:
+    """Return two tokens through one state of one number, which halves between them."""
+    # Inputs are (1, 0) and (0, 1); each projection's columns are its outputs for them.
+    value, key, query = ((silu(2 * at[0]), silu(at[0] + 2 * at[1])) for at in ((3.0, 4.0), (2.0, -1.0), (0.5, 1.5)))
+    steps = (LOG2, LOG2)  # the softplus of 0
+    state = steps[0] * key[0] * value[0]
+    first = state * query[0] - 2.0 * value[0]
+    state = state / 2 + steps[1] * key[1] * value[1]  # exp(-exp(0) * log(2)) is 1/2
+    second = state * query[1] - 2.0 * value[1]
+    gated = (first * silu(1.0), second * silu(-2.0))
+    contexts = [1.5 * number / sqrt(number**2 + 4.0) for number in gated]
+    parameters = {
+        "W_query.weight": columns([0.5], [1.5]),
+        "W_key.weight": columns([2.0], [-1.0]),
+        "W_value.weight": columns([3.0], [4.0]),
+        "W_gate.weight": columns([1.0], [-2.0]),
+        "W_step.weight": columns([LOG3], [LOG3]),
+        "dt_bias": np.array([-LOG3]),
+        "A_log": np.array([0.0]),
+        "D": np.array([-2.0]),
+        "conv1d.weight": np.array(3 * [[[1.0, 2.0]]]),
+        "norm.scale": np.array([1.5]),
+        "out_proj.weight": np.array([[1.0], [-2.0]]),
+    }
+    config = specs.Mamba2Config(2, 1, 1, 1, 1, 2, conv_size=2, conv_bias=False, eps=4.0)
+    return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
+
+
+CASES = (*GROUPED, *NORMS, LATENT, *CROSS, DIFFERENCE, LINEAR, delta_case(), mamba_case())
 
 
 # ---- whole models: one layer, one token, two channels, so that attention gives the value

@@ -23,6 +23,7 @@ from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
 from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
+from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
@@ -129,6 +130,7 @@ FORWARDS: dict[type[nn.Module], Any] = {
     ShortConvolution: recurrent.short_convolution,
     LinearAttention: recurrent.linear_attention,
     GatedDeltaNet: recurrent.gated_delta_net,
+    Mamba2: recurrent.mamba2,
 }
 """What is called in the place of a class's own forward."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch.distributed import ProcessGroup
 
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.sharding.plan import Role
+from attn_bridge.specs import Mamba2Config
 
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
 from ..gated_delta_net import GatedDeltaNet
 from ..linear_attention import LinearAttention
+from ..mamba2 import Mamba2
 from ..recurrent import recurrence
 from ..recurrent.short_convolution import ShortConvolution
 from ..shards import is_sharded, whole
@@ -123,15 +126,26 @@ def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
 
 def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
     """Compute the device's heads and tokens."""
-    sharding: Devices = self.sharding
-    width, values = self.config.key_width, self.config.value_width
-    channels = torch.cat(
-        [
-            torch.arange(start, start + size)[sharding.slice_of("tensor", size, _has_tensor(self))]
-            for start, size in ((0, width), (width, width), (2 * width, values))
-        ]
-    )
+    channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     return _recurrent(self, x, GatedDeltaNet, options, options.get("cache") is not None, {"conv1d.weight": channels})
+
+
+def mamba2(self: Any, x: Tensor, **options: Any) -> Any:
+    """Compute the device's groups of heads, and its tokens."""
+    config: Mamba2Config = self.config
+    channels = _channels(self, config.width, config.key_width, config.key_width)
+    names = ("conv1d.weight", "conv1d.bias") if config.conv_bias else ("conv1d.weight",)
+    return _recurrent(self, x, Mamba2, options, options.get("cache") is not None, dict.fromkeys(names, channels))
+
+
+def _channels(self: Any, *widths: int) -> Tensor:
+    """Return the device's channels of a convolution over arrays of these widths, each of which has all heads."""
+    starts = itertools.accumulate(widths, initial=0)
+    parts = [
+        torch.arange(start, start + size)[self.sharding.slice_of("tensor", size, _has_tensor(self))]
+        for start, size in zip(starts, widths, strict=False)
+    ]
+    return torch.cat(parts)
 
 
 def _has_tensor(self: Any) -> bool:
@@ -186,8 +200,9 @@ def _recurrent(
 def _config_of_heads(config: Any, devices: int) -> Any:
     """Return the config of a device's heads."""
     changes = {"num_heads": config.num_heads // devices}
-    if hasattr(config, "num_value_heads"):
-        changes["num_value_heads"] = config.num_value_heads // devices
+    for name in ("num_value_heads", "num_groups", "norm_groups"):
+        if hasattr(config, name):
+            changes[name] = getattr(config, name) // devices
     return config.replace(**changes) if devices > 1 else config
 
 

@@ -16,24 +16,36 @@ from ..random import JaxRngs
 
 
 class ShortConvolution(nn.Conv1d):
-    """Depthwise convolution over the token itself and those just before it, without a bias, and SiLU.
+    """Depthwise convolution over the token itself and those just before it, and SiLU.
 
     Args:
         channels: width of the input.
         size: tokens that it sees, the token itself included.
+        bias: whether each channel has a bias.
         rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
 
-    def __init__(self, channels: int, size: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        bias: bool = False,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         where = device if rngs is None else "meta"
-        super().__init__(channels, channels, size, groups=channels, bias=False, device=where, dtype=dtype)
+        super().__init__(channels, channels, size, groups=channels, bias=bias, device=where, dtype=dtype)
         if rngs is not None:
             self.to_empty(device=torch.get_default_device() if device is None else device)
             with torch.no_grad():
                 drawn = rngs.params.uniform((size, 1, channels), -(size**-0.5), size**-0.5, self.weight.dtype)
                 self.weight.copy_(drawn.permute(2, 1, 0))
+                if bias:
+                    self.bias.copy_(rngs.params.uniform((channels,), -(size**-0.5), size**-0.5, self.bias.dtype))
 
     def forward(
         self, x: Float[Tensor, "B T C"], state: Float[Tensor, "B K-1 C"] | None = None
@@ -54,4 +66,6 @@ class ShortConvolution(nn.Conv1d):
         wide = inputs.to(torch.promote_types(x.dtype, torch.float32))
         taps = self.weight[:, 0, :].to(wide.dtype)
         total = sum(taps[:, tap] * wide[:, tap : tap + tokens] for tap in range(size))
+        if self.bias is not None:
+            total = total + self.bias.to(wide.dtype)
         return nn.functional.silu(total).to(x.dtype), inputs[:, tokens:]

@@ -116,6 +116,8 @@ def divisible(config: Config) -> Config:
     if "num_kv_heads" in held:
         kv_heads = held["num_kv_heads"]
         changes["num_kv_heads"] = HEADS if kv_heads == heads else math.gcd(HEADS, kv_heads)
+    if "num_groups" in held:
+        changes = {"num_heads": HEADS * (heads // held["num_groups"]), "num_groups": HEADS, "norm_groups": HEADS}
     if "num_value_heads" in held:
         changes["num_value_heads"] = HEADS * (held["num_value_heads"] // heads)
     return config.replace(**changes)

@@ -22,6 +22,7 @@ from attn_bridge.specs import (
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
     LinearAttentionConfig,
+    Mamba2Config,
     MultiHeadLatentAttentionConfig,
     Rotary,
 )
@@ -205,7 +206,7 @@ def _balancing(least_tokens: int | None) -> Iterator[None]:
 
 def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
     """Return how far decoding with a cache is from that of the plain module; rows change their places on the way."""
-    from torch_attn import GatedDeltaNet, GroupedQueryAttention
+    from torch_attn import GatedDeltaNet, GroupedQueryAttention, Mamba2
     from torch_attn.parallel import parallelize
     from torch_attn.shards import whole
 
@@ -215,6 +216,7 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
             GroupedQueryAttentionConfig(WIDTH, HEADS, 4, position=Rotary(), mask=masks.sliding_window(5)),
         ),
         "delta net": (GatedDeltaNet, GatedDeltaNetConfig(WIDTH, 4, 8, 4, 2)),
+        "mamba": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
     }
     x = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = {}

@@ -1,0 +1,95 @@
+"""Mamba-2 token by token (Dao and Gu, arXiv 2405.21060), with the convolution and the norm of its published layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..specs import Mamba2Config
+from .attention import as_double, linear
+
+
+def reference(
+    config: Mamba2Config,
+    parameters: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    attention_mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, None]:
+    """Return the context read from a state that fades; there are no weights.
+
+    Tokens that `attention_mask` hides are zeros, in the input and on both sides of the convolution. Shapes: `x`
+    ``([b,] t, d_in)``, `attention_mask` ``(b, t)``; gives ``([b,] t, d_out)``.
+    """
+    x = as_double(x)
+    if x.ndim == 3:
+        masks = [None] * len(x) if attention_mask is None else np.broadcast_to(attention_mask, x.shape[:2])
+        return np.stack([_sequence(config, parameters, *pair) for pair in zip(x, masks, strict=True)]), None
+    return _sequence(config, parameters, x, None if attention_mask is None else np.asarray(attention_mask)[0]), None
+
+
+def _sequence(
+    config: Mamba2Config, parameters: Mapping[str, np.ndarray], x: np.ndarray, shown: np.ndarray | None
+) -> np.ndarray:
+    shown = np.ones(len(x), bool) if shown is None else shown
+    x = np.where(shown[:, None], x, 0.0)
+    joined = np.concatenate([_project(config, x, parameters, name) for name in ("W_value", "W_key", "W_query")], -1)
+    joined = _convolve(np.where(shown[:, None], joined, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
+    if config.conv_bias:
+        joined = joined + as_double(parameters["conv1d.bias"])
+    joined = np.where(shown[:, None], _silu(joined), 0.0)
+    value = joined[:, : config.width]
+    key = joined[:, config.width : config.width + config.key_width]
+    query = joined[:, config.width + config.key_width :]
+    step = np.log(1.0 + np.exp(_project(config, x, parameters, "W_step") + as_double(parameters["dt_bias"])))
+    step = np.where(step.real < config.min_step, config.min_step, step)
+    if config.max_step is not None:
+        step = np.where(step.real > config.max_step, config.max_step, step)
+    decay = np.exp(-np.exp(as_double(parameters["A_log"])) * step)
+    contexts = []
+    for head in range(config.num_heads):
+        group = head * config.num_groups // config.num_heads
+        own = slice(head * config.head_dim, (head + 1) * config.head_dim)
+        shared = slice(group * config.state_size, (group + 1) * config.state_size)
+        context = _recur(query[:, shared], key[:, shared], value[:, own], step[:, head], decay[:, head])
+        contexts.append(context + as_double(parameters["D"])[head] * value[:, own])
+    gated = np.concatenate(contexts, -1) * _silu(_project(config, x, parameters, "W_gate"))
+    parts = gated.reshape(len(x), config.norm_groups, -1)
+    normed = parts / np.sqrt(np.mean(parts * parts, -1, keepdims=True) + config.eps)
+    output = as_double(parameters["norm.scale"]) * normed.reshape(len(x), -1)
+    return _project(config, output, parameters, "out_proj")
+
+
+def _project(config: Mamba2Config, x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return linear(x, parameters, name, bias=config.bias)
+
+
+def _convolve(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Weigh each channel of a token and of those just before it; the last tap is the token's own.
+
+    Shapes: `x` ``(t, c)``, `kernel` ``(c, k)``; gives ``(t, c)``.
+    """
+    size = kernel.shape[1]
+    result = np.zeros(x.shape, np.result_type(x, kernel))
+    for token, tap in np.ndindex(x.shape[0], size):
+        earlier = token - (size - 1 - tap)
+        if earlier >= 0:
+            result[token] += kernel[:, tap] * x[earlier]
+    return result
+
+
+def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, step: np.ndarray, decay: np.ndarray) -> np.ndarray:
+    """Return what each query of a head reads (equation 1 of the paper, discretised as its section 2.2 has it).
+
+    Shapes: `query` and `key` ``(t, n)``, `value` ``(t, p)``, `step` and `decay` ``(t,)``; gives ``(t, p)``.
+    """
+    state = np.zeros((value.shape[1], key.shape[1]), np.result_type(query, key, value, step, decay))
+    context = np.zeros(value.shape, state.dtype)
+    for token in range(len(value)):
+        state = decay[token] * state + step[token] * np.outer(value[token], key[token])
+        context[token] = state @ query[token]
+    return context
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1.0 + np.exp(-x))

@@ -1,0 +1,136 @@
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060): a state that fades by a step chosen from each token."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..validation import check_number
+from ..weights import Rule
+from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .model import below
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba2Config(Config):
+    """Sizes of heads, states and groups, of the short convolution before them, and of the gated norm behind them.
+
+    The paper calls queries C, keys B, values x, the gate z, and steps dt.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: heads of value, each with a state of its own.
+        head_dim: width of a head of value; ``2 * d_in // num_heads`` by default.
+        state_size: width of a query and of a key.
+        num_groups: sets of query and key, each of which serves ``num_heads // num_groups`` heads.
+        d_out: width of the output; `d_in` by default.
+        conv_size: tokens that the convolution sees, the token itself included.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections have biases.
+        norm_groups: parts of the context that the norm treats alone; `num_groups` by default.
+        eps: constant added to the mean square in the norm.
+        min_step: the least that a step may be.
+        max_step: the most that a step may be; None sets no limit.
+    """
+
+    d_in: int
+    num_heads: int
+    head_dim: int | None = None
+    state_size: int = 128
+    num_groups: int = 1
+    d_out: int | None = None
+    conv_size: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    norm_groups: int | None = None
+    eps: float = 1e-5
+    min_step: float = 0.0
+    max_step: float | None = None
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads", "state_size", "num_groups", "conv_size")
+        self._require_multiple("num_heads", "num_groups")
+        if self.head_dim is None and 2 * self.d_in % self.num_heads:
+            raise ValueError(f"2 * d_in ({2 * self.d_in}) must be a multiple of num_heads ({self.num_heads})")
+        self._resolve("head_dim", 2 * self.d_in // self.num_heads)
+        self._resolve("d_out", self.d_in)
+        self._resolve("norm_groups", self.num_groups)
+        self._require_positive_ints("head_dim", "d_out", "norm_groups")
+        self._require_bools("conv_bias", "bias")
+        self._require_positive_number("eps")
+        if self.width % self._sizes[2]:
+            raise ValueError(
+                f"num_heads * head_dim ({self.width}) must be a multiple of norm_groups ({self.norm_groups})"
+            )
+        check_number("min_step", self.min_step)
+        if not 0 <= self.min_step < math.inf:
+            raise ValueError(f"min_step ({self.min_step}) must be at least 0 and finite")
+        object.__setattr__(self, "min_step", float(self.min_step))
+        if self.max_step is not None:
+            self._require_positive_number("max_step")
+            if self.max_step < self.min_step:
+                raise ValueError(f"max_step ({self.max_step}) must be at least min_step ({self.min_step})")
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Width of a head, width of the output, groups of the norm."""
+        assert self.head_dim, "resolved in __post_init__"
+        assert self.d_out, "likewise"
+        assert self.norm_groups, "likewise"
+        return self.head_dim, self.d_out, self.norm_groups
+
+    @property
+    def width(self) -> int:
+        """Width of value, and of the gate, over all heads."""
+        return self.num_heads * self._sizes[0]
+
+    @property
+    def key_width(self) -> int:
+        """Width of query, and of key, over all groups."""
+        return self.num_groups * self.state_size
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: value, key and query, one after the other."""
+        return self.width + 2 * self.key_width
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Five projections, the convolution, decay and steps, the residual of the values, the norm, and the output."""
+        by_group = Axis("heads", self.num_groups)
+        conv = Parameter(
+            Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c"),
+            (self.conv_width, 1, self.conv_size),
+            ("channels", "one", "taps"),
+        )
+        return (
+            *linear("W_gate", self.d_in, self.width, bias=self.bias, axes=(by_group, "embed")),
+            *linear("W_value", self.d_in, self.width, bias=self.bias, axes=(by_group, "embed")),
+            *linear("W_key", self.d_in, self.key_width, bias=self.bias, axes=(by_group, "embed")),
+            *linear("W_query", self.d_in, self.key_width, bias=self.bias, axes=(by_group, "embed")),
+            *linear("W_step", self.d_in, self.num_heads, bias=self.bias, axes=(by_group, "embed")),
+            conv,
+            *((vector("conv1d.bias", self.conv_width, "channels"),) if self.conv_bias else ()),
+            vector("dt_bias", self.num_heads, by_group),
+            vector("A_log", self.num_heads, by_group),
+            vector("D", self.num_heads, by_group),
+            *below("norm", (vector("scale", self.width, Axis("heads", self._sizes[2])),)),
+            *linear("out_proj", self.width, self._sizes[1], bias=self.bias, axes=("embed", by_group)),
+        )
+
+
+EXAMPLES = (
+    Example(
+        "mamba2",
+        Mamba2Config(8, 4, 3, 5, 2, conv_size=4, eps=1e-3),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example("biases", Mamba2Config(6, 3, 4, 2, d_out=5, conv_size=2, bias=True, norm_groups=4), mask="padding"),
+    Example("limited-steps", Mamba2Config(4, 2, state_size=3, conv_bias=False, min_step=0.3, max_step=0.9)),
+    Example("two-chunks", Mamba2Config(4, 2, 3, 3, conv_size=1), tokens=66, batch=None),
+    Example("as-many-tokens-as-heads", Mamba2Config(6, 3, 2, 3, 3), tokens=3),
+    Example("one-token", Mamba2Config(6, 2, 3, 4, 2), tokens=1, batch=2),
+)
+
+VARIANT = Variant("Mamba2", "mamba2", Mamba2Config, group="modern", returns_weights=False, examples=EXAMPLES)

@@ -1,0 +1,143 @@
+"""Mamba-2: each head keeps a matrix that fades by a step chosen from each token (Dao and Gu, arXiv 2405.21060).
+
+As published: a short convolution before the heads, a gated norm behind them. The paper's C, B and x are query, key and
+value here. Twins: `jax_attn.mamba2`, `torch_attn.mamba2`. Letters: b batch, t position, h head, k group of heads, c
+channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Never
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.masks import Mask
+from attn_bridge.recurrence import check_form
+from attn_bridge.specs import Mamba2Config
+
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
+from .initial_weights import linear, uniform
+from .random import Rngs
+from .recurrent import decayed, recurrence
+from .recurrent.gated_norm import GatedNorm
+from .recurrent.short_convolution import ShortConvolution
+
+
+class Mamba2(nnx.Module):
+    """State space layer: a state of one size however long the sequence is; causal, without positions.
+
+    Args:
+        config: sizes, see `Mamba2Config`.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
+    """
+
+    @Mamba2Config.takes
+    def __init__(
+        self,
+        config: Mamba2Config,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+        implementation: str | None = None,
+    ):
+        self.config = config = Mamba2Config.check(config)
+        self.form = check_form(implementation)
+        self.dtype = dtype
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        d_in, heads, use_bias = config.d_in, config.num_heads, config.bias
+        self.W_gate = linear(d_in, config.width, use_bias, **options)
+        self.W_value = linear(d_in, config.width, use_bias, **options)
+        self.W_key = linear(d_in, config.key_width, use_bias, **options)
+        self.W_query = linear(d_in, config.key_width, use_bias, **options)
+        self.W_step = linear(d_in, heads, use_bias, **options)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, config.conv_bias, **options)
+        self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((heads,), **options)))
+        self.A_log = nnx.Param(jnp.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.D = nnx.Param(jnp.ones(heads, param_dtype))
+        self.norm = GatedNorm(config.width, config.norm_groups, config.eps, **options)
+        self.out_proj = linear(config.width, config.d_out, use_bias, **options)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *_misplaced: Never,
+        attention_mask: Mask | Bool[Array, "B S"] | None = None,
+        positions: Int[Array, "... t"] | None = None,
+        cache: RecurrentCache | None = None,
+        form: str | None = None,
+    ) -> Any:
+        """Read the tokens in order; each one changes the state and is answered from it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
+                Padding is read as zeros, before the convolution and behind it: on the left it changes nothing; what
+                comes behind padding finds a state that has faded and a convolution that has seen zeros.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
+            cache: what earlier tokens left, from `init_cache`; left as it is.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        if cache is not None:
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
+        visible = recurrence.visible_tokens(attention_mask, batch, cache)
+        batch = recurrence.without(batch, visible)
+        mixed = jnp.concatenate([self.W_value(batch), self.W_key(batch), self.W_query(batch)], -1)
+        mixed = recurrence.without(mixed, visible)  # biases of the projections are no zeros
+        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        mixed = recurrence.without(mixed, visible)
+        width, key_width = self.config.width, self.config.key_width
+        value = rearrange(mixed[..., :width], "b t (h c) -> b t h c", h=self.config.num_heads)
+        key, query = (
+            rearrange(features, "b t (k c) -> b t k c", k=self.config.num_groups)
+            for features in (mixed[..., width : width + key_width], mixed[..., width + key_width :])
+        )
+        steps = decayed.step_sizes(self.W_step(batch), self.dt_bias, self.config.min_step, self.config.max_step)
+        wide = value.astype(steps.dtype)
+        context, state = decayed.decayed_attention(
+            query,
+            key,
+            wide * steps[..., None],
+            -jnp.exp(self.A_log.astype(steps.dtype)) * steps,
+            state=None if cache is None else cache.state,
+            form=form or self.form,
+            **functional.attention_arguments(self),
+        )
+        context = context + self.D.astype(steps.dtype)[:, None] * wide
+        normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), self.W_gate(batch))
+        output = self.out_proj(normed.astype(value.dtype))
+        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
+        return functional.with_cache(functional.as_given(x, output, None), cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config = self.config
+        return RecurrentCache.empty(
+            batch_size,
+            capacity,
+            (config.num_heads, config.state_size, config.head_dim),
+            (config.conv_size - 1, config.conv_width),
+            **functional.cache_options(self.W_query),
+        )

@@ -1,0 +1,237 @@
+"""Mamba2: both forms, both frameworks, `transformers` and the formula give the same, with a cache and without."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.bamba.modeling_bamba import BambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+import jax_attn
+import torch_attn
+from attn_bridge import backends, parity, transfer
+from attn_bridge.models import families
+from attn_bridge.reference.mamba2 import reference
+from attn_bridge.specs import Mamba2Config, find_variant
+from attn_parity.frameworks.torch.running.promotion import promoted
+
+from .recurrent import call, decode, left_and_right, tokens
+
+EXAMPLES = {example.name: example.config for example in find_variant("Mamba2").examples}
+CONFIG = Mamba2Config(10, 6, 3, 4, 2, d_out=7, conv_size=3, bias=True, eps=1e-3, min_step=0.05, max_step=2.0)
+HF = {
+    "mamba2": (
+        Mamba2Mixer,
+        "backbone.layers.1.mixer.",
+        {"num_heads": 6, "head_dim": 4, "n_groups": 2, "state_size": 5, "layer_norm_epsilon": 1e-3},
+    ),
+    "bamba": (
+        BambaMixer,
+        "model.layers.1.mamba.",
+        {
+            "mamba_n_heads": 6,
+            "mamba_d_head": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 5,
+            "mamba_proj_bias": True,
+            "rms_norm_eps": 1e-3,
+            "attn_layer_indices": [0],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "time_step_limit": (0.1, 1.5),
+        },
+    ),
+}
+"""Model type -> its layer, the prefix of its tensors, sizes of a tiny model."""
+
+
+def draw_weights(config: Mamba2Config, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {row.rule.torch: random.normal(size=row.shape) * 0.7 + 0.1 for row in config.parameters}
+
+
+def twins(config: Mamba2Config = CONFIG, dtype: str = "float64"):
+    ours, theirs = (backends.load(name).build_blank("Mamba2", config, dtype) for name in ("torch", "flax"))
+    ours.load_state_dict({name: torch.from_numpy(array) for name, array in draw_weights(config).items()})
+    transfer(ours, theirs)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("length", [1, 6, 64, 130])
+@pytest.mark.usefixtures("x64")
+def test_both_forms_of_both_twins_are_the_formula(length):
+    x = tokens(3, length, 10)
+    mask = left_and_right(length) if length > 4 else None
+    expected, _ = reference(CONFIG, draw_weights(CONFIG), x, mask)
+    for form in (None, "chunked", "recurrent"):
+        for module in twins():
+            got = call(module, x, attention_mask=mask, form=form)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_padding_on_the_left_gives_the_rows_own_result():
+    """The projections have biases: without its mask behind them, the convolution would read them."""
+    x, mask = tokens(3, 9, 10), left_and_right(9)
+    for module in twins():
+        shown = np.asarray(call(module, x, attention_mask=mask))
+        np.testing.assert_allclose(shown[1:2, 3:], call(module, x[1:2, 3:]), rtol=0, atol=1e-14)
+        other = np.where(mask[..., None], x, 1e3)
+        np.testing.assert_array_equal(call(module, other, attention_mask=mask), shown)
+
+
+@pytest.mark.parametrize("steps", [(1, 1, 2, 5), (66, 1, 5)], ids=str)
+@pytest.mark.usefixtures("x64")
+def test_cached_decoding_is_the_full_pass(steps):
+    x = tokens(3, sum(steps), 10)
+    for mask in (None, left_and_right(sum(steps))):
+        for module in twins():
+            full = decode(module, x, (sum(steps),), mask)
+            np.testing.assert_allclose(decode(module, x, steps, mask), full, rtol=0, atol=1e-13)
+
+
+# ---- against transformers
+
+
+@functools.cache
+def hugging_face(model_type: str):
+    """Return the config.json, the config, and layer 1 of a tiny model, with weights that hide nothing."""
+    kind, prefix, sizes = HF[model_type]
+    config = transformers.AutoConfig.for_model(model_type, hidden_size=12, num_hidden_layers=2, **sizes)
+    with promoted():
+        layer = kind(config, 1).eval().double()
+        draw = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+                parameter.copy_(spread * torch.randn(parameter.shape, generator=draw) + 0.1)
+    state = {prefix + name: array.numpy() for name, array in layer.state_dict().items()}
+    return json.loads(config.to_json_string()), config, layer, state
+
+
+def run_hugging_face(model_type: str, x: np.ndarray, mask: np.ndarray | None, steps: tuple[int, ...]) -> np.ndarray:
+    """Return the layer's output, from as many calls with a cache as there are `steps`."""
+    _, config, layer, _ = hugging_face(model_type)
+    cache = transformers.DynamicCache(config=config) if len(steps) > 1 else None
+    outputs, stop = [], 0
+    with promoted(), torch.no_grad():
+        for count in steps:
+            begin, stop = stop, stop + count
+            shown = None if mask is None or count == 1 else torch.from_numpy(mask[:, begin:stop])
+            chunk = torch.from_numpy(x[:, begin:stop])
+            outputs.append(layer(chunk, cache_params=cache, attention_mask=shown).numpy())
+    return np.concatenate(outputs, 1)
+
+
+@pytest.mark.parametrize("steps", [(11,), (300,), (5, 1, 1)], ids=str)
+@pytest.mark.parametrize("model_type", HF)
+@pytest.mark.usefixtures("x64")
+def test_transformers_gives_the_same(model_type, steps):
+    """A step of transformers' cache knows no ``time_step_limit``, so that model runs whole."""
+    if model_type == "bamba":
+        steps = (sum(steps),)
+    raw, _, _, state = hugging_face(model_type)
+    x = tokens(3, sum(steps), 12)
+    # With biases, the convolution of transformers reads those of padding on the left.
+    mask = left_and_right(sum(steps)) if model_type == "mamba2" and len(steps) == 1 else None
+    expected = run_hugging_face(model_type, x, mask, steps)
+    for backend in (torch_attn, jax_attn):
+        got = decode(backend.from_hf(raw, 1, state), x, steps, mask)
+        assert np.abs(got - expected).max() <= 1e-10 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("model_type", HF)
+def test_the_way_back_to_transformers_is_bit_exact(model_type):
+    raw, _, _, state = hugging_face(model_type)
+    back = torch_attn.to_hf(raw, 1, torch_attn.from_hf(raw, 1, state))
+    assert back.keys() == state.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(back[name], array)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act ('gelu') of mamba2 is not supported, only 'silu' or 'swish'"),
+        ({"time_step_limit": 0.1}, "time_step_limit (0.1) must be two numbers"),
+        ({"expand": 3}, "num_heads * head_dim (24) must be expand * hidden_size (36)"),
+    ],
+    ids=str,
+)
+def test_a_config_that_can_not_be_right_is_refused(changes, message):
+    raw, _, _, _ = hugging_face("mamba2")
+    with pytest.raises(ValueError, match=next(iter(changes))) as caught:
+        families.find_layer({**raw, **changes}, 1)
+    assert str(caught.value) == message
+
+
+# ---- gradients and precision
+
+
+def gradients_of_torch(module, x, form):
+    x = torch.from_numpy(x).requires_grad_()
+    out = module(x, form=form)
+    weight = torch.from_numpy(tokens(*out.shape, seed=3)).to(out.dtype)
+    wanted = [x, *module.parameters()]
+    found = [gradient.numpy() for gradient in torch.autograd.grad((out * weight).sum(), wanted)]
+    return dict(zip(["x", *(name for name, _ in module.named_parameters())], found, strict=True))
+
+
+@pytest.mark.usefixtures("x64")
+def test_gradients_of_both_forms_agree():
+    ours, _ = twins()
+    x = tokens(2, 70, 10)
+    chunked, recurrent = (gradients_of_torch(ours, x, form) for form in ("chunked", "recurrent"))
+    for name, gradient in chunked.items():
+        scale = np.abs(recurrent[name]).max()
+        assert scale > 0, name
+        np.testing.assert_allclose(gradient, recurrent[name], rtol=0, atol=1e-12 * max(scale, 1.0), err_msg=name)
+
+
+def test_the_judge_finds_the_twins_equal():
+    ours, theirs = twins(EXAMPLES["mamba2"], "float32")
+    report = parity.compare(ours, theirs, tokens(2, 9, 8).astype(np.float32), dtypes=("bfloat16",))
+    assert report.verdict == "equal", report
+
+
+def test_gradients_stay_finite_where_nothing_is_left():
+    """Decays that underflow, padding, zero vectors and huge ones."""
+    ours, _ = twins(CONFIG.replace(max_step=None), "float32")
+    with torch.no_grad():
+        ours.A_log.fill_(8.0)
+        ours.dt_bias.fill_(30.0)
+    x = tokens(2, 6, 10).astype(np.float32)
+    x[0] = 0.0
+    x[1, 2] = 1e4
+    for name, gradient in gradients_of_torch(ours, x, "chunked").items():
+        assert np.isfinite(gradient).all(), name
+
+
+# ---- initial weights
+
+
+def test_initial_steps_and_decays_are_in_their_published_ranges():
+    module = torch_attn.Mamba2(Mamba2Config(64, 256, 1))
+    steps = torch.nn.functional.softplus(module.dt_bias)
+    assert 0.001 <= steps.min() < 0.0015 < 0.07 < steps.max() <= 0.1
+    assert 0.0 <= module.A_log.min() < 0.2 < 2.7 < module.A_log.max() <= np.log(16.0)
+    assert (module.D == 1.0).all()
+
+
+@pytest.mark.optimized
+def test_both_twins_start_alike_from_the_numbers_of_jax():
+    from flax import nnx
+
+    theirs = jax_attn.Mamba2(CONFIG, rngs=nnx.Rngs(5))
+    ours = torch_attn.Mamba2(CONFIG, rngs=torch_attn.random.JaxRngs(5))
+    copy = torch_attn.Mamba2(CONFIG)
+    transfer(theirs, copy)
+    for name, array in copy.state_dict().items():
+        # The logarithms and exponentials of the two frameworks round differently.
+        tolerance = 1e-6 if name in ("A_log", "dt_bias") else 0.0
+        np.testing.assert_allclose(ours.state_dict()[name], array, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,56 @@
+"""Root mean square normalisation of what a gate lets through, group by group: the norm behind Mamba-2's heads.
+
+The twin is `jax_attn.recurrent.gated_norm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .. import functional
+from ..random import JaxRngs
+from ..resetting import Resettable
+
+
+class GatedNorm(Resettable):
+    """Multiply features by ``silu(gate)``, then bring each group of them to mean square 1, then scale.
+
+    Args:
+        width: width of the features.
+        groups: parts of equal width that are normalised each alone.
+        eps: constant added to the mean square.
+        rngs: taken like in every module; a norm draws nothing.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        groups: int = 1,
+        eps: float = 1e-5,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        self.group_width = width // groups
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        self.scale.fill_(1.0)
+
+    def forward(self, x: Float[Tensor, "... d"], gate: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return the normalised features in the dtype of `x`; they are computed in float32, float64 for float64."""
+        dtype = functional.wide_dtype(x)
+        gated = x.to(dtype) * nn.functional.silu(gate.to(dtype))
+        parts = gated.reshape(*gated.shape[:-1], gated.shape[-1] // self.group_width, self.group_width)
+        normalised = (parts * torch.rsqrt((parts * parts).mean(-1, keepdim=True) + self.eps)).reshape(gated.shape)
+        return (normalised * self.scale.to(dtype)).to(x.dtype)
