@@ -142,8 +142,8 @@ def tasks(
         CheckpointError: (a ValueError) the source is malformed, or the target can't hold it.
         LayoutError: (a ValueError) names, shapes or settings that don't fit.
     """
-    from .planning.tasks import tasks_of
     from .requests import Request
+    from .workers.jobs import tasks_of
 
     asked = Request.of(source, target, options_of(options, keywords))
     count = 1 if asked.workers is None else asked.workers

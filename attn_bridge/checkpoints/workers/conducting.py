@@ -14,10 +14,9 @@ from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote
 from ..execution import budget_of
 from ..planning.plans import Plan
-from ..planning.tasks import cut, share, shares, size_of
 from ..requests import Prepared
 from .finishing import check_source, finish, is_intact, published
-from .jobs import Job, Progress, Result
+from .jobs import Job, Progress, Result, cut, share, shares, size_of
 from .places import Place, place_of
 from .working import SPARE, Advance, Sole, work, writer_of
 

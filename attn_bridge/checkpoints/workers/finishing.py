@@ -19,10 +19,9 @@ from ..execution import (
     config_beside,
     stamps,
 )
-from ..planning.tasks import Piece, Task, shares
 from ..requests import Prepared
 from ..verification import by_digests
-from .jobs import Entry, Job, Progress, Result
+from .jobs import Entry, Job, Piece, Progress, Result, Task, shares
 from .places import Place
 from .working import SPARE, Sole, chunks, digest_there, writer_of
 

@@ -1,16 +1,156 @@
-"""What workers have in common: the job, by which they know that they write the same, and what they note of it."""
+"""What workers share: tasks of a plan, the job by which they know that they write the same, and notes of their work."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from .. import containers
+from ..containers.base import CheckpointError, TensorInfo
 from ..digests import KEY
-from ..planning.tasks import Piece
+from ..planning.plans import Plan
 from ..requests import Prepared
+
+USUAL = 256 << 20
+"""Bytes of a task, at most, where nobody says: a worker takes twice as much memory."""
+
+PER_WORKER = 2
+"""Tasks that each of several workers has at least: none writes more than its share and a task."""
+
+PACKS = 4
+"""By how much smaller tasks of small tensors are: shares become more alike, and no tensor is cut for it."""
+
+LEAST = 1 << 12
+"""Bytes that no task is cut smaller than: a page."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``start:stop`` of a target tensor, in C order."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker writes at a time.
+
+    Attributes:
+        nbytes: its bytes.
+        pieces: tensors, or parts of those that are larger than a task.
+    """
+
+    nbytes: int
+    pieces: tuple[Piece, ...]
+
+
+def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
+    """Return the bytes of a task, at most: those given, or fewer where several workers would have unlike shares.
+
+    Raises:
+        CheckpointError: a number is no whole one, or too small.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
+    if task_bytes is not None and task_bytes < LEAST:
+        raise CheckpointError(f"task-bytes ({task_bytes}) must be at least {LEAST} bytes")
+    size = USUAL if task_bytes is None else task_bytes
+    if workers > 1:
+        size = min(size, -(-plan.nbytes // (PER_WORKER * workers)))
+    return max(size, LEAST)
+
+
+def cut(plan: Plan, size: int, workers: int = 1) -> list[Task]:
+    """Return tasks of at most so many bytes (and an element), in the order of the plan."""
+    pack = min(size, -(-plan.nbytes // (PER_WORKER * PACKS * workers))) if workers > 1 else size
+    tasks: list[Task] = []
+    pieces: list[Piece] = []
+    held = 0
+    for target in plan.targets:
+        for piece in _cut(target.info, size):
+            count = (piece.stop - piece.start) * target.info.itemsize
+            if pieces and held + count > pack:
+                tasks.append(Task(held, tuple(pieces)))
+                pieces, held = [], 0
+            pieces.append(piece)
+            held += count
+    if pieces:
+        tasks.append(Task(held, tuple(pieces)))
+    return tasks
+
+
+def _cut(info: TensorInfo, size: int) -> Iterator[Piece]:
+    """Cut a tensor that is larger than a task, between its rows where those are small: boxes stay boxes."""
+    width, whole = info.itemsize, math.prod(info.shape)
+    if whole * width <= size:
+        yield Piece(info.name, 0, whole)
+        return
+    rows = (math.prod(info.shape[axis:]) for axis in range(1, len(info.shape)))
+    unit = next((row for row in rows if row * width <= size // 8), 1)
+    if unit == 1 and size // 8 >= LEAST:
+        unit = LEAST // width
+    most = max(size // width // unit * unit, 1)
+    count = -(-whole // most)
+    step = min(most, -(-whole // count // unit) * unit)  # of one size, but for the last
+    for start in range(0, whole, step):
+        yield Piece(info.name, start, min(whole, start + step))
+
+
+def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """Return what each of so many workers does: tasks that follow one another, alike in bytes for all."""
+    total, before = sum(task.nbytes for task in tasks), 0
+    found: list[list[Task]] = [[] for _ in range(count)]
+    for task in tasks:
+        middle = 2 * before + task.nbytes
+        found[min(count - 1, middle * count // (2 * total)) if total else 0].append(task)
+        before += task.nbytes
+    return found
+
+
+def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
+    """Return what worker `index` of so many does, from 0."""
+    return shares(tasks, count)[index]
+
+
+def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:
+    """Return tasks with the places that their bytes go to, one entry for bytes that lie one after the other.
+
+    Args:
+        plan: what they are of.
+        workers: how many share them.
+        task_bytes: bytes of a task, at most; None: the usual.
+        format: container of the target; one that is written in order has no places before it is written.
+    """
+    kind = containers.writer_class(format)
+    infos = [target.info for target in plan.targets]
+    writer = kind(Path(plan.source.name), infos, plan.metadata, is_share=True) if kind.random_access else None
+    by_name = {info.name: info for info in infos}
+    found = []
+    for task in cut(plan, size_of(plan, workers, task_bytes), workers):
+        entries: list[dict[str, Any]] = []
+        for piece in task.pieces:
+            width, start = by_name[piece.name].itemsize, piece.start
+            if writer is None or start == piece.stop:
+                entries.append(_entry(piece.name, start, piece.stop, width, by_name[piece.name].file, None))
+                continue
+            for extent in writer.extents(piece.name, start * width, piece.stop * width):
+                stop = start + extent.count // width
+                entries.append(_entry(piece.name, start, stop, width, extent.file, extent.offset))
+                start = stop
+        found.append({"bytes": task.nbytes, "tensors": entries})
+    return found
+
+
+def _entry(name: str, start: int, stop: int, width: int, file: str, offset: int | None) -> dict[str, Any]:
+    where = {"file": file, "offset": offset}
+    return {"name": name, "start": start, "stop": stop, "bytes": (stop - start) * width, **where}
+
 
 Progress = Callable[[int, int, str], None]
 """Called with the bytes done, all bytes, and the tensor at hand."""

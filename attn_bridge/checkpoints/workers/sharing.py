@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from .. import containers, staging
 from ..containers.base import CheckpointError
-from ..planning.tasks import Task, cut, share
 from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
-from .jobs import Job, Progress, Result
+from .jobs import Job, Progress, Result, Task, cut, share
 from .places import Place, place_of
 from .working import work
 

@@ -22,11 +22,10 @@ from ..containers.remote import is_remote
 from ..elements import Elements
 from ..execution import cuts, stamps
 from ..planning.plans import Target
-from ..planning.tasks import Piece, Task
 from ..requests import Prepared
 from ..staging import naming
 from . import ahead
-from .jobs import Entry, Job
+from .jobs import Entry, Job, Piece, Task
 from .places import Place
 
 Advance = Callable[[int, str], None]

@@ -76,8 +76,8 @@ def plan(
     Exit status: 0 = planned, 2 = bad usage or bad input; nothing is written.
     """
     from ...checkpoints import ConvertOptions
-    from ...checkpoints.planning import tasks as planning
     from ...checkpoints.requests import Request
+    from ...checkpoints.workers import jobs
 
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
@@ -98,7 +98,7 @@ def plan(
     )
     asked = Request.of(source, target, options)
     with asked.opened() as prepared:
-        planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
+        planned, tasks = prepared.plan, jobs.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:
         write_json({**plan_json(planned), "workers": workers, "tasks": tasks}, json_file)
     if json_file != "-":

@@ -19,7 +19,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.elements import Elements
-from attn_bridge.checkpoints.planning import tasks as planning
+from attn_bridge.checkpoints.workers import jobs as planning
 from attn_bridge.checkpoints.workers import parse
 from attn_bridge.checkpoints.workers.executors.process import write_share
 from attn_bridge.checkpoints.workers.executors.processes import Processes

@@ -14,9 +14,8 @@ from typing import Any, TextIO
 
 from ... import copying
 from ...containers.base import CheckpointError, DiskFullError
-from ...planning.tasks import cut, share
 from ...requests import Prepared, Request
-from ..jobs import Job
+from ..jobs import Job, cut, share
 from ..places import place_of
 from ..working import Advance, work
 

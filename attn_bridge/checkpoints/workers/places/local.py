@@ -17,8 +17,7 @@ from ... import containers, manifest, staging
 from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
 from ...containers.writing import Flusher
-from ...planning.tasks import Piece
-from ..jobs import Entry, Job
+from ..jobs import Entry, Job, Piece
 from .place import Place
 
 

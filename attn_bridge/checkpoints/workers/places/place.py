@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...containers.base import Reader, TensorInfo, Writer
-from ...planning.tasks import Piece
-from ..jobs import Entry, Job
+from ..jobs import Entry, Job, Piece
 
 
 class Place(abc.ABC):

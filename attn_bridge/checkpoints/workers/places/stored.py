@@ -33,8 +33,7 @@ from ...containers.remote.joining import abandon, join
 from ...containers.remote.leases import Lease, is_dead
 from ...containers.remote.staged import Staged
 from ...containers.remote.targets import staged_path
-from ...planning.tasks import Piece
-from ..jobs import Entry, Job
+from ..jobs import Entry, Job, Piece
 from .place import Place
 
 OFTEN = 1 << 26
