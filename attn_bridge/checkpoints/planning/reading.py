@@ -1,20 +1,247 @@
-"""How the source of a plan is read: its layout, and where our tensors are in it, all of it from headers.
+"""How the source of a plan is read: its layout, where our tensors are in it, and their sizes, all of it from headers.
 
-`making` calls this before anything else; everything that does not fit is refused in it.
+`making` calls this before anything else; everything that does not fit is refused in it. `check_sizes` refuses a config
+whose sizes are not those of the tensors, as loading it would, in one line with the key, the tensor and both numbers. A
+config that no model of ours reads is held against the tensors key by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...models import fitting, layouts
+from ...models import dimensions, families, fitting, layouts
+from ...models.ours import OWN
 from ...models.reading import multimodal
-from ...weights.rows import SettingError
+from ...printable import printable
+from ...specs.base import Config
+from ...specs.bert_encoder import BertEncoderConfig
+from ...specs.decoder_model import DecoderConfig
+from ...specs.encoder_decoder_model import EncoderDecoderConfig
+from ...specs.model import ModelConfig, Shape
+from ...weights.rows import LayoutError, SettingError
 from .. import configs
 from ..containers.base import TensorInfo
 from ..manifest import Manifest
-from . import sizes
+
+KEYS = {
+    "vocab": ("vocab_size",),
+    "width": ("hidden_size", "n_embd", "d_model", "emb_dim", "dim"),
+    "hidden": ("intermediate_size", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim"),
+    "expert": ("moe_intermediate_size", "intermediate_size"),
+    "shared": ("shared_expert_intermediate_size", "shared_intermediate_size", "n_shared_experts"),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "positions": ("max_position_embeddings", "n_positions", "context_length", "max_target_positions"),
+    "types": ("type_vocab_size",),
+    "queries": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "keys": ("num_key_value_heads", "n_kv_heads", "n_kv_groups", "num_attention_heads", "n_head"),
+    "values": ("linear_num_value_heads", "num_key_value_heads", "n_kv_heads", "num_attention_heads", "n_head"),
+    "heads": ("linear_num_value_heads", "num_attention_heads"),
+    "value head": ("linear_value_head_dim",),
+    "head": ("head_dim",),
+    "latent": ("kv_lora_rank",),
+    "query latent": ("q_lora_rank",),
+    "rotary": ("qk_rope_head_dim",),
+}
+"""Kind of a size -> the keys that a config.json may have it under; queries and keys are heads times ``head_dim``."""
+
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Keys of the number of layers."""
+
+MOST = 64
+"""Numbers of a model for each number of a checkpoint, beyond which its tensors are not even listed."""
+
+
+def check_sizes(
+    config: Mapping[str, Any],
+    layout: layouts.Layout,
+    shapes: Mapping[str, Shape],
+    ours: Mapping[str, Any],
+    *,
+    is_part: bool = False,
+) -> None:
+    """Refuse tensors of other sizes than the config's.
+
+    Args:
+        config: the config.json next to the source; {} where it has none.
+        layout: layout of the source.
+        shapes: outside name -> shape.
+        ours: our name -> where it is (`Placement`).
+        is_part: whether fewer layers than the config's are meant.
+
+    Raises:
+        LayoutError: a size, or the number of layers, differs.
+    """
+    if not config or not ours:
+        return
+    found = {name: placement.shape for name, placement in ours.items()}
+    whole = _model_of(config, shapes)
+    symbols = dimensions.axes_of(found, is_whole=True)
+    if whole is not None and not is_part:
+        _check_depth(config, whole, found)
+    if whole is None or whole.count > MOST * sum(math.prod(shape) for shape in found.values()):
+        if not is_part:
+            _check_plain_depth(config, layout, found)
+        _check_keys(config, layout, found, symbols, ours)
+        return
+    for name, wanted in _wanted(whole):
+        shape = found.get(name, wanted)
+        if shape == wanted:
+            continue
+        axis = next((at for at, pair in enumerate(zip(shape, wanted, strict=False)) if len({*pair}) > 1), 0)
+        symbol = symbols.get(name, ())[axis : axis + 1]
+        kind = symbol[0].kind if symbol and isinstance(symbol[0], dimensions.Symbol) else ""
+        if not _is_given(config, kind):
+            continue
+        theirs = ours[name].theirs
+        raise LayoutError(_line(config, theirs, shapes[theirs], kind, shape[axis], wanted[axis]))
+
+
+def _wanted(whole: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """Yield our names and shapes of a model; a decoder's equal blocks are listed once, as experts are many."""
+    if not isinstance(whole, DecoderConfig):
+        yield from ((row.rule.torch, row.shape) for row in whole.parameters)
+        return
+    yield from ((row.rule.torch, row.shape) for row in (*whole.embedding_parameters, *whole.head_parameters))
+    listed: dict[Config, list[tuple[str, Shape]]] = {}
+    for number, block in enumerate(whole.blocks):
+        if block not in listed:
+            listed[block] = [(row.rule.torch, row.shape) for row in block.parameters]
+        yield from ((f"trf_blocks.{number}.{name}", shape) for name, shape in listed[block])
+
+
+def _is_own(config: Mapping[str, Any]) -> bool:
+    return str(config.get("model_type")).startswith(OWN)
+
+
+def _is_given(config: Mapping[str, Any], kind: str) -> bool:
+    """Whether a config gives a size itself; where a key is missing, the default may be that of another model."""
+    if _is_own(config):
+        return True
+    flat = _flat(config)
+    if kind in ("queries", "keys", "values") and not (_key(flat, KEYS["head"]) or _key(flat, KEYS["width"])):
+        return False
+    return bool(_key(flat, KEYS.get(kind, ())))
+
+
+def _model_of(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> ModelConfig | None:
+    """Return the config of the whole model in ours; None where none of ours reads it."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind.startswith(OWN) and kind.removeprefix(OWN) not in configs.OWN_MODELS:
+        return None
+    try:
+        if isinstance(kind, str) and kind.startswith(OWN):
+            found = configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
+        elif kind == "bert":
+            found = BertEncoderConfig.read(config)
+        else:
+            theirs = configs.as_transformers(config, shapes)
+            found = None if theirs is None else families.find_whole(theirs, shapes)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None  # what the config says in vain is for the loader; its sizes are compared key by key
+    return found if isinstance(found, ModelConfig) else None
+
+
+def _check_depth(config: Mapping[str, Any], whole: ModelConfig, found: Mapping[str, Shape]) -> None:
+    """Refuse another number of layers."""
+    wanted = _depths(whole)
+    for root, count in dimensions.blocks_of(found).items():
+        is_given = _is_own(config) or _key(_flat(config), (f"{root.rstrip('.')}_layers", *DEPTHS))
+        if is_given and wanted.get(root, count) != count:
+            raise LayoutError(_depth(config, wanted[root], count, root))
+
+
+def _depths(whole: ModelConfig) -> dict[str, int]:
+    """Return the path of each stack of blocks -> the number of its blocks, without listing their parameters."""
+    if isinstance(whole, EncoderDecoderConfig):
+        return {"encoder.": len(whole.encoder.blocks), "decoder.": len(whole.decoder.blocks)}
+    if isinstance(whole, DecoderConfig):
+        return {"": len(whole.blocks)}
+    depths = [getattr(whole, field.name) for field in dataclasses.fields(whole) if field.name.endswith("layers")]
+    return {"": depths[0]} if depths else {}
+
+
+def _check_plain_depth(config: Mapping[str, Any], layout: layouts.Layout, found: Mapping[str, Shape]) -> None:
+    """Refuse another number of layers than a plain key gives, where nothing of ours reads the config."""
+    if not layout.whole and "tok_emb.weight" not in found:
+        return
+    flat = _flat(config)
+    depth, layers = _number(flat, _key(flat, DEPTHS)), dimensions.blocks_of(found)
+    if depth is not None and len(layers) == 1 and {depth} != {*layers.values()}:
+        raise LayoutError(_depth(config, depth, next(iter(layers.values()))))
+
+
+def _check_keys(
+    config: Mapping[str, Any],
+    layout: layouts.Layout,
+    found: Mapping[str, Shape],
+    symbols: Mapping[str, dimensions.Axes],
+    ours: Mapping[str, Any],
+) -> None:
+    """Hold the plain keys of a config against a whole model, where nothing of ours reads the config."""
+    if not layout.whole and "tok_emb.weight" not in found:
+        return
+    flat = _flat(config)
+    wanted = dict(_plain_sizes(flat))
+    for name, axes in symbols.items():
+        for axis, symbol in enumerate(axes):
+            size = wanted.get(symbol.kind) if isinstance(symbol, dimensions.Symbol) else None
+            if size is not None and axis < len(found[name]) and found[name][axis] != size:
+                kind = symbol.kind if isinstance(symbol, dimensions.Symbol) else ""
+                theirs = ours[name].theirs
+                raise LayoutError(_line(config, theirs, found[name], kind, found[name][axis], size))
+
+
+def _plain_sizes(flat: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for kind in ("vocab", "width", "hidden", "experts"):
+        size = _number(flat, _key(flat, KEYS[kind]))
+        if size is not None:
+            yield kind, size
+    head, width = _number(flat, "head_dim"), _number(flat, _key(flat, KEYS["width"]))
+    heads, kv_heads = (_number(flat, _key(flat, KEYS[kind])) for kind in ("queries", "keys"))
+    if head is None and width is not None and heads and not width % heads:
+        head = width // heads
+    if head is not None and heads is not None and kv_heads is not None and "kv_lora_rank" not in flat:
+        yield "queries", heads * head
+        yield "keys", kv_heads * head
+
+
+def _line(config: Mapping[str, Any], theirs: str, shape: Shape, kind: str, size: int, stated: int) -> str:
+    """Return the message for a tensor whose size is not the config's."""
+    flat = _flat(config)
+    key = _key(flat, KEYS.get(kind, ()))
+    start = f"{printable(theirs)} is {tuple(shape)}"
+    words = dimensions.WORDS.get(kind, "size")
+    if key and flat.get(key) == stated:
+        return (
+            f"{start}, but {key} of config.json is {stated}: the {words} in the file is {size}; set {key} to {size} if "
+            "the file is right" + (", as after a resize of the vocabulary" if kind == "vocab" else "")
+        )
+    by = f" ({key} {printable(repr(flat[key]))})" if key else ""
+    return f"{start}, but config.json{by} makes the {words} {stated}; in the file it is {size}"
+
+
+def _depth(config: Mapping[str, Any], stated: int, layers: int, root: str = "") -> str:
+    key = _key(_flat(config), (f"{root.rstrip('.')}_layers", *DEPTHS)) or f"{root}layers"
+    wrong = f"the file has {layers} layers, but {key} of config.json is {stated}"
+    return f"{wrong}; set {key} to {layers} if the file is right"
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else config.get("config")
+    return {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+
+
+def _key(flat: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    return next((key for key in keys if flat.get(key) is not None), "")
+
+
+def _number(flat: Mapping[str, Any], key: str) -> int | None:
+    value = flat.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def layout_of(
@@ -60,7 +287,7 @@ def decode(
     if layout.ours and target.ours:
         if target.whole and not layout.whole:
             fitting.check(layout, shapes, decoded.placements, {**settings, **decoded.restore}, is_whole=True)
-        sizes.check(config, layout, shapes, decoded.placements, is_part=is_part)
+        check_sizes(config, layout, shapes, decoded.placements, is_part=is_part)
     return decoded
 
 
@@ -76,4 +303,4 @@ def check(layout: layouts.Layout, tensors: Mapping[str, TensorInfo], config: Map
     except SettingError:
         return  # nothing gives it where the layout stays
     if layout.ours:
-        sizes.check(config, layout, shapes, decoded.placements)
+        check_sizes(config, layout, shapes, decoded.placements)
