@@ -70,11 +70,10 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     """
     from ..models import layouts
     from ..printable import printable
-    from . import configs, containers, manifest, random_state
+    from . import configs, containers, manifest
     from .containers import remote
     from .planning import reading
-    from .selection import Selection
-    from .unwrapping import unwrap
+    from .selection import RANDOM_STATE, Selection, random_state_names, unwrap
     from .wrapped import Filtered
 
     path = remote.to_path(path)
@@ -84,8 +83,8 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         taken, selection = reader, Selection()
         try:
             taken, unwrapped = unwrap(reader)
-            streams = random_state.names_of(taken.tensors)
-            selection = Selection(unwrapped=unwrapped, parts={random_state.REASON: tuple(streams)} if streams else {})
+            streams = random_state_names(taken.tensors)
+            selection = Selection(unwrapped=unwrapped, parts={RANDOM_STATE: tuple(streams)} if streams else {})
             taken = Filtered(taken, streams, ()) if streams else taken
             is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
             layout = (
@@ -352,8 +351,7 @@ def verify(
     from .containers import following, remote
     from .containers.base import CheckpointError
     from .planning import reading
-    from .selection import patterns_in, select
-    from .unwrapping import without_wrappers
+    from .selection import patterns_in, select, without_wrappers
 
     progress = progress or (lambda done, total, name: None)
     given = options_of(options, keywords)

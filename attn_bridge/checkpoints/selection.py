@@ -1,20 +1,127 @@
-"""Which tensors of a source are converted: those below a prefix (--strip), without those of some names (--drop)."""
+"""Which tensors of a source are converted, and by which names: wrappers of torch, a prefix, patterns and random state.
+
+Parts that wrappers add to names (``_orig_mod``, ``module``) are removed wherever they stand.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..models import layouts
+from ..models.beginnings import MODULE, WRAPPERS
 from ..models.parts import Part
 from ..printable import printable
-from . import quantised, random_state
-from .containers.base import CheckpointError, Reader
+from . import quantised
+from .containers.base import CheckpointError, Reader, TensorInfo
 from .manifest import Manifest
-from .unwrapping import unwrap, without_wrappers
-from .wrapped import Filtered, Stripped
+from .wrapped import Filtered, Renamed, Stripped
+
+RANDOM_STATE = "it is the state of a random stream"
+"""Why keys and counts of Flax NNX's random streams are left out."""
+
+VALUE, COUNT, KEY = ".value", ".count", ".key"
+"""Endings of their names."""
+
+
+def random_state_names(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Return the names of keys and counts: ``X.count``, a whole number, next to ``X.key``, one of a few."""
+    names = []
+    for name, info in tensors.items():
+        bare = name.removesuffix(VALUE)
+        if not bare.endswith(COUNT) or info.dtype != "uint32" or info.shape:
+            continue
+        key = tensors.get(bare.removesuffix(COUNT) + KEY + name[len(bare) :])
+        if key is not None and key.dtype == "uint32" and len(key.shape) == 1 and key.shape[0] in (2, 4):
+            names += [name, key.name]
+    return names
+
+
+def unwrap(reader: Reader) -> tuple[Reader, dict[str, int]]:
+    """Return a source by names without wrappers, and how many names lost which part.
+
+    Raises:
+        CheckpointError: two names are one without them.
+    """
+    bare = without_wrappers(reader.tensors)
+    counts = counted(bare)
+    if not counts:
+        return reader, {}
+    names: dict[str, str] = {}
+    for name, own in bare.items():
+        if own in names:
+            raise CheckpointError(
+                f"{printable(names[own])} and {printable(name)} of {printable(str(reader.path), 400)} are one name, "
+                f"{printable(own)}, without wrappers; --strip takes one of them, --drop leaves one out"
+            )
+        names[own] = name
+    return Renamed(reader, names), counts
+
+
+def counted(bare: Mapping[str, str]) -> dict[str, int]:
+    """Return how many names lost which part.
+
+    Args:
+        bare: name -> the name without wrappers.
+    """
+    lost: collections.Counter[str] = collections.Counter()
+    for name, own in bare.items():
+        if name != own:
+            lost.update((collections.Counter(name.split(".")) - collections.Counter(own.split("."))).keys())
+    return dict(lost)
+
+
+def without_wrappers(names: Collection[str]) -> dict[str, str]:
+    """Return name -> the name without wrappers.
+
+    ``module`` may be a part of a user's own model. It is removed in front of all names; and further inside where it is
+    all that its parent has, if only so the names are those of a whole model of some library.
+    """
+    if not any(
+        "module" in name or "_mod" in name for name in names
+    ):  # as all wrappers are called; most files have none
+        return dict(zip(names, names, strict=True))
+    bare = {name: _without(name.split("."), WRAPPERS) for name in names}
+    while bare and all(own[0] == MODULE and len(own) > 1 for own in bare.values()):
+        bare = {name: own[1:] for name, own in bare.items()}
+    found = {name: ".".join(own) for name, own in bare.items()}
+    if not any(MODULE in own[:-1] for own in bare.values()):
+        return found
+    inner = {name: ".".join(own) for name, own in _without_lone_modules(bare).items()}
+    is_model = inner != found and len({*inner.values()}) == len(inner) and _fit(inner.values()) > _fit(found.values())
+    return inner if is_model else found
+
+
+def _without(parts: list[str], gone: Collection[str]) -> list[str]:
+    return [part for part in parts[:-1] if part not in gone] + parts[-1:]
+
+
+def _without_lone_modules(bare: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return names without each ``module`` that has no siblings."""
+    below: dict[tuple[str, ...], set[str]] = collections.defaultdict(set)
+    for own in bare.values():
+        for depth, part in enumerate(own):
+            below[tuple(own[:depth])].add(part)
+    return {
+        name: [
+            part
+            for depth, part in enumerate(own)
+            if part != MODULE or depth == len(own) - 1 or below[tuple(own[:depth])] != {MODULE}
+        ]
+        for name, own in bare.items()
+    }
+
+
+def _fit(names: Iterable[str]) -> int:
+    """Return how many names the whole model has that most of them fit."""
+    names = list(names)
+    whole = [layout for layout in map(layouts.find, layouts.names()) if layout.whole]
+    return max(len(layout.match(names)[1]) for layout in whole)
+
 
 SHOWN, KINDS, MAX_PATTERN = 3, 8, 1000
 """Names of each kind, and kinds, that a line names at most; characters of a pattern."""
@@ -132,12 +239,12 @@ def select(
     if not keep_wrappers:
         reader, more = unwrap(reader)
         unwrapped = {**unwrapped, **more}
-    streams = () if keep_wrappers else tuple(random_state.names_of(reader.tensors))
+    streams = () if keep_wrappers else tuple(random_state_names(reader.tensors))
     if streams and len(streams) < len(reader.tensors):
         reader = Filtered(reader, streams, ())
     prefix = strip or ""
     names = (*(prefix + name for name in (*reader.tensors, *streams)), *left_out, *gone)
-    parts = {random_state.REASON: streams} if streams else {}
+    parts = {RANDOM_STATE: streams} if streams else {}
     return reader, Selection(names, prefix, dropped, left_out, unwrapped, parts, reader.chosen)
 
 
