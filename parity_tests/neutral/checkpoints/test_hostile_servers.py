@@ -16,7 +16,7 @@ from aiohttp import web
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.checkpoints.containers.remote import faults, pace
+from attn_bridge.checkpoints.containers.remote import faults
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import CONFIG, attention
 
@@ -147,8 +147,8 @@ def slowly(announced):
 
 @pytest.mark.parametrize("announced", [100_000, 10**15])
 def test_a_server_that_trickles_is_left_after_a_window(announced, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "WINDOW", 0.05)
-    monkeypatch.setattr(pace, "MIN_SPEED", 10**6)
+    monkeypatch.setattr(faults, "WINDOW", 0.05)
+    monkeypatch.setattr(faults, "MIN_SPEED", 10**6)
     with Server(slowly(announced)) as server:
         said = refused(f"{server.url}/x.npz", capsys)
         assert len(server.paths) == faults.SLOW_TRIES
@@ -157,7 +157,7 @@ def test_a_server_that_trickles_is_left_after_a_window(announced, monkeypatch, c
 
 
 def test_headers_that_never_end_are_left_after_two_windows(monkeypatch, capsys):
-    monkeypatch.setattr(pace, "WINDOW", 0.05)
+    monkeypatch.setattr(faults, "WINDOW", 0.05)
 
     async def answer(request):
         while True:
@@ -181,15 +181,15 @@ class Clock:
 @pytest.mark.parametrize("step", [1.0, 7.3, 29.0, 600.0])
 def test_a_slow_link_that_makes_the_minimum_speed_is_waited_for(step):
     clock = Clock()
-    measured = pace.Pace(clock)
+    measured = faults.Pace(clock)
     for _ in range(1000):
         clock.now += step
-        measured.add(int(step * pace.MIN_SPEED) + 1)
+        measured.add(int(step * faults.MIN_SPEED) + 1)
 
 
 def test_a_link_below_the_minimum_speed_is_left_after_one_window():
     clock = Clock()
-    measured = pace.Pace(clock)
+    measured = faults.Pace(clock)
     measured.add(2998)
     clock.now = 29.9
     measured.add(1)

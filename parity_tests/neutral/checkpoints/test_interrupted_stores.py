@@ -14,7 +14,8 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.checkpoints.containers.remote import leases, to_path
+from attn_bridge.checkpoints.containers.remote import to_path
+from attn_bridge.checkpoints.workers.places import leases
 
 from ...support import cover
 from .stored_checkpoints import ours

@@ -12,10 +12,9 @@ from ....printable import printable
 from ..files import bad
 from . import s3
 from .faults import FaultError, as_faults
-from .hub import HubStore
 from .stores import Store
 from .urls import WEB, needed
-from .web import WebStore
+from .web import HubStore, WebStore
 
 if TYPE_CHECKING:
     from .paths import RemotePath

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....printable import printable
-from .faults import AbsentError, ChangedError, FaultError, as_faults
-from .pace import take
+from .faults import AbsentError, ChangedError, FaultError, as_faults, take
 from .stores import FOLDER, Entry, Store
 
 PIECE = 1 << 18

@@ -1,4 +1,7 @@
-"""Web servers: files whose servers answer requests for ranges, and folders as far as servers list them."""
+"""Web servers: files whose servers answer requests for ranges, and folders as far as servers list them; and the hub.
+
+A repository of the Hugging Face hub is read as of one commit.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..base import DCP_METADATA, ORBAX_METADATA
-from . import pace
+from . import faults
 from .faults import AbsentError, ChangedError, DeniedError, FaultError, SlowError, as_faults
 from .stores import FOLDER, HEAD, Entry, Store
 
 if TYPE_CHECKING:
     from .paths import RemotePath
+
 
 SMALL = 1 << 24
 """Bytes up to which a file is read from a server that knows no ranges."""
@@ -65,11 +69,11 @@ class WebStore(Store):
         sent = {"Accept-Encoding": "identity", **headers}
         url = self._system.encode_url(self._url(key) + ending)
         try:
-            async with asyncio.timeout(2 * pace.WINDOW) as limit:  # silence is limited by sock_read, and this is not
+            async with asyncio.timeout(2 * faults.WINDOW) as limit:  # silence is limited by sock_read, and this is not
                 reply = await session.get(url, headers=sent, timeout=wait)
         except TimeoutError:
             if limit.expired():
-                raise SlowError(f"its server takes more than {2 * pace.WINDOW:g} s for an answer's headers") from None
+                raise SlowError(f"its server takes more than {2 * faults.WINDOW:g} s for an answer's headers") from None
             raise
         async with reply:
             if reply.status // 100 == 3:
@@ -128,10 +132,10 @@ class WebStore(Store):
                 if reply.headers.get("Content-Range", "").partition("/")[0] != f"bytes 0-{most - 1}":
                     raise FaultError(OTHER, again=True)
                 whole = bytearray(most)
-                await pace.take(memoryview(whole), reply.content.readany)
+                await faults.take(memoryview(whole), reply.content.readany)
                 head = bytes(whole)
             else:
-                head = await pace.beginning(most, reply.content.readany)
+                head = await faults.beginning(most, reply.content.readany)
                 reply.close()
             if _HTML.match(head):
                 self._pages.add(key)
@@ -149,7 +153,7 @@ class WebStore(Store):
                 async with self._request(key, "/") as reply:
                     reply.raise_for_status()
                     is_page = reply.headers.get("Content-Type", "").startswith("text/html")
-                    links = _LINK.findall(await pace.beginning(SMALL, reply.content.readany)) if is_page else []
+                    links = _LINK.findall(await faults.beginning(SMALL, reply.content.readany)) if is_page else []
         except (AbsentError, DeniedError):
             links = []
         for link in links:
@@ -185,12 +189,12 @@ class WebStore(Store):
                     raise FaultError(OTHER, again=True)
                 if _total(reply) not in (None, entry.size):
                     raise ChangedError("has changed while it was read")
-                await pace.take(into, reply.content.readany)
+                await faults.take(into, reply.content.readany)
                 return
             if entry.size > SMALL:
                 raise FaultError("its server answers no requests for ranges; download the file first")
             whole = memoryview(bytearray(entry.size))
-            await pace.take(whole, reply.content.readany)
+            await faults.take(whole, reply.content.readany)
             into[:] = whole[start:stop]
 
 
@@ -209,3 +213,34 @@ def _length(reply: Any) -> int | None:
 def _tag(reply: Any) -> str:
     """Return what tells a file from a later one."""
     return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
+
+
+class HubStore(Store):
+    """A repository, as of the commit that its revision is when it is first asked for."""
+
+    is_tied = True
+
+    def __init__(self, path: Any, system: Any):
+        super().__init__(path, system)
+        self._commits: dict[tuple[str, str, str], str] = {}
+
+    async def _name(self, key: str) -> str:
+        return await asyncio.to_thread(self._at_commit, key)
+
+    def _at_commit(self, key: str) -> str:
+        """Return a name with the commit in it."""
+        found = self._system.resolve_path(key)
+        if not hasattr(found, "repo_id"):
+            return key  # a bucket of the hub, which has no commits
+        place = found.repo_type, found.repo_id, found.revision
+        if place not in self._commits:
+            api = self._system._api
+            info = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
+            self._commits[place] = str(info.sha)
+        kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+        return f"{kind}{found.repo_id}@{self._commits[place]}/{found.path_in_repo}".rstrip("/")
+
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "cat_file":
+            options["cache_type"] = "none"  # or else five MiB beyond the range are read
+        return await super()._call(method, *arguments, **options)

@@ -30,10 +30,10 @@ from ...containers.base import (
 )
 from ...containers.remote import RemotePath
 from ...containers.remote.joining import abandon, join
-from ...containers.remote.leases import Lease, is_dead
 from ...containers.remote.staged import Staged
 from ...containers.remote.targets import staged_path
 from ..jobs import Entry, Job, Piece
+from .leases import Lease, is_dead
 from .place import Place
 
 OFTEN = 1 << 26

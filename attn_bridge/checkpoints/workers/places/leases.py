@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from ..base import CheckpointError
-from .stores import Store
+from ...containers.base import CheckpointError
+from ...containers.remote.stores import Store
 
 BEAT, PATIENCE = 2.0, 8.0
 """Seconds after which a lease is written anew, and without that it is taken to be of someone dead."""
