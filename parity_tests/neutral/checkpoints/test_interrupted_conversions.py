@@ -16,7 +16,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
-from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from attn_bridge.cli.app import run
 from attn_bridge.printable import shell_word
 
@@ -301,7 +301,7 @@ def test_a_refusal_leaves_no_staging_folder(tmp_path):
 
 STOPPED = """
 import os, pathlib, sys
-from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from attn_bridge.cli.app import run
 left, rename = [int(sys.argv[1])], pathlib.Path.replace
 def replace(self, target):

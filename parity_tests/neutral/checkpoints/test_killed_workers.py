@@ -15,7 +15,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.workers.executors.nursery import Nursery
 from attn_bridge.checkpoints.workers.executors.processes import Processes
-from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 from ...support import cover
 from .checkpoint_files import sharded
@@ -51,7 +51,7 @@ def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path
 KILLED = """
 import os, signal, sys
 from attn_bridge.checkpoints.workers.executors import nursery
-from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 record, seen = LocalPlace.record, []
 
 def die(self, entries):

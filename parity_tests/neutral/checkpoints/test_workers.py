@@ -23,7 +23,7 @@ from attn_bridge.checkpoints.workers import jobs as planning
 from attn_bridge.checkpoints.workers import parse
 from attn_bridge.checkpoints.workers.executors.process import write_share
 from attn_bridge.checkpoints.workers.executors.processes import Processes
-from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from attn_bridge.cli.app import run
 
 from ...support import cover

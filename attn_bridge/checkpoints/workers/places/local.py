@@ -18,7 +18,7 @@ from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
 from ...containers.writing import Flusher
 from ..jobs import Entry, Job, Piece
-from .place import Place
+from . import Place
 
 
 class LocalPlace(Place):
