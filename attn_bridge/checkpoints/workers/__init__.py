@@ -6,8 +6,7 @@ place is in `places`.
 """
 
 from .conducting import chosen, job_of, run
-from .executors import early, start
-from .executors.ranks import parse
+from .executors import early, parse, start
 from .sharing import Worked, finish_by_hand, worker
 
 __all__ = ["Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "start", "worker"]

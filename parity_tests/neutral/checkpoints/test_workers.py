@@ -21,8 +21,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.elements import Elements
 from attn_bridge.checkpoints.workers import jobs as planning
 from attn_bridge.checkpoints.workers import parse
-from attn_bridge.checkpoints.workers.executors.process import write_share
-from attn_bridge.checkpoints.workers.executors.processes import Processes
+from attn_bridge.checkpoints.workers.executors.processes import Processes, write_share
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from attn_bridge.cli.app import run
 

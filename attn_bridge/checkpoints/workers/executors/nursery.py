@@ -25,8 +25,7 @@ from ...requests import Prepared, Request
 from ..conducting import Helpers
 from ..jobs import Job
 from ..working import Advance
-from .process import do_share_of, end_with, read_line, report
-from .processes import Child, Fork, Processes, Watched
+from .processes import Child, Fork, Processes, Watched, do_share_of, end_with, read_line, report
 
 
 class Nursery:

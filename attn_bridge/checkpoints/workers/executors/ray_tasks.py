@@ -15,7 +15,7 @@ from ...requests import Prepared, Request
 from ..conducting import job_of
 from ..jobs import Job
 from ..working import Advance
-from .process import do_share
+from .processes import do_share
 
 RETRIES = 3
 """How many times Ray starts a task again whose process or machine was lost."""
