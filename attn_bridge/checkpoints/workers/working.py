@@ -19,12 +19,11 @@ from .. import digests as digests_of
 from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
 from ..containers.remote import is_remote
-from ..elements import Elements
+from ..elements import CHUNK_AHEAD, Ahead, Elements
 from ..execution import cuts, stamps
 from ..planning.plans import Target
 from ..requests import Prepared
 from ..staging import naming
-from . import ahead
 from .jobs import Entry, Job, Piece, Task
 from .places import Place
 
@@ -178,11 +177,11 @@ def _write(
     soon = None
     if sole is None:
         is_far = is_remote(prepared.reader.path)
-        ranges, coming = itertools.tee(chunks(pieces, min(ahead.CHUNK if is_far else CHUNK, task_bytes // 4)))
+        ranges, coming = itertools.tee(chunks(pieces, min(CHUNK_AHEAD if is_far else CHUNK, task_bytes // 4)))
         elements = Elements(prepared.reader, kept, task_bytes + SPARE)
         if is_far:  # a disk needs no such thing
             needed = ((one.target, start, stop) for one, start, stop in coming)
-            soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
+            soon = Ahead(prepared.reader, elements, needed, task_bytes)
         del coming
     else:
         ranges = within(pieces, sole.budget)
