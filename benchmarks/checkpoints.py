@@ -60,7 +60,7 @@ with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(os.path.abspath(sys.argv[2]), arrays)
 """
 
-IDLE = "import numpy, ml_dtypes, attn_bridge.checkpoints.execution, attn_bridge.models.layouts"
+IDLE = "import numpy, ml_dtypes, attn_bridge.checkpoints.accompanying, attn_bridge.models.layouts"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from .. import backends, specs
 from ..specs.model import ModelConfig
 from ..weights import WeightsMismatchError
-from . import configs, containers, execution, manifest, planning
+from . import configs, containers, manifest, planning, verification
 from .containers.base import Array, CheckpointError, Reader, numpy_dtype
 from .elements import Elements, Parts
 from .readers import ArraysReader, NumberedReader, SharedReader
@@ -91,7 +91,7 @@ def load(
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
-        execution.check_dropped(plan, reader)
+        verification.check_dropped(plan, reader)
         shared, parts = backend.shared_names(module), Parts(reader, None if before is None else before.kept)
         lazy = {name: parts.of(found[name]) for name in found if name in shared}
         arrays = _read(elements, {name: one for name, one in found.items() if name not in shared})
@@ -289,7 +289,7 @@ def save(
         return
     with backend.together(module), backend.reading(module) as read:
         if read is not None:
-            bound = execution.least_memory()
+            bound = verification.least_memory()
             _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from ..models import layouts, rules_file
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from . import adapters, configs, containers, manifest, model_files, planning, quantised
+from . import accompanying, adapters, configs, containers, manifest, planning, quantised
 from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
@@ -196,7 +196,7 @@ def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
 
 def with_files(plan: Plan, reader: Reader, is_folder: bool) -> Plan:
     """Return the plan with the files of the source's folder that are copied, and notes on those that are left out."""
-    files, notes = model_files.find(reader.path, is_folder=is_folder, has_config=plan.config is not None)
+    files, notes = accompanying.find(reader.path, is_folder=is_folder, has_config=plan.config is not None)
     return dataclasses.replace(plan, files=files, notes=(*plan.notes, *reader.notes, *notes))
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import staging
+from attn_bridge.checkpoints import accompanying, staging
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
-from attn_bridge.checkpoints.execution import accompanying
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 TASK = 4096

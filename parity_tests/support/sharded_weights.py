@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import transfer
-from attn_bridge.checkpoints import execution
+from attn_bridge.checkpoints import verification
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader, SafetensorsWriter
 from attn_parity import workers
@@ -160,7 +160,7 @@ def a_save_holds_little(side: Any, folder: Path) -> None:
     module = build(side, "DecoderModel", config, arrays, shared=True)
     largest = max(one.nbytes for one in arrays.values())
     for layout in ("torch", "flax"):
-        with mock.patch.object(execution.checks, "MIN", largest >> 5), peak_memory() as peak:
+        with mock.patch.object(verification, "MIN", largest >> 5), peak_memory() as peak:
             side.save(module, folder / f"{layout}.safetensors", to_layout=layout)
         assert peak.bytes < (0.6 * largest if side.side == "flax" else 5 * largest), (layout, peak, largest)
     plain = build(side, "DecoderModel", config, arrays, shared=False)

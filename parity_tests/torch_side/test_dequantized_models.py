@@ -13,7 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import torch_attn
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import execution, planning
+from attn_bridge.checkpoints import planning, verification
 from attn_bridge.checkpoints.containers.base import CheckpointError
 
 from ..support.hf_folders import FAMILIES, equal, saved
@@ -153,7 +153,7 @@ def test_one_step_writes_the_bytes_of_two(tmp_path, monkeypatch, name, layout):
     make(tmp_path / "hf")
     middle = checkpoints.convert(tmp_path / "hf", tmp_path / "same", to_layout="same", dequantize=True).target
     wanted = checkpoints.convert(middle, tmp_path / "two", to_layout=layout)
-    monkeypatch.setattr(execution.checks, "MIN", 512)
+    monkeypatch.setattr(verification, "MIN", 512)
     most = planning.IDLE + 4 * 512
     found = checkpoints.convert(tmp_path / "hf", tmp_path / "one", to_layout=layout, dequantize=True, max_memory=most)
     assert found.digests == wanted.digests

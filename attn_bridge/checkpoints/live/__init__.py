@@ -19,9 +19,8 @@ from .. import digests as digests_of
 from ..containers import remote
 from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
-from ..execution import check_dropped, check_ties
 from ..readers import SharedReader
-from ..verification import Verification
+from ..verification import Verification, check_dropped, check_ties
 from . import results, tiles
 from .results import Digests, ShardDigest, TensorDigest, read
 

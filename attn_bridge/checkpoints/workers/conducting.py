@@ -12,9 +12,9 @@ from typing import Protocol
 from .. import containers, copying
 from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote
-from ..execution import budget_of
 from ..planning.plans import Plan
 from ..requests import Prepared
+from ..verification import budget_of
 from .finishing import check_source, finish, is_intact, published
 from .jobs import Job, Progress, Result, cut, share, shares, size_of
 from .places import Place, place_of

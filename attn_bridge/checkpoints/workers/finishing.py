@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from ...printable import printable
 from .. import containers, manifest
 from .. import digests as digests_of
+from ..accompanying import accompany, config_beside
 from ..containers.base import CheckpointError, Writer
 from ..containers.files import listed
 from ..elements import Elements
-from ..execution import (
-    MIN,
-    accompany,
-    check_dropped,
-    check_kept,
-    check_ties,
-    config_beside,
-    stamps,
-)
 from ..requests import Prepared
-from ..verification import by_digests
+from ..verification import MIN, by_digests, check_dropped, check_kept, check_ties, stamps
 from .jobs import Entry, Job, Piece, Progress, Result, Task, shares
 from .places import Place
 from .working import SPARE, Sole, chunks, digest_there, writer_of

@@ -20,10 +20,10 @@ from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
 from ..containers.remote import is_remote
 from ..elements import CHUNK_AHEAD, Ahead, Elements
-from ..execution import cuts, stamps
 from ..planning.plans import Target
 from ..requests import Prepared
 from ..staging import naming
+from ..verification import cuts, stamps
 from .jobs import Entry, Job, Piece, Task
 from .places import Place
 

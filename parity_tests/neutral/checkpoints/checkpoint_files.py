@@ -98,7 +98,7 @@ MEMORY = """
 import sys
 import numpy as np
 from attn_bridge import checkpoints
-import attn_bridge.checkpoints.execution, attn_bridge.models.layouts
+import attn_bridge.checkpoints.accompanying, attn_bridge.models.layouts
 
 def peak():  # exec does not reset what getrusage says
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import execution, modules
+from attn_bridge.checkpoints import modules, verification
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.workers import conducting
 from attn_bridge.cli.app import run
@@ -118,7 +118,7 @@ def test_a_piece_at_a_time_gives_the_same_bytes(tmp_path, monkeypatch, memory):
 
     source = sharded(tmp_path / "hf", width=64)
     whole = tree(checkpoints.convert(source, tmp_path / "whole").target)
-    monkeypatch.setattr(execution.checks, "MIN", 64)
+    monkeypatch.setattr(verification, "MIN", 64)
     monkeypatch.setattr(conducting, "budget_of", lambda plan, most: 500 if memory else 3000)
     assert tree(checkpoints.convert(source, tmp_path / "pieces", max_memory=memory).target) == whole
     for file in FILES[1:]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import model_files
+from attn_bridge.checkpoints import accompanying
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
@@ -136,7 +136,7 @@ def test_files_that_lead_out_or_are_no_files_are_named_and_left(tmp_path, monkey
     (source / "spiece.model").mkdir()
     (source / "generation_config.json").write_bytes(b"{" + b" " * 99 + b"}")
     (source / "tokenizer_config.json").write_text("{}")
-    monkeypatch.setattr(model_files, "MAX_BYTES", 100)
+    monkeypatch.setattr(accompanying, "MAX_BYTES", 100)
     there = checkpoints.convert(source, tmp_path / "there").target
     assert {path.name for path in there.iterdir()} & {*TOKENIZER, "spiece.model"} == {"tokenizer_config.json"}
     notes = "\n".join(notes_of(source, tmp_path / "again"))
