@@ -73,8 +73,8 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     from . import configs, containers, manifest
     from .containers import remote
     from .planning import reading
+    from .readers import Filtered
     from .selection import RANDOM_STATE, Selection, random_state_names, unwrap
-    from .wrapped import Filtered
 
     path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:

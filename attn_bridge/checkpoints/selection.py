@@ -19,7 +19,7 @@ from ..printable import printable
 from . import quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .manifest import Manifest
-from .wrapped import Filtered, Renamed, Stripped
+from .readers import Filtered, Renamed, Stripped
 
 RANDOM_STATE = "it is the state of a random stream"
 """Why keys and counts of Flax NNX's random streams are left out."""

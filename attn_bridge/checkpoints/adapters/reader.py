@@ -17,7 +17,7 @@ from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_
 from ..containers.files import bad, boxes, check_range
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
-from ..wrapped import Wrapped
+from ..readers import Wrapped
 from . import completeness
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, FRONT, Change, pair

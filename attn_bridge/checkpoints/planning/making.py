@@ -16,8 +16,8 @@ from .. import configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
+from ..readers import Filtered
 from ..selection import Selection
-from ..wrapped import Filtered
 from . import heads, kept_numbers, reading
 from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..containers.base import Array, Reader
 from ..containers.files import check_range
-from ..wrapped import Wrapped
+from ..readers import Wrapped
 from .pairs import QuantisedTensor, c_order
 from .reader import Dequantised
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...printable import printable
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
-from ..wrapped import Wrapped
+from ..readers import Wrapped
 from .bitsandbytes import FourBitTensor, Int8Tensor
 from .blocks import BlockTensor
 from .numbers import Numbers, float8_values

@@ -10,7 +10,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
-from attn_bridge.checkpoints.wrapped import Stripped
+from attn_bridge.checkpoints.readers import Stripped
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
