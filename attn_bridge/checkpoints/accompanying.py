@@ -16,13 +16,13 @@ import numpy as np
 
 from ..printable import printable
 from . import adapters, configs, containers, manifest, quantised
-from . import digests as digests_of
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
 from .containers.remote.targets import open_target
 from .containers.sources import inside, open_file, read_file
 from .elements import Elements
+from .manifest import DIGEST, new_digest
 from .planning import kept_name
 from .planning.plans import Plan
 from .staging import put
@@ -78,7 +78,7 @@ def accompany(
                 data = source.read_range(name, start, min(info.nbytes, start + MIN))
                 writer.write_range(info.name, start, data)
         for name, one in originals.items():
-            digest = digests_of.new()
+            digest = new_digest()
             for start, stop in cuts(one, budget):
                 array, _ = elements.read(one, start, stop)
                 bits = array.view(np.uint8).data
@@ -88,7 +88,7 @@ def accompany(
             kept_digests[name] = digest.hexdigest()
         writer.finish()
     tensors = {
-        one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), digests_of.KEY: digests[one.info.name]}
+        one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), DIGEST: digests[one.info.name]}
         for one in plan.targets
     }
     packed = quantised.dequantised_in(reader.base if isinstance(reader, adapters.Merged) else reader)
@@ -113,7 +113,7 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
     infos = [reader.originals.tensors[name] for name in names]
     return {
         info.name: {
-            "dtype": info.dtype, "shape": list(info.shape), digests_of.KEY: digest_of(reader.originals, info.name)
+            "dtype": info.dtype, "shape": list(info.shape), DIGEST: digest_of(reader.originals, info.name)
         }
         for info in infos
     }  # fmt: skip

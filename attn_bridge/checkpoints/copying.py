@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..weights.changes import NO_STEPS, Steps
-from .threads import Threads
+from .containers.writing import Threads
 
 Array = np.ndarray[Any, Any]
 Axis = tuple[int, int, int]

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import blake3
 
 from ..printable import printable
 from .containers.base import CheckpointError, Reader
 from .containers.remote import is_remote, is_there
 from .containers.sources import inside, read_file
-from .digests import KEY
+
+DIGEST = "blake3"
+"""What a manifest calls a digest."""
+
+
+class Digest(Protocol):
+    """A digest of a tensor's bytes, which it is fed piece by piece."""
+
+    def update(self, data: memoryview | bytes, /) -> object:
+        """Feed bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes so far."""
+
+
+new_digest: Callable[[], Digest] = blake3.blake3
+"""Returns an empty digest: BLAKE3, twice as fast as SHA-256 with the processor's own instructions."""
 
 VERSION = 1
 IN_FOLDER, BESIDE_FILE = "attn-bridge.json", ".attn-bridge.json"
@@ -127,7 +146,7 @@ def read(checkpoint: Path) -> Manifest | None:
         if not isinstance(originals, dict):
             raise ValueError("source is malformed")
         for one in (*fields["tensors"].values(), *originals.values()):
-            if not isinstance(one, dict) or not isinstance(one.get(KEY), str):
+            if not isinstance(one, dict) or not isinstance(one.get(DIGEST), str):
                 raise ValueError("tensors is malformed")
         if not all(_leads_back(one) for one in fields["restore"].values()):
             raise ValueError("restore is malformed")

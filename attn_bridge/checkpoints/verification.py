@@ -16,12 +16,10 @@ from ..models import layouts
 from ..printable import printable
 from ..weights import WeightsMismatchError
 from . import adapters
-from . import digests as digests_of
 from .containers import remote
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
-from .digests import KEY
 from .elements import Elements
-from .manifest import Manifest
+from .manifest import DIGEST, Manifest, new_digest
 from .planning.plans import IDLE, Plan, Target
 
 MIN = 8 << 20
@@ -61,7 +59,7 @@ def budget_of(plan: Plan, max_memory: int | None) -> int:
 
 def digest_of(reader: Reader, name: str) -> str:
     """Return the digest of a tensor's bytes."""
-    digest, size = digests_of.new(), reader.tensors[name].nbytes
+    digest, size = new_digest(), reader.tensors[name].nbytes
     for start in range(0, size, 2 * MIN):
         digest.update(reader.read_range(name, start, min(size, start + 2 * MIN)))
     return digest.hexdigest()
@@ -205,7 +203,7 @@ def _held_against(
             problems[name] = f"is {info.dtype} {info.shape}, and was {known.get('dtype')} {known.get('shape')}"
         else:
             try:
-                if digest_of(reader, name) != known[KEY]:
+                if digest_of(reader, name) != known[DIGEST]:
                     problems[name] = f"has other bytes than when it {event}"
             except CheckpointError as error:
                 problems[name] = f"can't be read: {error}"

@@ -11,12 +11,12 @@ import numpy as np
 
 from ...printable import printable
 from ...weights.changes import rounded
-from .. import digests
 from ..containers import open_reader
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import bad, boxes, check_range
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
+from ..manifest import new_digest
 from ..readers import Wrapped
 from . import completeness
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
@@ -58,7 +58,7 @@ class Adapter:
         name = next((name for name in FILES if is_there(folder / name)), None)
         if name is None:
             raise bad(folder, f"has neither {FILES[0]} nor {FILES[1]}")
-        digest = digests.new()
+        digest = new_digest()
         digest.update(data)
         return cls(folder, config, open_reader(inside(folder, name, folder)), digest.hexdigest())
 
@@ -70,7 +70,7 @@ class Adapter:
         """Return name -> digest of its config and of each of its tensors."""
         entries = {CONFIG: self.digest}
         for name, info in self.reader.tensors.items():
-            digest = digests.new()
+            digest = new_digest()
             digest.update(self.reader.read_range(name, 0, info.nbytes))
             entries[name] = digest.hexdigest()
         return entries

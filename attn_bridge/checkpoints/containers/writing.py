@@ -10,16 +10,36 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...printable import printable
-from ..threads import Threads
 from .base import TensorInfo
 from .files import PIECE, bad, unwritable
+
+
+class Threads:
+    """A pool of threads that lasts; a forked process, which has none of them, makes its own.
+
+    Args:
+        count: how many.
+        name: what they are called, for who looks at a process.
+    """
+
+    def __init__(self, count: int, name: str):
+        self._count, self._name, self._process = count, name, -1
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a thread call a function."""
+        if self._process != os.getpid():
+            self._pool = ThreadPoolExecutor(self._count, f"attn-bridge-{self._name}")
+            self._process = os.getpid()
+        return self._pool.submit(function, *arguments)
+
 
 PAGE = 1 << 12
 """What places in a file and in memory are multiples of, where bytes go past the page cache."""

@@ -15,10 +15,10 @@ from typing import Any
 from ... import backends
 from ...weights import Region
 from .. import configs, containers, manifest, modules, planning
-from .. import digests as digests_of
 from ..containers import remote
 from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
+from ..manifest import new_digest
 from ..readers import SharedReader
 from ..verification import Verification, check_dropped, check_ties
 from . import results, tiles
@@ -108,7 +108,7 @@ def _of_module(
 
 def _shard(place: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
     """Return the digest of what is held in one place, piece by piece."""
-    digest = digests_of.new()
+    digest = new_digest()
     for _, _, box in tiles.boxes([stop - start for start, stop in region], itemsize):
         digest.update(tiles.bytes_of(read(box)))
     return ShardDigest(place, region, digest.hexdigest())

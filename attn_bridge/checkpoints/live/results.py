@@ -12,8 +12,7 @@ from typing import Any
 from ...printable import printable
 from ...weights import Region
 from ..containers.base import CheckpointError
-from ..digests import KEY
-from ..manifest import MAX_BYTES, Manifest
+from ..manifest import DIGEST, MAX_BYTES, Manifest
 
 VERSION, MARK = 1, "attn-bridge-digests"
 
@@ -157,7 +156,7 @@ class Digests:
                 name: {
                     "dtype": one.dtype,
                     "shape": list(one.shape),
-                    KEY: one.digest,
+                    DIGEST: one.digest,
                     "tiles": list(one.tiles),
                     "places": [list(places) for places in one.places],
                     "held": list(one.held),
@@ -166,7 +165,7 @@ class Digests:
             },
             "shards": {
                 name: [
-                    {"place": one.place, "region": [list(bounds) for bounds in one.region], KEY: one.digest}
+                    {"place": one.place, "region": [list(bounds) for bounds in one.region], DIGEST: one.digest}
                     for one in shards
                 ]
                 for name, shards in self.shards.items()
@@ -187,7 +186,7 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
             _text(name): TensorDigest(
                 _text(one["dtype"]),
                 _numbers(one["shape"]),
-                _text(one[KEY]),
+                _text(one[DIGEST]),
                 tuple(map(_text, one["tiles"])),
                 tuple(map(_numbers, one["places"])),
                 _numbers(one["held"]),
@@ -199,7 +198,7 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
                 raise ValueError(f"{printable(name)}: held does not fit its tiles and places")
         shards = {
             name: tuple(
-                ShardDigest(_number(one["place"]), tuple(_pair(pair) for pair in one["region"]), _text(one[KEY]))
+                ShardDigest(_number(one["place"]), tuple(_pair(pair) for pair in one["region"]), _text(one[DIGEST]))
                 for one in some
             )
             for name, some in document["shards"].items()
@@ -221,7 +220,7 @@ def of_manifest(known: Manifest, source: str) -> Digests:
     """
     try:
         tensors = {
-            name: TensorDigest(_text(one["dtype"]), _numbers(one["shape"]), _text(one[KEY]))
+            name: TensorDigest(_text(one["dtype"]), _numbers(one["shape"]), _text(one[DIGEST]))
             for name, one in known.tensors.items()
         }
     except (TypeError, KeyError) as error:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...weights import Region, slices
-from .. import digests
 from ..containers.base import Array
 from ..copying import Move
+from ..manifest import new_digest
 
 PIECE = 8 << 20
 """Bytes of a tensor that are held at a time, at most."""
@@ -80,8 +80,8 @@ class TiledDigest:
 
     def __init__(self, shape: Sequence[int]):
         self._bounds, self._steps = _bounds(shape), steps(shape)
-        self._whole = digests.new()
-        self._tiles = {at: digests.new() for at in itertools.product(*(range(len(one)) for one in self._bounds))}
+        self._whole = new_digest()
+        self._tiles = {at: new_digest() for at in itertools.product(*(range(len(one)) for one in self._bounds))}
 
     def update(self, box: Region, array: Array) -> None:
         """Feed the elements of a box, in C order."""

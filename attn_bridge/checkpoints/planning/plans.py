@@ -17,9 +17,9 @@ from ...models import layouts
 from ...models.layout import FLAGS
 from ...printable import printable
 from ...weights.rows import Check
-from .. import digests
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..copying import Move
+from ..manifest import new_digest
 from ..selection import Selection
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -123,7 +123,7 @@ class Plan:
         parts += [sorted(self.selection.unwrapped)] if self.selection.unwrapped else []
         parts += [dict(self.selection.parts)] if self.selection.parts else []
         text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
-        digest = digests.new()
+        digest = new_digest()
         digest.update(text.encode())
         return digest.hexdigest()
 

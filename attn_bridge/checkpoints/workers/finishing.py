@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ...printable import printable
 from .. import containers, manifest
-from .. import digests as digests_of
 from ..accompanying import accompany, config_beside
 from ..containers.base import CheckpointError, Writer
 from ..containers.files import listed
 from ..elements import Elements
+from ..manifest import DIGEST, new_digest
 from ..requests import Prepared
 from ..verification import MIN, by_digests, check_dropped, check_kept, check_ties, stamps
 from .jobs import Entry, Job, Piece, Progress, Result, Task, shares
@@ -118,7 +118,7 @@ def _check(
     done, total = 0, prepared.plan.nbytes
     for target in prepared.plan.targets:
         name, pieces = target.info.name, by_name[target.info.name]
-        whole, count = digests_of.new(), 0
+        whole, count = new_digest(), 0
         seen = [one[-1] for piece in pieces if (one := [entry for entry in known[piece] if entry.run == run])]
         at_once = [one for one in known.get(Piece(name, 0, pieces[-1].stop), ()) if one.run == run]
         if len(pieces) > 1 and at_once and len(seen) == len(pieces):  # a worker of this run wrote all of it, in order
@@ -201,4 +201,4 @@ def published(prepared: Prepared) -> Result:
     with containers.open_reader(prepared.target, prepared.format) as there:
         known = manifest.of(there, prepared.target)
     tensors = {} if known is None else known.tensors
-    return Result(prepared.target, {name: one[digests_of.KEY] for name, one in tensors.items()}, {}, len(tensors))
+    return Result(prepared.target, {name: one[DIGEST] for name, one in tensors.items()}, {}, len(tensors))

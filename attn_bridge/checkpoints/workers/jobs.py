@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from .. import containers
 from ..containers.base import CheckpointError, TensorInfo
-from ..digests import KEY
+from ..manifest import DIGEST
 from ..planning.plans import Plan
 from ..requests import Prepared
 
@@ -245,7 +245,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a line of a journal."""
-        found = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, KEY: self.digest}
+        found = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, DIGEST: self.digest}
         return {**found, "changed": self.changed, "run": self.run}
 
     @classmethod
@@ -255,4 +255,4 @@ class Entry:
         Raises:
             KeyError: it is none.
         """
-        return cls(Piece(line["name"], line["start"], line["stop"]), line[KEY], line["changed"], line["run"])
+        return cls(Piece(line["name"], line["start"], line["stop"]), line[DIGEST], line["changed"], line["run"])

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import digests as digests_of
 from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
 from ..containers.remote import is_remote
 from ..elements import CHUNK_AHEAD, Ahead, Elements
+from ..manifest import Digest, new_digest
 from ..planning.plans import Target
 from ..requests import Prepared
 from ..staging import naming
@@ -46,7 +46,7 @@ class Open:
 
     piece: Piece
     target: Target
-    digest: digests_of.Digest = dataclasses.field(default_factory=digests_of.new)
+    digest: Digest = dataclasses.field(default_factory=new_digest)
     changed: int = 0
 
 
@@ -147,13 +147,13 @@ def _intact(
     return next((entry for entry in entries if entry.digest == found), None)
 
 
-def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: digests_of.Digest) -> str:
+def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: Digest) -> str:
     """Return the digest of a piece as it lies in its place, and feed its bytes to more digests.
 
     Raises:
         CheckpointError: the file is missing, or ends before.
     """
-    digest = digests_of.new()
+    digest = new_digest()
     for extent in writer.extents(piece.name, piece.start * width, piece.stop * width):
         for start in range(0, extent.count, BLOCK):
             data = place.read(extent.file, extent.offset + start, min(BLOCK, extent.count - start))
@@ -253,13 +253,13 @@ class Whole:
 
     def __init__(self) -> None:
         self._name, self._stop, self._changed = "", 0, 0
-        self._digest = digests_of.new()
+        self._digest = new_digest()
 
     def update(self, one: Open, start: int, data: Any) -> None:
         """Take the next bytes; they begin with element `start`."""
         if _is_cut(one):
             if start == 0:
-                self._name, self._stop, self._changed, self._digest = one.piece.name, 0, 0, digests_of.new()
+                self._name, self._stop, self._changed, self._digest = one.piece.name, 0, 0, new_digest()
             if (one.piece.name, start) == (self._name, self._stop):
                 self._digest.update(data)
                 self._stop += len(data) // one.target.info.itemsize

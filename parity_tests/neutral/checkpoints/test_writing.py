@@ -15,8 +15,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import writing
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Flusher, Target
-from attn_bridge.checkpoints.threads import Threads
+from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Flusher, Target, Threads
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 SIZE = 3 * BLOCK + 12345

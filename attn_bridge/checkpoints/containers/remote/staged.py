@@ -16,8 +16,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from ....printable import printable
-from ...threads import Threads
 from ..files import bad
+from ..writing import Threads
 from .faults import FaultError
 from .stores import Entry, Store
 

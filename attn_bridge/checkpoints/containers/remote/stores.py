@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ...threads import Threads
 from ..files import bad
+from ..writing import Threads
 from . import faults
 from .faults import AbsentError, ChangedError, DeniedError, FaultError, GivenUpError, as_faults, patiently
 from .urls import shown
