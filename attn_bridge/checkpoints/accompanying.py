@@ -19,13 +19,12 @@ from . import adapters, configs, containers, manifest, quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
-from .containers.remote.targets import open_target
+from .containers.remote.targets import open_target, put
 from .containers.sources import inside, open_file, read_file
 from .elements import Elements
 from .manifest import DIGEST, new_digest
 from .planning import kept_name
 from .planning.plans import Plan
-from .staging import put
 from .verification import MIN, cuts, digest_of
 
 

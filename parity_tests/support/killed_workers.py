@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints import accompanying, staging
+from attn_bridge.checkpoints import accompanying
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
+from attn_bridge.checkpoints.workers.places import local
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 TASK = 4096
@@ -44,7 +45,7 @@ def die_at(moment: int) -> None:
     for home, names in (
         (SafetensorsWriter, ("write_range", "flush", "finish")),
         (LocalPlace, ("begin", "record", "publish", "clear")),
-        (staging, ("put",)),
+        (local, ("put",)),
         (accompanying, ("put",)),
         (shutil, ("rmtree",)),
         (Path, ("replace",)),

@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
-from .. import containers, staging
+from .. import containers
 from ..containers.base import CheckpointError
 from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
 from .jobs import Job, Progress, Result, Task, cut, share
-from .places import Place, place_of
+from .places import Place, place_of, staging
 from .working import work
 
 

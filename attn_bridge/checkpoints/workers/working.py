@@ -22,10 +22,10 @@ from ..elements import CHUNK_AHEAD, Ahead, Elements
 from ..manifest import Digest, new_digest
 from ..planning.plans import Target
 from ..requests import Prepared
-from ..staging import naming
 from ..verification import cuts, stamps
 from .jobs import Entry, Job, Piece, Task
 from .places import Place
+from .places.staging import naming
 
 Advance = Callable[[int, str], None]
 """Called with bytes that were written and read back, or found intact, and the tensor at hand."""

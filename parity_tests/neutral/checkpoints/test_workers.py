@@ -198,7 +198,7 @@ def test_workers_that_do_different_things_are_refused(tmp_path, source, capsys):
 
 
 def test_a_worker_while_another_conversion_runs_is_refused(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("attn_bridge.checkpoints.staging.PATIENCE", 0.01)
+    monkeypatch.setattr("attn_bridge.checkpoints.workers.places.staging.PATIENCE", 0.01)
     seen = []
 
     def again(done, total, name):

@@ -1,10 +1,12 @@
-"""Files that are written by position, wherever they go."""
+"""Files that are written, wherever they go: by position, or small ones as a whole."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..files import unwritable
 from ..writing import Target, as_bytes
 from .paths import RemotePath, as_path
 
@@ -82,6 +84,20 @@ class StagedTarget(Target):
 def open_target(path: Path, size: int | None = None, *, past_cache: bool = True) -> Target:
     """Begin to write a file by position, or go on with one that is there; `past_cache`: see `Target`."""
     return StagedTarget(path, size) if isinstance(path, StagedPath) else Target(path, size, past_cache=past_cache)
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a small file and flush it to the disk."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+        return
+    try:
+        with path.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from None
 
 
 def staged_path(staged: Staged, name: str, root: Path) -> Path:

@@ -19,11 +19,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol, TextIO
 
-from ... import copying, staging
+from ... import copying
 from ...containers.base import CheckpointError, DiskFullError
 from ...requests import Prepared, Request
 from ..jobs import Job, cut, share
-from ..places import place_of
+from ..places import place_of, staging
 from ..working import Advance, work
 
 

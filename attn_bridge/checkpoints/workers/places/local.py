@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from ....printable import shell_word
-from ... import containers, manifest, staging
+from ... import containers, manifest
 from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
+from ...containers.remote.targets import put
 from ...containers.writing import Flusher
 from ..jobs import Entry, Job, Piece
-from . import Place
+from . import Place, staging
 
 
 class LocalPlace(Place):
@@ -117,7 +118,7 @@ class LocalPlace(Place):
         if anew:
             staging.empty(self.folder)
         mine = self.folder / f"job-{uuid.uuid4().hex}"
-        staging.put(mine, job.to_json())
+        put(mine, job.to_json())
         try:
             with contextlib.suppress(FileExistsError):
                 os.link(mine, self.folder / "job")
@@ -132,7 +133,7 @@ class LocalPlace(Place):
     def replace(self, job: Job) -> None:
         """Note another job in one step."""
         mine = self.folder / f"job-{uuid.uuid4().hex}"
-        staging.put(mine, job.to_json())
+        put(mine, job.to_json())
         mine.replace(self.folder / "job")
 
     def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
@@ -205,7 +206,7 @@ class LocalPlace(Place):
     def publish(self, is_folder: bool) -> None:
         """Rename the payload onto the target."""
         job = self.job()
-        staging.put(self.folder / self._PUBLISHING, b"" if job is None else job.plan.encode())
+        put(self.folder / self._PUBLISHING, b"" if job is None else job.plan.encode())
         try:
             self._rename(is_folder)
         except OSError as error:

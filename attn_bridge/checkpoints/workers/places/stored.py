@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ....printable import shell_word
-from ... import configs, containers, manifest, staging
+from ... import configs, containers, manifest
 from ...containers import UNFINISHED
 from ...containers.base import (
     DCP_METADATA,
@@ -33,7 +33,7 @@ from ...containers.remote.joining import abandon, join
 from ...containers.remote.staged import Staged
 from ...containers.remote.targets import staged_path
 from ..jobs import Entry, Job, Piece
-from . import Place
+from . import Place, staging
 from .leases import Lease, is_dead
 
 OFTEN = 1 << 26

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..printable import printable
-from . import containers, manifest
-from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
-from .containers.files import unwritable
-from .containers.links import resolve
-from .containers.remote import is_remote
+from ....printable import printable
+from ... import containers, manifest
+from ...containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
+from ...containers.links import resolve
 
 PATIENCE = 10.0
 """Seconds that are waited for workers which a killed run left behind: they end as soon as they notice."""
@@ -253,17 +251,3 @@ def remove(staging: Path) -> None:
         for name in last:
             (staging / name).unlink(missing_ok=True)
         staging.rmdir()
-
-
-def put(path: Path, data: bytes) -> None:
-    """Write a small file and flush it to the disk."""
-    if is_remote(path):
-        path.write_bytes(data)
-        return
-    try:
-        with path.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise unwritable(path, error) from None
