@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .mappings import Checkpoint, Inspection
 from .options import ConvertKeywords, ConvertOptions, PathLike, ShareKeywords, options_of
+from .readers import Checkpoint, Inspection
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .hub.publishing import Published
+    from .hub.publishing import push_to_hub
     from .planning.plans import Plan
     from .verification import Verification
     from .workers import Worked
@@ -38,6 +38,19 @@ __all__ = [
     "tasks",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `push_to_hub` on first use: a conversion needs nothing of the hub."""
+    if name == "push_to_hub":
+        from .hub.publishing import push_to_hub
+
+        return push_to_hub
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
@@ -274,54 +287,6 @@ def finish(
         if planned is not None:
             planned(prepared.plan)
         return finish_by_hand(prepared, asked.overwrite, progress or (lambda done, total, name: None))
-
-
-def push_to_hub(
-    folder: PathLike,
-    repo_id: str,
-    *,
-    report: Any = None,
-    license: str | None = None,
-    commit_message: str | None = None,
-    revision: str | None = None,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    create_pr: bool = False,
-) -> Published:
-    """Send a model's folder to the Hugging Face hub, as one commit, with a model card; a model's own method does so.
-
-    Args:
-        folder: as `save_pretrained` or ``attn-bridge convert`` writes it: config.json and safetensors.
-        repo_id: ``name`` or ``org/name``; it is made where there is none.
-        report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file, which the
-            card shows and which is kept beside it.
-        license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
-        commit_message: first line of the commit.
-        revision: a branch, made where there is none; None is the main one.
-        private: whether a repository that is made is private; None is the owner's default.
-        token: of the hub; None is the one that is logged in with.
-        create_pr: open a pull request instead.
-
-    Returns:
-        The page of the commit, and the commit, which `from_pretrained` takes as ``revision``.
-
-    Raises:
-        CheckpointError: (a ValueError) no model in the folder, or the hub refuses.
-        ValueError: an argument is wrong.
-    """
-    from .hub import publishing
-
-    return publishing.push_to_hub(
-        folder,
-        repo_id,
-        report=report,
-        license=license,
-        commit_message=commit_message,
-        revision=revision,
-        private=private,
-        token=token,
-        create_pr=create_pr,
-    )
 
 
 def verify(

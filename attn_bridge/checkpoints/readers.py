@@ -1,4 +1,7 @@
-"""Readers of weights that lie elsewhere: in memory, or in another reader: some of them, renamed, as other numbers."""
+"""Readers of weights that lie elsewhere: in memory, or in another reader: some of them, renamed, as other numbers.
+
+`Checkpoint` shows a reader as a mapping of names to arrays, `Inspection` what headers say of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +18,86 @@ import numpy as np
 from ..printable import printable
 from ..weights import Region, everything
 from .containers.base import Array, CheckpointError, Reader, TensorInfo, rows_as_region
+
+
+class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
+    """The tensors of a checkpoint by name; each is read from the file when it is asked for.
+
+    Args:
+        reader: the open container.
+
+    Attributes:
+        tensors: name -> shape, dtype and file, from headers alone.
+        metadata: what the container says beside its tensors.
+    """
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self.tensors: dict[str, TensorInfo] = reader.tensors
+        self.metadata: dict[str, Any] = reader.metadata
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self._reader.read(name).copy()  # the bytes of a file can't be written to
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __repr__(self) -> str:
+        return f"<{self._reader.format} checkpoint {self._reader.path}: {len(self)} tensors>"
+
+    def close(self) -> None:
+        """Close its files."""
+        self._reader.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """What headers say of a checkpoint.
+
+    Attributes:
+        path: where it is.
+        format: its container.
+        layout: its layout; "" if its names fit none.
+        why: why they fit none.
+        tensors: name -> shape, dtype, file.
+        metadata: what the container says beside its tensors.
+        has_manifest: whether there are digests beside it.
+        notes: files of the folder that are left out, and why.
+    """
+
+    path: Path
+    format: str
+    layout: str
+    why: str
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, Any]
+    has_manifest: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Dtype -> number of elements."""
+        found: dict[str, int] = {}
+        for info in self.tensors.values():
+            found[info.dtype] = found.get(info.dtype, 0) + info.nbytes // info.itemsize
+        return found
 
 
 class Wrapped(Reader):

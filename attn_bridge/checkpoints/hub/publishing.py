@@ -61,9 +61,24 @@ def push_to_hub(
     token: str | bool | None = None,
     create_pr: bool = False,
 ) -> Published:
-    """Send a model's folder to a repository of the Hugging Face hub; arguments are those of `checkpoints.push_to_hub`.
+    """Send a model's folder to the Hugging Face hub, as one commit, with a model card; a model's own method does so.
 
-    All files are one commit: who loads the repository meanwhile gets the former model or the new one.
+    Who loads the repository meanwhile gets the former model or the new one.
+
+    Args:
+        folder: as `save_pretrained` or ``attn-bridge convert`` writes it: config.json and safetensors.
+        repo_id: ``name`` or ``org/name``; it is made where there is none.
+        report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file, which the
+            card shows and which is kept beside it.
+        license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
+        commit_message: first line of the commit.
+        revision: a branch, made where there is none; None is the main one.
+        private: whether a repository that is made is private; None is the owner's default.
+        token: of the hub; None is the one that is logged in with.
+        create_pr: open a pull request instead.
+
+    Returns:
+        The page of the commit, and the commit, which `from_pretrained` takes as ``revision``.
 
     Raises:
         CheckpointError: (a ValueError) no model in the folder, or the hub refuses.
