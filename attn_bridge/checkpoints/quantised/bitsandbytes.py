@@ -44,12 +44,12 @@ class FourBitTensor(QuantisedTensor):
         offset: added to scales that are codes.
     """
 
-    table: str = ""
-    count: int = 64
-    nested: tuple[str, ...] = ()
-    nested_count: int = 256
-    offset: float = 0.0
-    state: str = ""
+    table: str
+    count: int
+    nested: tuple[str, ...]
+    nested_count: int
+    offset: float
+    state: str
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class FourBitTensor(QuantisedTensor):
 class Int8Tensor(QuantisedTensor):
     """A weight of int8, whose rows have a scale each."""
 
-    form: str = ""
+    form: str
 
     @property
     def others(self) -> tuple[str, ...]:

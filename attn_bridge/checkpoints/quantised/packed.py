@@ -46,12 +46,12 @@ class GroupedTensor(QuantisedTensor):
         added: to the stored zero points.
     """
 
-    method: str = ""
-    bits: int = 4
-    zeros: str = ""
-    groups: str = ""
-    group_size: int = 0
-    added: int = 0
+    method: str
+    bits: int
+    zeros: str
+    groups: str
+    group_size: int
+    added: int
 
     @property
     def others(self) -> tuple[str, ...]:
