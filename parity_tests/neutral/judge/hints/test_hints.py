@@ -515,6 +515,11 @@ def test_tensors_of_any_shape_are_taken(shape):
         assert isinstance(hint(one, one * 1.5 + 0.1, *inputs, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
 
 
+def test_settings_of_other_things_are_no_widths():
+    other = {"max_positions": 4, "num_kv_heads": None}
+    assert hint(X, X * 2, first_settings=other) == hint(X, X * 2)
+
+
 def test_a_hint_has_at_most_two_parts():
     settings = {"eps": 1.0, "num_heads": 2, "padding_idx": 3}
     other = {"eps": 2.0, "num_heads": 4, "padding_idx": 5}
