@@ -150,6 +150,19 @@ def test_files_that_lead_out_or_are_no_files_are_named_and_left(tmp_path, monkey
     assert "spiece" not in notes
 
 
+def test_files_beyond_256_mebibytes_and_100_in_number_are_left(tmp_path):
+    source = with_config(tmp_path / "hf")
+    for name, size in {"merges.txt": 1 << 28, "tokenizer.json": (1 << 28) + 1}.items():
+        (source / name).touch()
+        os.truncate(source / name, size)
+    for number in range(100, 199):
+        (source / f"v{number}.model").touch()
+    assert sorted(note.partition(": ")[2] for note in notes_of(source, tmp_path / "x")) == [
+        f"tokenizer.json: {source}/tokenizer.json: has 268435457 bytes; at most 268435456 are copied",
+        "v198.model: there are more than 100 of its kind",
+    ]
+
+
 def test_metas_params_go_along_where_no_config_is_written(tmp_path):
     source = folder(tmp_path / "meta", "meta-llama")
     (source / "config.json").rename(source / "params.json")

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from parity_tests.fuzz.samples import ENDINGS, random_arrays, write
 
@@ -44,3 +45,20 @@ def test_a_path_with_control_characters_is_shown_escaped(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         open_reader(path)
     assert "a\\x1b[31m.safetensors: is no safetensors file" in str(caught.value)
+
+
+def test_a_config_has_at_most_16_mebibytes(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_bytes(b"{}".ljust(1 << 24))
+    assert configs.beside(tmp_path) == {}
+    file.write_bytes(b"{}".ljust((1 << 24) + 1))
+    with pytest.raises(CheckpointError, match=r"has 16777217 bytes; at most 16777216 are read$"):
+        configs.beside(tmp_path)
+
+
+def test_a_pickle_has_at_most_2_gibibytes(tmp_path):
+    path = tmp_path / "x.pkl"
+    path.touch()
+    os.truncate(path, (1 << 31) + 1)
+    with pytest.raises(CheckpointError, match=r"has 2147483649 bytes; pickles of at most 2147483648 are read$"):
+        open_reader(path)

@@ -99,6 +99,15 @@ def test_what_a_failed_run_leaves_is_named_with_what_resumes_and_removes_it(
     assert not staging.exists()
 
 
+def test_a_run_starts_afresh_unless_told_to_resume(tmp_path, monkeypatch):
+    source, target = sharded(tmp_path / "hf"), tmp_path / "flax"
+    heal = failing(monkeypatch, CheckpointError("x: can't be written: Input/output error"))
+    with pytest.raises(CheckpointError, match="--resume goes on from it"):
+        checkpoints.convert(source, target)
+    heal()
+    assert checkpoints.convert(source, target).resumed == 0
+
+
 @pytest.mark.parametrize(
     ("error", "after", "name"),
     [

@@ -17,6 +17,7 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from attn_bridge.checkpoints.containers.remote import faults, to_path
+from attn_bridge.checkpoints.containers.remote.connecting import connect
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 
@@ -340,6 +341,14 @@ def test_neither_passwords_nor_signatures_of_urls_are_shown(store, folder, tmp_p
     assert f"http://{place}" in everything
     for secret in (*SECRETS, "user:"):
         assert secret not in everything
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1/x.npz", "s3://bucket/x.npz", "hf://user/model/x.npz"])
+def test_another_environment_has_connections_of_its_own(url, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "first.example")
+    before = connect(to_path(url))._system
+    monkeypatch.setenv("NO_PROXY", "second.example")
+    assert connect(to_path(url))._system is not before
 
 
 def test_a_url_made_a_path_is_refused_with_the_reason(tmp_path):

@@ -153,6 +153,15 @@ def test_a_plan_of_a_model_of_a_terabyte_is_made_of_its_header(tmp_path, monkeyp
     assert max(task["bytes"] for task in found) <= 256 << 20
 
 
+@pytest.mark.parametrize("shape", [(70_000,), (3, 30_000)], ids=str)
+def test_tensors_without_short_rows_are_cut_at_pages(tmp_path, shape):
+    source = huge(tmp_path / "x.safetensors", {"x": shape})
+    found = checkpoints.tasks(source, tmp_path / "y", to_layout="same", task_bytes=1 << 15)
+    starts = [2 * entry["start"] for task in found for entry in task["tensors"]]
+    assert len(starts) > 4
+    assert not any(start % 4096 for start in starts)
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 16, 32])
 @pytest.mark.parametrize("giant", [0, 1, 40])
 def test_no_worker_writes_much_more_than_its_share(tmp_path, count, giant):
