@@ -73,10 +73,20 @@ def test_more_heads_than_any_model_has_are_warned_of(backend):
     ]
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 128, 2), (1, 1, 160, 2), (1, 170, 160, 2)], ids=str)
-def test_many_heads_that_a_model_may_have_are_not_warned_of(backend, shape):
-    array = backend.as_argument(draw(*shape))
-    assert warning_of(backend.package.functional.dot_product_attention, array, array, array) == []
+USUAL = {
+    "128 heads": ((1, 4, 128, 2), 4),
+    "1 token": ((1, 1, 160, 2), 1),
+    "more tokens than heads": ((1, 170, 160, 2), 170),
+    "as many queries as heads": ((1, 160, 160, 2), 4),
+    "as many keys as heads": ((1, 4, 160, 2), 160),
+}
+
+
+@pytest.mark.parametrize("case", USUAL)
+def test_many_heads_that_a_model_may_have_are_not_warned_of(backend, case):
+    shape, keys = USUAL[case]
+    query, key = (backend.as_argument(draw(shape[0], tokens, *shape[2:])) for tokens in (shape[1], keys))
+    assert warning_of(backend.package.functional.dot_product_attention, query, key, key) == []
 
 
 # ---- masks
