@@ -223,6 +223,18 @@ def test_bad_options_are_refused_by_value(backend, case):
     assert str(caught.value) == message
 
 
+def test_convolutions_see_as_many_frames_before_as_behind(backend):
+    stack = SOUND.encoder.replace(convolutions=ConvolutionsConfig(3, 8, size=5))
+    model, random = backend.build("EncoderDecoderModel", config=SOUND.replace(encoder=stack)), np.random.default_rng(5)
+    for name, channels, stride in (("conv1", 3, 1), ("conv2", 8, 2)):
+        weight, bias = (backend.parameter(model, f"encoder.{name}.{part}") for part in ("weight", "bias"))
+        x = random.standard_normal((2, 7, channels)).astype(np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (2, 2), (0, 0))), 5, axis=1)
+        expected = np.einsum("btck,ock->bto", windows[:, ::stride], weight) + bias
+        found = backend.output_eagerly(getattr(model.encoder, name), x)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 def test_a_row_that_ended_holds_nothing_else(backend):
     given = backend.as_argument(FRAMES), backend.as_argument(IDS[:, :1])
     free = np.asarray(made(backend, "sound").generate(*given, 9))

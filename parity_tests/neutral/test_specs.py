@@ -26,6 +26,9 @@ CONFIGS: dict[str, specs.Config] = {
     "MultiHeadAttention": specs.MultiHeadAttentionConfig(3, 4, 6, 0.0, 2),
     "MultiHeadAttention with biases": specs.MultiHeadAttentionConfig(3, 4, 6, 0.0, 2, True),
     "LayerNorm": specs.LayerNormConfig(3),
+    "GroupedQueryAttention": specs.GroupedQueryAttentionConfig(
+        8, 2, 1, 3, d_out=5, qk_norm=specs.QKNorm("full"), gate=True, sinks=True
+    ),
 }
 
 
@@ -54,6 +57,16 @@ TABLES = {
     "MultiHeadAttention": [*projections("", 3, 4, bias=False), *OUT_PROJ],
     "MultiHeadAttention with biases": [*projections("", 3, 4, bias=True), *OUT_PROJ],
     "LayerNorm": [("scale", (3,), "scale", (3,)), ("shift", (3,), "shift", (3,))],
+    "GroupedQueryAttention": [
+        ("W_query.weight", (6, 8), "W_query.kernel", (8, 6)),
+        ("W_key.weight", (3, 8), "W_key.kernel", (8, 3)),
+        ("W_value.weight", (3, 8), "W_value.kernel", (8, 3)),
+        ("W_gate.weight", (6, 8), "W_gate.kernel", (8, 6)),
+        ("out_proj.weight", (5, 6), "out_proj.kernel", (6, 5)),
+        ("q_norm.scale", (6,), "q_norm.scale", (6,)),
+        ("k_norm.scale", (3,), "k_norm.scale", (3,)),
+        ("sinks", (2,), "sinks", (2,)),
+    ],
 }
 
 
