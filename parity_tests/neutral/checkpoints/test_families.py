@@ -451,6 +451,18 @@ def test_arrays_of_another_layer_are_refused():
         layer.to_ours(random_state(layer, prefix="model.layers.0.self_attn."))
 
 
+@pytest.mark.parametrize("front", ["", "wrapped."])
+def test_a_layer_is_taken_from_a_whole_models_arrays(front):
+    layer = families.find_layer(LLAMA, 1)
+    own = random_state(layer, prefix="model.layers.1.self_attn.")
+    others = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.10.mlp.weight")
+    state = {**dict.fromkeys(others, np.ones((24, 24))), **own}
+    found = layer.to_ours({front + name: array for name, array in state.items()})
+    wanted = layer.to_ours(own)
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(array, wanted[name]) for name, array in found.items())
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "float8_e4m3fn"])
 def test_arrays_of_a_dtype_without_attention_are_refused(dtype):
     layer = families.find_layer(LLAMA, 1)

@@ -8,6 +8,7 @@ import webbrowser
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import TensorInfo
@@ -87,6 +88,23 @@ def test_the_page_holds_every_tensor_and_a_picture_with_words(model, capsys, mon
     assert "<script>alert" not in page
     assert "Not finite: &lt;script&gt;" in page
     assert page.count("<table>") == page.count("<thead>") + 1  # one without heads: the facts
+
+
+def facts(model):
+    """Return the table on top of a checkpoint's page, without its layout."""
+    page = model.parent / "facts.html"
+    assert run(["inspect", str(model), "--html", str(page)]) == 0
+    rows = re.findall(r'<tr><th scope="row">([^<]+)</th><td>([^<]*)</td></tr>', page.read_text())
+    return {name: value for name, value in rows if name != "Layout"}
+
+
+def test_the_page_lists_container_numbers_digests_and_metadata(tmp_path):
+    arrays = {"a": np.ones((40, 50), np.float32), "b": np.ones(3, np.float16)}
+    save_file(arrays, tmp_path / "x.safetensors", {"made by": "us"})
+    bare = {"Container": "safetensors", "Numbers": "2,000 float32, 3 float16", "Digests": "none beside it"}
+    assert facts(tmp_path / "x.safetensors") == bare | {"Metadata: made by": "us"}
+    target = checkpoints.convert(tmp_path / "x.safetensors", tmp_path / "y.npz", to_layout="same").target
+    assert facts(target) == bare | {"Container": "npz", "Digests": "beside it"}
 
 
 def test_the_page_is_opened_where_there_is_a_browser(model, capsys, monkeypatch):
