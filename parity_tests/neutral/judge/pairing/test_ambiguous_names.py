@@ -55,6 +55,14 @@ def test_square_matrices_are_oriented_like_others_of_their_kind():
     assert [row.pattern for row in propose(ours, theirs).rows()] == ["a1 a0 -> a0 a1"] * 2
 
 
+def test_a_doubt_lists_only_tensors_with_several_candidates():
+    ours = parameters(linear("layers.0", D, D, "torch") | linear("layers.2", D, D, "torch")) | UNLIKE[0]
+    theirs = parameters(linear("Dense_1", D, D, "flax") | linear("Dense_3", D, D, "flax")) | UNLIKE[1]
+    orders = tuple({name: place for place, name in enumerate(side)} for side in (ours, theirs))
+    found = propose(ours, theirs, lambda candidate: 1.0, orders=lambda: orders)
+    assert found.doubt.endswith("; tried: W = M (... -> ...); W = M (a1 a0 -> a0 a1)")
+
+
 def test_two_fitting_candidates_are_refused_and_listed():
     with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree, give rules") as caught:
         propose(*SQUARES, lambda one: 0.0)
