@@ -8,6 +8,7 @@ import pytest
 
 from attn_bridge.checkpoints import configs
 from attn_bridge.models import families, layouts
+from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, Router
 from attn_bridge.specs.as_json import as_json, from_json
 
 DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
@@ -39,6 +40,32 @@ def test_a_config_survives_json(name):
     assert len(config.blocks) == 4
     assert from_json(as_json(config)) == config
     assert hash(from_json(as_json(config))) == hash(config)
+
+
+ROUTERS = {
+    "deepseek_v2": ({}, Router("softmax", normalise=False)),
+    "deepseek_v2 in groups": (
+        {"topk_method": "group_limited_greedy"},
+        Router("softmax", normalise=False, groups=ExpertGroups(2, 1, "max")),
+    ),
+    "deepseek_v3": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "gpt_oss": ({}, Router("softmax", bias=True)),
+    "mixtral": ({}, Router("softmax")),
+    "qwen3_moe": ({}, Router("softmax", normalise=False)),
+    "qwen3_next": ({}, Router("softmax")),
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_are_chosen_as_the_family_does(name):
+    changes, wanted = ROUTERS[name]
+    assert families.find_decoder({**small(name.split()[0]), **changes}).blocks[-1].feed_forward.router == wanted
+
+
+def test_every_family_of_experts_has_a_router_here():
+    last = {name: families.find_decoder(small(name)).blocks[-1].feed_forward for name in DECODERS}
+    experts = {name for name, feed_forward in last.items() if isinstance(feed_forward, MixtureOfExpertsConfig)}
+    assert experts == {name.split()[0] for name in ROUTERS}
 
 
 def test_the_page_names_every_family():

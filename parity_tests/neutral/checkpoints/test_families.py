@@ -236,6 +236,12 @@ def test_a_part_of_each_head_turns_where_models_do_so(keys):
     assert read({"model_type": "qwen3_next", "head_dim": 8, **keys}, 3).position == Rotary(10000.0, 4)
 
 
+def test_the_width_of_a_head_follows_from_the_sizes():
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "head_dim": None}
+    spec = read({"model_type": "phi3", **sizes, "partial_rotary_factor": 0.5})
+    assert (spec.head_dim, spec.position) == (12, Rotary(10000.0, 6))
+
+
 def test_scaled_positions_scale_the_scores_of_latent_attention():
     """DeepSeek's mscale_all_dim counts with every way of scaling, not with YaRN alone."""
     sizes = {"num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
