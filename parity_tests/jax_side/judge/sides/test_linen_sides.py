@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +90,33 @@ class LSTM(linen.Module):
         return linen.RNN(linen.OptimizedLSTMCell(3, param_dtype=self.dtype))(x)
 
 
+class Both(NamedTuple):
+    """Two layers by name."""
+
+    left: linen.Module
+    right: linen.Module
+
+
+class Added(linen.Module):
+    """Layers whose outputs are added up, in a container of any kind."""
+
+    layers: Any
+
+    def __call__(self, x):
+        layers = self.layers.values() if isinstance(self.layers, Mapping) else self.layers
+        return sum(layer(x) for layer in layers)
+
+
+class Given(linen.Module):
+    """Modules that get their layers in containers from the module around them."""
+
+    @linen.compact
+    def __call__(self, x):
+        for container in (list, tuple, lambda layers: Both(*layers), lambda layers: dict(enumerate(layers))):
+            x = jnp.tanh(Added(container([linen.Dense(4), linen.Dense(4)]))(x))
+        return x
+
+
 class Image(linen.Module):
     """Convolutions, a norm of running statistics, pooling, and a squeeze-and-excitation gate."""
 
@@ -105,6 +135,7 @@ LINEN = {
     "vmap": (Experts(), X),
     "a GRU": (Recurrent(), X),
     "an LSTM": (LSTM(), X),
+    "layers in containers": (Given(), X),
     "shared": (Twice(), X),
     "convolutions": (Image(), normal(2, 7, 6, 2)),
 }
