@@ -155,7 +155,7 @@ def compare(
             vary=vary,
             output=_entry(output),
             progress=progress or (lambda what, done, total: None),
-            adapt=True,
+            fold=True,
         )
         with few_threads(pair):
             try:

@@ -9,7 +9,6 @@ from attn_bridge import backends
 
 from .. import matching
 from ..adapters import load_adapter
-from ..matching import state
 from ..matching.outputs import check_outputs, plain_outputs
 from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
 from ..pairing import Pairing
@@ -36,12 +35,11 @@ def prepare(
     vary: Iterable[int | str] | int | str = (),
     output: str | None = None,
     progress: Progress = lambda what, done, total: None,
-    adapt: bool = False,
+    fold: bool = False,
 ) -> Pair:
     """Return the pair that `compare` judges; its arguments are those of `compare`.
 
-    With `adapt`, biases that torch's recurrent layers add are one parameter where the other side holds their sum, state
-    is carried, and parameters without effect are set aside.
+    With `fold`, biases that torch's recurrent layers add are one parameter where the other side holds their sum.
     """
     devices = device if isinstance(device, tuple) else (device, device)
     subjects = [
@@ -83,11 +81,7 @@ def prepare(
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
     # In eval mode, so that masks make no difference to it.
-    pair.pairing = matching.paired(pair, (first, second), rules, adapt=adapt)
-    pair.notes += state.dropped_notes(pair)
-    pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
-    pair.kept = state.kept(pair.pairing, pair.first.parameters())
-    pair.notes += state.frozen_notes(pair)
+    matching.complete(pair, (first, second), rules, fold=fold)
     if train:
         _start_to_train(pair)
     return pair

@@ -1,8 +1,9 @@
 """A module's weights, inputs and results as a folder of safetensors and JSON, for a comparison without the framework.
 
-A folder holds ``dump.json`` (what was run), ``weights.safetensors`` (the weights that the module holds), one file per
-sample in ``samples`` (inputs, and drawn weights in a torch dump) and one per precision and sample, such as
-``float32/0000.safetensors`` (cotangents, outputs and all gradients, in that precision and in float64).
+A folder holds ``dump.json`` (what was run), ``weights.safetensors`` (the weights that the module holds),
+``state.safetensors`` (its buffers, variables and collections that are not weights), one file per sample in ``samples``
+(inputs, and drawn weights in a torch dump) and one per precision and sample, such as ``float32/0000.safetensors``
+(cotangents, outputs and all gradients, in that precision and in float64).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ from ..sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Subm
 from .manifest import SCHEMA, Manifest, Recorded, match_data, parse
 
 MANIFEST = "dump.json"
-WEIGHTS = "weights.safetensors"
+WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 ORACLE = "oracle"
 """Where the float64 results of a sample stand, beside the modes."""
 
@@ -152,22 +153,39 @@ class Dump:
         self.argument_names = self.manifest.argument_names
         self._ids = {one: number for number, one in enumerate(self.manifest.samples)}
         self._open: dict[str, Arrays] = {}
-        self.held = self._file(WEIGHTS)
-        wanted = {name: (one.shape, one.dtype) for name, one in self.manifest.parameters.items()}
-        if {name: (one.shape, one.dtype.name) for name, one in self.held.items()} != wanted:
-            raise self._error(f"{WEIGHTS} does not hold the parameters of {MANIFEST}")
+        self.held = self._numbers(WEIGHTS, self.manifest.parameters, "parameters")
+        self._state = self._numbers(STATE, self.manifest.state, "state") if self.manifest.state else {}
+        self._carried: frozenset[str] = frozenset()
         self.arguments = self.inputs(FIRST)
-        self.kind = f"{self.framework} dump"
+        self.kind = f"dump of a {self.manifest.kind}"
 
     # ---- as a subject
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name."""
-        return self.manifest.parameters
+        """Return the parameters and running statistics by name, and the state that `carry` named."""
+        found = self.manifest
+        return found.parameters | {name: one for name, one in found.state.items() if name in self._carried}
+
+    def state(self) -> dict[str, Parameter]:
+        """Return the state that is not among the parameters of the manifest by name."""
+        return self.manifest.state
+
+    def carry(self, names: Collection[str]) -> None:
+        """Count the state of these names, and no other, among the parameters."""
+        self._carried = frozenset(names)
+
+    def tied(self) -> dict[str, str]:
+        """Return nothing: a dump holds each weight under one name."""
+        return {}
+
+    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
+        """Return name of a weight -> when it first meets what depends on the inputs."""
+        del weights, arguments
+        return self.manifest.uses
 
     def weights(self) -> Arrays:
-        """Return the weights that the module held."""
-        return dict(self.held)
+        """Return the weights that the module held, and the state that `carry` named."""
+        return self.held | {name: one for name, one in self._state.items() if name in self._carried}
 
     def few_threads(self) -> contextlib.AbstractContextManager[None]:
         """Return the context for small work; nothing is run here."""
@@ -204,12 +222,12 @@ class Dump:
         """Return the weights of a sample of a torch dump."""
         arrays = self._file(f"samples/{self._number(sample):04}.safetensors")
         if sample[0].startswith("held") and not sample[2]:
-            return dict(self.held)
+            return self.weights()
         found = {name: self._get(arrays, f"weights/{name}") for name in self.held}
         for name, array in found.items():
             if (array.shape, array.dtype) != (self.held[name].shape, self.held[name].dtype):
                 raise self._error(f"the weights of sample {sample} do not fit {name}")
-        return found
+        return self.weights() | found
 
     def cotangents(self, sample: Planned, dtype: str) -> list[Array]:
         """Return the gradients that were given to the outputs of a sample."""
@@ -228,7 +246,7 @@ class Dump:
         of_weights = {
             name: self._get(arrays, f"{which}/weights/{name}")
             for name, one in manifest.parameters.items()
-            if one.role == "parameter" and is_float(self.held[name])
+            if one.role == "parameter" and not one.frozen and is_float(self.held[name])
         }
         for array, like in [
             *zip(of_inputs, leaves, strict=True),
@@ -284,6 +302,14 @@ class Dump:
             return parse(json.loads(text))
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._error(f"{MANIFEST}: {error or type(error).__name__}") from error
+
+    def _numbers(self, name: str, wanted: Mapping[str, Parameter], what: str) -> Arrays:
+        """Return the arrays of a file, checked to be those of the manifest."""
+        found = self._file(name)
+        described = {name: (one.shape, one.dtype) for name, one in wanted.items()}
+        if {name: (one.shape, one.dtype.name) for name, one in found.items()} != described:
+            raise self._error(f"{name} does not hold the {what} of {MANIFEST}")
+        return found
 
     def _number(self, sample: Planned) -> int:
         if sample not in self._ids:

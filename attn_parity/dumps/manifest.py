@@ -14,7 +14,7 @@ from ..sides.dtypes import DTYPES, numpy_dtype
 from ..sides.subject import Parameter, Submodule
 from ..sides.tables import Tables
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Manifest:
 
     Attributes:
         framework: ``torch`` or ``flax``.
+        kind: module or function, and of which library; see `Subject`.
         name: class of the module.
         dtype: dtype of most of its weights.
         device: where it ran.
@@ -46,7 +47,8 @@ class Manifest:
         keywords: names of the arrays that were given by keyword.
         constants: keyword arguments that are no arrays.
         outputs: place in what was returned, shape and dtype of every output.
-        parameters: the parameters by name.
+        parameters: the parameters, running statistics and carried state by name.
+        state: the state that is not carried by name.
         modules: the submodules, the module itself first.
         settings: path -> numbers that the meaning of a submodule depends on.
         unreached: branches that were not run.
@@ -63,6 +65,8 @@ class Manifest:
         like: digest of the torch dump whose weights were used, "" for the module's own.
         transfer: whether the weights that the module holds were replaced by those, too.
         pairing: which parameter is which, in a dump that is like another.
+        dropped: side, name and reason of the weights that such a pairing leaves out.
+        uses: name of a weight -> when it first meets what depends on the inputs; empty where that is not known.
         calls: position of a sample -> the calls of submodules that were recorded on it, in order.
         environment: versions and precision switches.
         samples: the samples, in order.
@@ -70,6 +74,7 @@ class Manifest:
     """
 
     framework: backends.Framework
+    kind: str
     name: str
     dtype: str
     device: str
@@ -83,6 +88,7 @@ class Manifest:
     constants: dict[str, Any]
     outputs: list[tuple[str, tuple[int, ...], str]]
     parameters: dict[str, Parameter]
+    state: dict[str, Parameter]
     modules: list[Submodule]
     settings: dict[str, dict[str, float]]
     unreached: list[str]
@@ -98,6 +104,8 @@ class Manifest:
     like: str = ""
     transfer: bool = True
     pairing: list[Match] = dataclasses.field(default_factory=list)
+    dropped: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    uses: dict[str, int] = dataclasses.field(default_factory=dict)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     samples: list[Planned] = dataclasses.field(default_factory=list)
@@ -125,6 +133,7 @@ def parse(data: Any) -> Manifest:
         "positional": _whole,
         "constants": _dict(_constant),
         "parameters": _dict(_parameter),
+        "state": _dict(_parameter),
         "modules": _list(lambda one: Submodule(_text_of(one["path"]), _text_of(one["type"]))),
         "settings": _dict(_dict(_number)),
         **dict.fromkeys(("noise", "floors", "perturbed"), _dict(_dict(_number))),
@@ -133,6 +142,8 @@ def parse(data: Any) -> Manifest:
         "reach": _dict(lambda pair: (_flag(pair[0]), _flag(pair[1]))),
         "transfer": _flag,
         "pairing": _list(_match),
+        "dropped": _list(lambda one: (_one_of("first", "second")(one[0]), _text_of(one[1]), _text_of(one[2]))),
+        "uses": _dict(_whole),
         "calls": _dict(_list(_recorded)),
         "environment": _dict(_text_of),
         "samples": _list(_id),
@@ -165,6 +176,9 @@ def _check(manifest: Manifest) -> None:
     orphans = {path for i, path in enumerate(paths) if path and path.rpartition(".")[0] not in paths[:i]}
     if not paths or paths[0] or len(set(paths)) < len(paths) or (orphans and manifest.framework == "torch"):
         raise ValueError("modules are not a tree")
+    doubles = manifest.parameters.keys() & manifest.state.keys()
+    if doubles:
+        raise ValueError(f"{min(doubles)} is among the parameters and in the state")
     if bool(manifest.like) != bool(manifest.pairing) and manifest.parameters:
         raise ValueError("like and pairing go together")
     Pairing(tuple(manifest.pairing))
@@ -210,9 +224,11 @@ def _recorded(data: Any) -> Recorded:
 
 def _parameter(data: Any) -> Parameter:
     shape = tuple(_list(_whole)(data["shape"]))
-    role = _one_of("parameter", "statistic")(data["role"])
+    role = _one_of("parameter", "statistic", "state")(data["role"])
     framework = _one_of("torch", "flax")(data["framework"])
-    return Parameter(shape, _dtype(data["dtype"]), _text_of(data["owner"]), _text_of(data["path"]), role, framework)
+    owner, path = _text_of(data["owner"]), _text_of(data["path"])
+    frozen, persistent = _flag(data["frozen"]), _flag(data["persistent"])
+    return Parameter(shape, _dtype(data["dtype"]), owner, path, role, framework, frozen, persistent)
 
 
 def _id(data: Any) -> Planned:

@@ -6,15 +6,21 @@ from typing import Any
 
 from attn_bridge.weights import Rule
 
+from .. import matching
 from ..matching import state
-from ..matching.outputs import check_outputs
+from ..matching.outputs import apart, check_outputs
+from ..matching.trials import PROBE_LIMIT
 from ..pair import Pair, narrowed, widened
 from ..pairing import Match, Pairing, whole
 from ..results.findings import shown
 from ..samples import inputs as calls
-from ..sides.dtypes import is_float
-from ..sides.subject import Arguments, Arrays, ModuleFailedError, is_array
-from .format import Dump
+from ..samples import sampling
+from ..samples.sampling import FIRST
+from ..sides.dtypes import class_of, is_float
+from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, is_array
+from ..verdict.runner import Live
+from .format import ORACLE, Dump
+from .trials import RecordedTrials
 
 
 def alone(subject: Any, inputs: Any) -> Pair:
@@ -65,6 +71,50 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
     )
     check_outputs(like.manifest.outputs, outputs, pair.shown)
     return pair
+
+
+def match_weights(pair: Pair, like: Dump, runner: Live, rules: Any) -> None:
+    """Pair the weights of a side with those of a dump; what is ambiguous is settled by its stored float64 results.
+
+    Raises:
+        ValueError: they can't be paired, or a rule drops what the samples of the dump draw at random.
+    """
+    drawn = next((one for one in like.manifest.samples if one.kind == "own"), FIRST)
+    dtype = like.manifest.dtypes[0]
+    stored = like.run(drawn, dtype, like.manifest.modes[0] if like.manifest.lacks else ORACLE)
+
+    def distance(candidate: Pairing) -> float:
+        sample = runner.sample(drawn)
+        sample = sampling.rounded(sample, None if dtype == pair.dtype else dtype)
+        weights = pair.held["second"] | candidate.to_second(sample.weights)
+        found = apart(stored, runner.precisely("second", weights, sample.arguments["second"]))
+        return 0.0 if like.manifest.lacks and found < PROBE_LIMIT else found
+
+    matching.complete(pair, (None, None), rules, trials=RecordedTrials(pair, {"first": like}, distance))
+    for side, name, why in pair.pairing.dropped:
+        one = like.parameters().get(name) if side == "first" else None
+        is_drawn = one is not None and not one.frozen and class_of(one.dtype) == "float" and one.role != "state"
+        if is_drawn and like.manifest.reach.get(name, (True, True))[0]:
+            raise ValueError(
+                f"{name} is dropped ({why}), and the samples of {like.path} draw it at random; freeze it in that "
+                "module, or compare both sides in one process"
+            )
+
+
+def state_of(pair: Pair, subject: Subject) -> Arrays:
+    """Return copies of the state that is not carried; a note names what a dump can't hold."""
+    names, parameters = subject.state(), subject.parameters()
+    carried = [name for name in names if name in parameters]
+    subject.carry(names)
+    try:
+        held = subject.weights()
+    finally:
+        subject.carry(carried)
+    rest = {name: held[name] for name in names if name not in carried}
+    found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
+    lost = [name for name in rest if name not in found]
+    pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
+    return found
 
 
 def _without_weights(subject: Any, call: Arguments, notes: list[str]) -> Arguments:

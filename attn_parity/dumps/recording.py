@@ -17,13 +17,12 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge import whole_folders as folders
 
-from .. import pairing as pairings
 from ..adapters import load_adapter
 from ..compare import prepare
 from ..interrupts import orderly_interrupts
-from ..matching.outputs import apart
+from ..matching.trials import Trials
 from ..pair import Pair, Progress, few_threads
-from ..pairing import Match, Pairing
+from ..pairing import Match
 from ..results.findings import Side
 from ..samples import inputs as calls
 from ..samples import sampling
@@ -40,7 +39,7 @@ from ..verdict.runner import Live
 from . import format as dumps
 from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
-from .pairs import alone, beside
+from .pairs import alone, beside, match_weights, state_of
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -169,30 +168,19 @@ class Recorder:
         self.pair.progress = progress or self.pair.progress
         self.runner = Live(self.pair) if like is None else _AsDumped(self.pair, like)
         if like is not None:
-            self.pair.pairing = self._paired(like, rules)
+            match_weights(self.pair, like, self.runner, rules)
+        self.state = state_of(self.pair, subject)
         self.found = _Found()
         self.limit = 0.0
         self.taken: set[str] = set()
         self.fuses = True
 
-    def _paired(self, like: Dump, rules: Any) -> Pairing:
-        """Pair the parameters; what is ambiguous is settled by the other side's stored float64 results."""
-        drawn = next((one for one in like.manifest.samples if one.kind == "own"), FIRST)
-        dtype = like.manifest.dtypes[0]
-        sample = sampling.rounded(self.runner.sample(drawn), None if dtype == self.pair.dtype else dtype)
-
-        def probe(candidate: Pairing) -> float:
-            weights = self.pair.held["second"] | candidate.to_second(sample.weights)
-            other = self.runner.precisely("second", weights, sample.arguments["second"])
-            which = like.manifest.modes[0] if like.manifest.lacks else ORACLE
-            return apart(like.run(drawn, dtype, which), other)
-
-        return pairings.pair_parameters(like.parameters(), self.subject.parameters(), probe, rules=rules)
-
     def record(self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         """Write the dump."""
         pair, effort = self.pair, self.pair.effort
         self.writer.write(dumps.WEIGHTS, pair.held[self.side])
+        if self.state:
+            self.writer.write(dumps.STATE, self.state)
         unstable = "" if effort.large else self.runner.unstable([self.side])
         for dtype in dtypes:
             share = MAX_BYTES / len(dtypes)
@@ -360,6 +348,7 @@ class Recorder:
         arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
         return Manifest(
             framework=framework,
+            kind=subject.kind,
             name=subject.name,
             dtype=pair.dtype or "float32",
             device=str(subject.device),
@@ -373,6 +362,7 @@ class Recorder:
             constants={name: one for name, one in call.kwargs.items() if name not in arrays},
             outputs=pair.outputs,
             parameters=_as_held(subject.parameters(), pair.held[self.side]),
+            state=_as_held({name: one for name, one in subject.state().items() if name in self.state}, self.state),
             modules=subject.modules(),
             settings=_numbers(subject.settings()),
             unreached=subject.unreached(call),
@@ -388,6 +378,8 @@ class Recorder:
             like=self.like.digest if self.like else "",
             transfer=pair.transfer if self.like else False,
             pairing=list(pair.pairing.matches) if self.like else [],
+            dropped=list(pair.pairing.dropped) if self.like else [],
+            uses={} if self.like or pair.effort.large else Trials(pair).uses("first"),
             calls=self.found.calls,
             environment=_environment(subject),
         )

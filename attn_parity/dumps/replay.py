@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import matching
 from .. import pairing as pairings
 from ..compare.driver import judged, peak_memory
 from ..localisation import find_in_calls
@@ -22,12 +23,14 @@ from ..results.findings import Side
 from ..results.report import Report
 from ..samples import inputs as calls
 from ..samples.sampling import Planned, Sample
+from ..sides.dtypes import class_of
 from ..sides.subject import Array, Call, Parameter, Run
 from ..sides.tables import Tables
 from ..verdict.noise import Noise
 from ..verdict.probes import Kind, Moved, Probe
 from ..verdict.runner import Outputs
 from .format import FLASH, ORACLE, Dump, DumpError, key_of, of_side
+from .trials import RecordedTrials
 
 
 def compare_dumps(
@@ -103,7 +106,7 @@ class Replay:
         check_outputs(ours.outputs, theirs.outputs, self.pair.shown)
         if self.alone and self.pair.same_inputs != list(range(len(first.arguments.leaves))):
             raise ValueError(f"the dumps hold different inputs; {self._advice}")
-        self.pair.pairing = self._paired(rules)
+        self._match(rules)
 
     @property
     def _advice(self) -> str:
@@ -233,36 +236,43 @@ class Replay:
 
     # ---- pairing
 
-    def _paired(self, rules: Any) -> Pairing:
-        """Pair the parameters as the Flax dump was made, else by rules, or by names and the weights that both hold."""
-        first, second = self.dumps["first"], self.dumps["second"]
-        ours, theirs = first.parameters(), second.parameters()
+    def _match(self, rules: Any) -> None:
+        """Pair the weights as the Flax dump was made, else by rules, or by names and the weights that both hold."""
         if self.alone:
-            return pairings.pair_parameters(ours, theirs, self._holds_the_same, rules=rules)
-        stored = self._stored_pairing()
-        if rules is None:
-            return stored
-        found = pairings.pair_parameters(ours, theirs, None, rules=rules)
+            trials = RecordedTrials(self.pair, self.dumps, self._holds_the_same)
+            matching.complete(self.pair, (None, None), rules, trials=trials)
+            return
+        self.pair.pairing = self._stored_pairing()
+        self.pair.held["first"] = self.dumps["first"].weights()
+        if rules is not None:
+            self._check_rules(rules)
+
+    def _check_rules(self, rules: Any) -> None:
+        """See that the pairing in the Flax dump is one of these rules."""
+        ours, theirs = (dump.parameters() | dump.state() for dump in self.dumps.values())
+        given, stored = pairings.partial(rules, ours, theirs), self.pair.pairing
         ids = {
             name: np.arange(math.prod(one.shape)).reshape(one.shape) + (i << 40)
             for i, (name, one) in enumerate(ours.items())
         }
-        one, two = found.to_second(ids), stored.to_second(ids)
-        if any(not _same(one[name], two[name]) for name in two):
-            raise ValueError(f"{second.path} was made with another pairing than these rules say")
-        return found
+        wanted, made = Pairing(given.matches).to_second(ids), stored.to_second(ids)
+        is_same = all(name in made and _same(made[name], array) for name, array in wanted.items())
+        if not is_same or {row[:2] for row in given.dropped} - {row[:2] for row in stored.dropped}:
+            raise ValueError(f"{self.dumps['second'].path} was made with another pairing than these rules say")
 
     def _holds_the_same(self, candidate: Pairing) -> float:
         made, held = candidate.to_second(self.pair.held["first"]), self.pair.held["second"]
-        return 0.0 if all(name in made and _same(made[name], array) for name, array in held.items()) else math.inf
+        return 0.0 if all(_same(array, held[name]) for name, array in made.items()) else math.inf
 
     def _stored_pairing(self) -> Pairing:
         """Return the pairing in the Flax dump, checked to be one of these parameters."""
+        made = self.dumps["second"].manifest
+        self.dumps["first"].carry({match.first.source for match in made.pairing})
         parameters = {side: dump.parameters() for side, dump in self.dumps.items()}
         path = self.dumps["second"].path
         matches = []
         held: dict[Side, list[Tensor]] = {"first": [], "second": []}
-        for match in self.dumps["second"].manifest.pairing:
+        for match in made.pairing:
             for side in SIDES:
                 tensor = match.tensor(side)
                 if tensor.source not in parameters[side]:
@@ -271,11 +281,17 @@ class Replay:
                 held[side].append(dataclasses.replace(tensor, parameter=parameter))
             matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))
         for side in SIDES:
-            self._check_paired(side, held[side], parameters[side])
-        return Pairing(tuple(matches))
+            dropped = {name for where, name, _ in made.dropped if where == side}
+            self._check_paired(
+                side, held[side], {name: parameters[side][name] for name in parameters[side].keys() - dropped}
+            )
+        return Pairing(tuple(matches), tuple(made.dropped))
 
     def _check_paired(self, side: Side, held: Sequence[Tensor], parameters: Mapping[str, Parameter]) -> None:
-        """Check that the tensors of a stored pairing make up every parameter, each element once."""
+        """Check that the tensors of a stored pairing make up every parameter, each element once.
+
+        Whole numbers of a function's tree may be left over: they are state.
+        """
         path, label = self.dumps["second"].path, self.pair.labels[side]
         for tensor in held:
             size = math.prod(tensor.parameter.shape)
@@ -283,7 +299,9 @@ class Replay:
                 raise DumpError(f"{path} pairs {tensor.source} of {label} in another shape")
             if tensor.cut is not None and not lies_within(tensor, size):
                 raise DumpError(f"{path} pairs {tensor.name} of {label}, which lies outside {tensor.source}")
-        lost = sorted({*parameters} - {tensor.source for tensor in held}) or uncovered(held)
+        is_tree = self.dumps[side].kind.endswith("function")
+        needed = {name for name, one in parameters.items() if not is_tree or class_of(one.dtype) == "float"}
+        lost = sorted(needed - {tensor.source for tensor in held}) or uncovered(held)
         twice = [name for name in parameters if sum(one.source == name and one.cut is None for one in held) > 1]
         if lost or twice:
             raise DumpError(f"{path} does not pair {(lost or twice)[0]} of {label} once")

@@ -23,31 +23,37 @@ from ..samples import inputs as calls
 from ..sides.folded import FoldedSubject, folds
 from . import state
 from .matcher import Matcher
+from .trials import Trials
 
 
-def paired(pair: Pair, sides: tuple[Any, Any], rules: Any, *, adapt: bool) -> Pairing:
-    """Return the pairing of the weights of a pair.
+def complete(
+    pair: Pair, sides: tuple[Any, Any], rules: Any, *, fold: bool = False, trials: Trials | None = None
+) -> None:
+    """Pair the weights of a pair, and note what a reader has to know of it.
 
     Args:
-        pair: the pair; with `adapt`, state that is carried and recurrent biases that are added become its parameters.
-        sides: what the caller gave.
-        rules: what the caller knows; a `Pairing` is returned as it is.
-        adapt: whether state may be carried, biases added and parameters set aside.
+        pair: the pair; state that is carried, and recurrent biases that are added, become its parameters.
+        sides: what the caller gave; None for a side that was recorded.
+        rules: what the caller knows.
+        fold: whether the biases of recurrent layers may be added.
+        trials: tries pairings out; None runs both sides.
 
     Raises:
         WeightsMismatchError: there is no bijection; names what is left over and the rules that would settle it.
         ValueError: names and runs leave several pairings open, or two rules claim one parameter.
     """
-    if isinstance(rules, Pairing):
-        return rules
-    matcher = Matcher(pair, rules, adapt=adapt)
+    matcher = Matcher(pair, rules, trials or Trials(pair))
     found = _by_configs(pair, sides, matcher) if rules is None else None
     if found is None:
-        matcher, found = _by_names(pair, rules, matcher, adapt=adapt)
-        found = matcher.with_state(found) if adapt else found
+        matcher, found = _by_names(pair, rules, matcher, fold=fold)
+        found = matcher.with_state(found)
+    pair.pairing = found
+    pair.kept = state.kept(found, pair.first.parameters())
     pair.notes += state.notes(pair, matcher.carrying.state, found)
     pair.notes += _renamed(found)
-    return found
+    pair.notes += state.dropped_notes(pair)
+    pair.notes += [found.doubt] if found.doubt else []
+    pair.notes += state.frozen_notes(pair)
 
 
 def _renamed(pairing: Pairing) -> Iterator[str]:
@@ -78,14 +84,13 @@ def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing
     return None
 
 
-def _by_names(pair: Pair, rules: Any, matcher: Matcher, *, adapt: bool) -> tuple[Matcher, Pairing]:
+def _by_names(pair: Pair, rules: Any, matcher: Matcher, *, fold: bool) -> tuple[Matcher, Pairing]:
     """Return the pairing that rules and names give, and the matcher of the parameters that it is of."""
     try:
         return matcher, matcher.proposed()
     except UnpairedError as error:
-        if not adapt:
-            raise matcher.refused(error) from None
-        return _folded(pair, rules) or (matcher, matcher.completed(error))
+        folded = _folded(pair, rules) if fold else None
+        return folded or (matcher, matcher.completed(error))
 
 
 def _folded(pair: Pair, rules: Any) -> tuple[Matcher, Pairing] | None:
@@ -99,7 +104,7 @@ def _folded(pair: Pair, rules: Any) -> tuple[Matcher, Pairing] | None:
         setattr(pair, side, folded)
         pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(held))
         with contextlib.suppress(WeightsMismatchError):
-            matcher = Matcher(pair, rules, adapt=True)
+            matcher = Matcher(pair, rules, Trials(pair))
             found = matcher.proposed()
             names = ", ".join(f"{one.folded} to {one.kept}" for one in added)
             pair.notes.append(

@@ -28,16 +28,15 @@ class Carrying:
 
     Args:
         pair: the pair.
-        adapt: whether state may be carried at all.
 
     Attributes:
         parameters: the parameters of each side.
         state: the state of each side.
     """
 
-    def __init__(self, pair: Pair, *, adapt: bool):
+    def __init__(self, pair: Pair):
         self._pair = pair
-        self.parameters, self.state = _parted(pair, adapt)
+        self.parameters, self.state = _parted(pair)
         self._names: dict[Side, frozenset[str]] = {"first": frozenset(), "second": frozenset()}
         self._numbers: dict[Side, Arrays] = {}
 
@@ -99,7 +98,7 @@ class Carrying:
         return one.first.take(first), one.second.take(second)
 
 
-def _parted(pair: Pair, adapt: bool) -> tuple[dict[Side, Named], dict[Side, Named]]:
+def _parted(pair: Pair) -> tuple[dict[Side, Named], dict[Side, Named]]:
     """Return the parameters and the state of both sides.
 
     Whole numbers and bools in a function's tree are parameters where the other side has a parameter of that name, else
@@ -118,5 +117,5 @@ def _parted(pair: Pair, adapt: bool) -> tuple[dict[Side, Named], dict[Side, Name
         }
         rest = {name: one for name, one in every[side].items() if name not in parameters[side]}
         leaves = {name: dataclasses.replace(one, role="state") for name, one in rest.items()}
-        others[side] = {**subject.state(), **leaves} if adapt else {}
+        others[side] = {**subject.state(), **leaves}
     return parameters, others

@@ -32,12 +32,12 @@ class Matcher:
     Args:
         pair: the pair.
         rules: what the caller knows; rules reach state as they reach parameters.
-        adapt: whether state may take part.
+        trials: tries pairings out.
     """
 
-    def __init__(self, pair: Pair, rules: Any, *, adapt: bool):
+    def __init__(self, pair: Pair, rules: Any, trials: Trials):
         self._pair = pair
-        self.carrying, self._trials = Carrying(pair, adapt=adapt), Trials(pair)
+        self.carrying, self._trials = Carrying(pair), trials
         self._labels = pair.shown["first"], pair.shown["second"]
         self._dropped: list[tuple[str, str, str]] = []
         self._doubts: list[str] = []

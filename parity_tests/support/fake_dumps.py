@@ -60,6 +60,21 @@ class Net:
             for name, shape in shapes.items()
         }
 
+    def state(self) -> dict[str, Parameter]:
+        """Return no state."""
+        return {}
+
+    def carry(self, names) -> None:
+        """Carry no state."""
+
+    def tied(self) -> dict[str, str]:
+        """Return no tied weights."""
+        return {}
+
+    def uses(self, weights, arguments) -> dict[str, int]:
+        """Return that the order is not known."""
+        return {}
+
     def weights(self) -> dict[str, np.ndarray]:
         """Return the weights that it holds."""
         random = np.random.default_rng(self.seed)

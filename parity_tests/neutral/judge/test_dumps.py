@@ -272,7 +272,7 @@ HOSTILE = {
     "not text": (lambda folder: (folder / "dump.json").write_bytes(b"\xff\xfe{"), "dump.json: "),
     "deep JSON": (lambda folder: (folder / "dump.json").write_text("[" * 100_000), "dump.json: "),
     "a list": (lambda folder: (folder / "dump.json").write_text("[]"), "it holds no object"),
-    "another schema": (change(schema=99), "schema (99) must be 2"),
+    "another schema": (change(schema=99), "schema (99) must be 3"),
     "a key is missing": (edit_manifest(lambda data: data.pop("floors")), "it lacks floors"),
     "numbers for names": (change(keywords=[1]), "keywords is not what a dump holds (int in place of a text)"),
     "no outputs": (change(outputs=[]), "outputs must hold at least one name"),
