@@ -26,10 +26,9 @@ from attn_bridge.weights import Rule, Rules
 from ..adapters import load_adapter
 from ..compare.prepare import prepare
 from ..interrupts import orderly_interrupts
-from ..pair import Pair, Progress, few_threads
+from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.findings import shown, worst
 from ..samples import inputs as calls
-from ..samples.sampling import draw_weights
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from ..sides.dropout_masks import Masks, differences
@@ -136,8 +135,7 @@ class _Training:
         self.settings: list[str] = []
         self.first_weights = self.pair.held["first"]
         if seed is not None:
-            parameters = self.pair.first.parameters()
-            self.first_weights = draw_weights(parameters, self.first_weights, (seed, 0))
+            self.first_weights = self.pair.draw((seed, 0))
         self.settings.append(
             "first weights: those of the torch module" if seed is None else f"first weights: drawn from seed {seed}"
         )
@@ -145,21 +143,38 @@ class _Training:
         self.settings += settings
         losses = (loss, loss) if isinstance(loss, str) else loss
         modules = (torch_module, flax_module)
+        carried = [self.pair.subject(side).state().keys() & self.pair.held[side].keys() for side in SIDES]
 
         def trainers(wanted: str | None) -> list[Any]:
+            settings = {"dtype": wanted, "dropout": dropout}
             return [
-                load_adapter(side, "training").Trainer(module, one, how, dtype=wanted, dropout=dropout)  # type: ignore[arg-type]
-                for side, module, one, how in zip(("torch", "flax"), modules, losses, optimizers, strict=True)
+                load_adapter(side, "training").Trainer(module, one, how, carried=names, **settings)  # type: ignore[arg-type]
+                for side, module, one, how, names in zip(
+                    ("torch", "flax"), modules, losses, optimizers, carried, strict=True
+                )
             ]
 
         self.exact = trainers("float64")
         self.low = self.exact if self.precise else trainers(None)
         self.random = np.random.default_rng(self.seed)
         self.judge = Judge(self.pairing, self.dtype, self.pair.notes)
+        if isinstance(optimizer, str):  # an optimizer of the user may leave out what the other side does not train
+            self.judge.first = self._trained_once()
         self.dropped = dropout is not False
         self.foreign = ""
         self.unclear = ""
         self.live = live
+
+    def _trained_once(self) -> FirstDifference | None:
+        """Return the first weight that one side trains and the other does not."""
+        first, second = (one.trainable for one in self.low)
+        for match in self.pairing.matches:
+            is_first, is_second = match.first.source in first, match.second.source in second
+            if is_first != is_second:
+                trained, other = ("torch", "Flax") if is_first else ("Flax", "torch")
+                names = f"grad {match.first.name}", f"grad {match.second.name}"
+                return FirstDifference(1, *names, f"{trained} trains it and {other} does not")
+        return None
 
     # ---- running
 

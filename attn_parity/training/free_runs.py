@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,11 @@ def start(pair: Pair, low: Sequence[Any], exact: Sequence[Any], held: Arrays, se
         return FreeRun(trainer, trainer.framework, weights, trainer.first_state())
 
     found = {"torch": free_run(low[0], held), "flax": free_run(low[1], held)}
-    found["torch moved"] = free_run(low[0], _one_ulp(held, seed))
+    found["torch moved"] = free_run(low[0], _one_ulp(held, seed, pair.kept))
     if low is not exact:
         found["torch float64"] = free_run(exact[0], held)
         found["flax float64"] = free_run(exact[1], held)
-        found["torch float64 moved"] = free_run(exact[0], _one_ulp(cast(held, "float64"), seed))
+        found["torch float64 moved"] = free_run(exact[0], _one_ulp(cast(held, "float64"), seed, pair.kept))
     return found
 
 
@@ -90,8 +90,9 @@ def pairs_of(runs: Mapping[str, FreeRun]) -> list[tuple[str, str]]:
 def distance(pairing: Pairing, one: FreeRun, two: FreeRun) -> float:
     """Return the distance of the weights of two runs, relative to the weights."""
     first, second = (pairing.aligned(run.weights, SIDE_OF[run.side]) for run in (one, two))
-    square = sum(float(np.square(wide(first[name]) - wide(second[name])).sum()) for name in first)
-    whole = sum(float(np.square(wide(array)).sum()) for array in first.values())
+    first = {name: array.astype(np.float64) for name, array in first.items()}
+    square = sum(float(np.square(array - second[name]).sum()) for name, array in first.items())
+    whole = sum(float(np.square(array).sum()) for array in first.values())
     return math.sqrt(square / whole) if whole and math.isfinite(square / whole) else math.inf if square else 0.0
 
 
@@ -144,13 +145,13 @@ def cast(arrays: Mapping[str, Array], dtype: str) -> Arrays:
     return {name: one.astype(numpy_dtype(dtype)) if is_float(one) else one for name, one in arrays.items()}
 
 
-def _one_ulp(arrays: Mapping[str, Array], seed: int) -> Arrays:
-    """Return the weights moved by one unit in the last place, up or down at random."""
+def _one_ulp(arrays: Mapping[str, Array], seed: int, kept: Collection[str]) -> Arrays:
+    """Return the weights, all but those in `kept`, moved by one unit in the last place, up or down at random."""
     random = np.random.default_rng((seed, 1))
     found = {}
     for name, one in arrays.items():
         found[name] = one
-        if is_float(one):
+        if is_float(one) and name not in kept:
             eps = unit_of(one.dtype.name)
             sign = random.integers(0, 2, one.shape) * 2 - 1
             found[name] = (wide(one) * (1.0 + eps * sign)).astype(one.dtype)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..pairing import Pairing
 from ..results.findings import TensorVerdict
-from ..sides.dtypes import unit_of, wide
+from ..sides.dtypes import is_float, unit_of, wide
 from ..sides.subject import Array, Arrays
 from ..verdict.criterion import decide
 from ..verdict.measures import Measure, measure, scale_of
@@ -51,7 +53,7 @@ class Judge:
         self._weight_scales: dict[str, float] = {}
 
     def gradients(self, step: int, runs: Mapping[Key, Step]) -> None:
-        """Judge loss, gradients and running statistics, all from the same weights and masks."""
+        """Judge loss, gradients and state that is not trained, all from the same weights and masks."""
         self._judge(step, {key: self._named(key[0], one) for key, one in runs.items()})
 
     def update(self, step: int, before: Mapping[str, Arrays], runs: Mapping[Key, tuple[Arrays, State]]) -> None:
@@ -72,7 +74,7 @@ class Judge:
         for name, one in self.pairing.aligned(step.gradients, SIDE_OF[side]).items():
             found[f"grad {name}"] = ("matrix gradient" if one.ndim > 1 else "vector gradient", one)
         for name, one in self.pairing.aligned(step.statistics, SIDE_OF[side]).items():
-            found[f"statistic {name}"] = ("statistic", one)
+            found[f"statistic {name}"] = ("statistic", one if is_float(one) else one.astype(np.float64))
         return found
 
     def _named_update(self, side: str, before: Arrays, after: Arrays, state: State) -> dict[str, tuple[str, Array]]:

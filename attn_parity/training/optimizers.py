@@ -23,6 +23,7 @@ def optimizers_of(
     if not isinstance(optimizer, str):
         return optimizer, ["optimizers: the pair that was given, as they are"]
     values = Hyperparameters(lr)
+    matches = [match for match in matches if match.first.parameter.role != "state"]
     decaying = [match for match in matches if len(match.first.parameter.shape) > 1]
     if optimizer == "adamw":
         b1, b2 = values.betas

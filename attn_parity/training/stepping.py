@@ -33,7 +33,7 @@ class Hyperparameters:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Loss, gradients and changed running statistics of one batch, by name.
+    """Loss, gradients, and running statistics and carried state after one batch, by name.
 
     `foreign` says that random numbers were drawn that are no dropout masks.
     """

@@ -7,7 +7,7 @@ come and go as NumPy arrays, so that a step can start from the numbers of the ot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,7 @@ class Trainer:
         optimizer: an optax transformation of a dict of arrays by dotted name.
         dtype: ``float64`` promotes everything; None is the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
+        carried: names of the state that counts among the weights.
     """
 
     framework = "flax"
@@ -75,10 +76,12 @@ class Trainer:
         *,
         dtype: str | None = None,
         dropout: bool | float = True,
+        carried: Collection[str] = (),
     ):
         self.precision = dtype
         self._name = type(module).__name__
-        self._part = Part(module, "")
+        self._part = Part(module, "", carried=carried)
+        self._carried = frozenset(carried)
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._optimizer = optimizer
@@ -148,6 +151,15 @@ class Trainer:
         updates, own = self._optimizer.update(gradients, own, weights)
         return optax.apply_updates(weights, updates), own
 
+    def _changed(self, module: nnx.Module) -> dict[str, Any]:
+        """Return the running statistics and the carried state of a module after a call."""
+        flat = {dotted(path): one for path, one in nnx.to_flat_state(nnx.state(module))}
+        return {
+            name: one.get_value()
+            for name, one in flat.items()
+            if isinstance(one, nnx.BatchStat) or name in self._carried
+        }
+
     def _precise(self) -> contextlib.AbstractContextManager[Any]:
         return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
 
@@ -166,8 +178,7 @@ class Trainer:
                 call = arguments.with_leaves(leaves)
                 with drawing(plan if self._dropout is not False else None, module):
                     result = module(*call.args, **call.kwargs)
-                flat = nnx.to_flat_state(nnx.state(module, nnx.BatchStat))
-                return self._loss(result, targets), {dotted(path): one.get_value() for path, one in flat}
+                return self._loss(result, targets), self._changed(module)
 
             (loss, statistics), gradients = jax.value_and_grad(objective, has_aux=True)(mine)
             return loss, gradients, statistics

@@ -7,7 +7,7 @@ arrays, so that a step can start from the numbers of the other side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class Trainer:
         optimizer: a function that makes a `torch.optim.Optimizer` from the named parameters.
         dtype: ``float64`` promotes everything; None is the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
+        carried: names of the buffers that count among the weights.
     """
 
     framework = "torch"
@@ -76,6 +77,7 @@ class Trainer:
         *,
         dtype: str | None = None,
         dropout: bool | float = True,
+        carried: Collection[str] = (),
     ):
         self.precision = dtype
         with torch.inference_mode(False):
@@ -88,7 +90,9 @@ class Trainer:
             _set_rates(self._module, float(dropout))
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._named = [(name, one) for name, one in self._module.named_parameters() if one.requires_grad]
-        self._others = {name: one for name, one, role in named_weights(self._module) if role == "statistic"}
+        self._weights = [(name, one) for name, one, _ in named_weights(self._module)]
+        self._weights += [(name, one) for name, one in self._module.named_buffers() if name in carried]
+        self._others = {name: one for name, one in self._weights if not isinstance(one, nn.Parameter)}
         self._optimizer = optimizer(self._named)
         self._accumulates = False
 
@@ -186,7 +190,7 @@ class Trainer:
 
     def _write(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
         with torch.no_grad():
-            for name, tensor, _ in named_weights(self._module):
+            for name, tensor in self._weights:
                 tensor.copy_(from_numpy(weights[name]))
 
     def _tensor(self, array: Any) -> Any:
