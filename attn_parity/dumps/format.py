@@ -143,6 +143,9 @@ class Dump:
         DumpError: it is no dump, or not a whole one.
     """
 
+    holds_float64 = True
+    """Whether a side could hold float64; the arrays of a dump have the dtypes in which its side was judged."""
+
     def __init__(self, path: str | Path):
         self.path = Path(path)
         text = self._text()

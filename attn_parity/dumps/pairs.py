@@ -24,8 +24,15 @@ from .trials import RecordedTrials
 
 
 def alone(subject: Any, inputs: Any) -> Pair:
-    """Return the pair of a subject with itself."""
+    """Return the pair of a subject with itself.
+
+    State that holds data counts among its weights: the other side's will be given it, so that it is not a table.
+    """
     notes: list[str] = []
+    numbers = all_state(subject)
+    subject.carry(
+        [name for name in numbers if subject.state()[name].persistent and state.waits_for_data(numbers[name])]
+    )
     held: Arrays = subject.weights()
     own = calls.common_dtype(held)
     call = calls.in_dtype(_without_weights(subject, calls.as_arguments(inputs), notes), own)
@@ -101,20 +108,15 @@ def match_weights(pair: Pair, like: Dump, runner: Live, rules: Any) -> None:
             )
 
 
-def state_of(pair: Pair, subject: Subject) -> Arrays:
-    """Return copies of the state that is not carried; a note names what a dump can't hold."""
+def all_state(subject: Subject) -> Arrays:
+    """Return copies of all state of a subject."""
     names, parameters = subject.state(), subject.parameters()
-    carried = [name for name in names if name in parameters]
     subject.carry(names)
     try:
         held = subject.weights()
     finally:
-        subject.carry(carried)
-    rest = {name: held[name] for name in names if name not in carried}
-    found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
-    lost = [name for name in rest if name not in found]
-    pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
-    return found
+        subject.carry([name for name in names if name in parameters])
+    return {name: held[name] for name in names}
 
 
 def _without_weights(subject: Any, call: Arguments, notes: list[str]) -> Arguments:

@@ -20,6 +20,7 @@ from attn_bridge import whole_folders as folders
 from ..adapters import load_adapter
 from ..compare import prepare
 from ..interrupts import orderly_interrupts
+from ..matching import state
 from ..matching.trials import Trials
 from ..pair import Pair, Progress, few_threads
 from ..pairing import Match
@@ -28,7 +29,7 @@ from ..samples import inputs as calls
 from ..samples import sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
-from ..sides.dtypes import wide
+from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict import noise
@@ -39,7 +40,7 @@ from ..verdict.runner import Live
 from . import format as dumps
 from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
-from .pairs import alone, beside, match_weights, state_of
+from .pairs import all_state, alone, beside, match_weights
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -169,16 +170,26 @@ class Recorder:
         self.runner = Live(self.pair) if like is None else _AsDumped(self.pair, like)
         if like is not None:
             match_weights(self.pair, like, self.runner, rules)
-        self.state = state_of(self.pair, subject)
+        self.weights, self.state = self._parted()
         self.found = _Found()
         self.limit = 0.0
         self.taken: set[str] = set()
         self.fuses = True
 
+    def _parted(self) -> tuple[Arrays, Arrays]:
+        """Return the weights and the state that are written; a note names the state that a dump can't hold."""
+        names, held = self.subject.state(), self.pair.held[self.side]
+        weights = {name: array for name, array in held.items() if self.like is not None or name not in names}
+        rest = {name: array for name, array in all_state(self.subject).items() if name not in weights}
+        found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
+        lost = [name for name in rest if name not in found]
+        self.pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
+        return weights, found
+
     def record(self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         """Write the dump."""
-        pair, effort = self.pair, self.pair.effort
-        self.writer.write(dumps.WEIGHTS, pair.held[self.side])
+        effort = self.pair.effort
+        self.writer.write(dumps.WEIGHTS, self.weights)
         if self.state:
             self.writer.write(dumps.STATE, self.state)
         unstable = "" if effort.large else self.runner.unstable([self.side])
@@ -361,8 +372,8 @@ class Recorder:
             keywords=list(arrays),
             constants={name: one for name, one in call.kwargs.items() if name not in arrays},
             outputs=pair.outputs,
-            parameters=_as_held(subject.parameters(), pair.held[self.side]),
-            state=_as_held({name: one for name, one in subject.state().items() if name in self.state}, self.state),
+            parameters=_as_held(subject.parameters(), self.weights),
+            state=_as_held(subject.state(), self.state),
             modules=subject.modules(),
             settings=_numbers(subject.settings()),
             unreached=subject.unreached(call),
@@ -400,7 +411,9 @@ class _Found:
 
 def _as_held(parameters: Mapping[str, Parameter], held: Arrays) -> dict[str, Parameter]:
     """Return the parameters in the dtypes of the weights that are written, which may be wider than the module's."""
-    return {name: dataclasses.replace(one, dtype=held[name].dtype.name) for name, one in parameters.items()}
+    return {
+        name: dataclasses.replace(one, dtype=held[name].dtype.name) for name, one in parameters.items() if name in held
+    }
 
 
 def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
