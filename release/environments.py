@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[Sequence[str], ...]] = {
     "hub": (("python", "-c", "import huggingface_hub; from attn_bridge.checkpoints import push_to_hub"),),
     "viz": (("python", "-c", "import matplotlib; import attn_bridge.viz"),),
     "gguf": (("python", "-c", "import gguf; gguf.dequantize"),),
+    "keras": (("python", "-c", "import h5py; h5py.h5d"),),
     "all": (("attn-bridge", "doctor"), ("attn-bridge", "check")),
 }
 """Extra -> commands that must succeed where it is installed."""

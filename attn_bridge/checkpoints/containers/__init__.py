@@ -48,6 +48,7 @@ _READERS = {
     "gguf": ("gguf.reader", "GgufReader"),
     "pickle": ("pickles.arrays", "PickledReader"),
     "equinox": ("equinox", "EquinoxReader"),
+    "keras": ("keras.reader", "KerasReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -92,15 +93,17 @@ ENDINGS = {
 }
 """Extension -> format."""
 
-TRAINERS = {".ckpt": "torch", ".gguf": "gguf", ".pkl": "pickle", ".pickle": "pickle", ".eqx": "equinox"}
+TRAINERS = {
+    ".ckpt": "torch",
+    ".gguf": "gguf",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".eqx": "equinox",
+    **dict.fromkeys((".keras", ".h5", ".hdf5"), "keras"),
+}
 """Further extension -> format of files that are read, but not written by it."""
 
-KERAS = (
-    "is a file of Keras, which is not read; save its weights by np.savez(FILE, **{variable.path: variable.numpy() for "
-    "variable in model.variables}), and convert that"
-)
 INSTEAD = {
-    **dict.fromkeys((".h5", ".hdf5", ".keras"), KERAS),
     ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
 }
 """Extension of files that are not read -> the error, with what to do."""
@@ -111,7 +114,7 @@ UNFINISHED = "attn-bridge.unfinished"
 FOLDERS = ("orbax", "dcp")
 """Formats that are folders, so that no file is known by their extension."""
 
-INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch"}
+INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch", ".weights.json": "keras"}
 """Ending of an index -> format."""
 
 
@@ -176,7 +179,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
-    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox"):
+    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox", "keras"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     try:
@@ -227,9 +230,20 @@ def _kind_of(folder: Path) -> tuple[Path, str] | None:
 
         first = first_of(single)
         single = single if first is None else [first]
+    single = single or [name for name in names if name.endswith(".keras")] or _keras_weights(names)
     if len(single) == 1:
-        return folder / single[0], {**ENDINGS, **TRAINERS}[Path(single[0]).suffix]
+        return folder / single[0], {**ENDINGS, **TRAINERS, ".json": "keras"}[Path(single[0]).suffix]
     return None
+
+
+def _keras_weights(names: Sequence[str]) -> list[str]:
+    """Return the file with the weights of a model among those of a folder, such as a preset of KerasHub."""
+    for usual in ("model.weights.json", "model.weights.h5"):
+        if usual in names:
+            return [usual]
+    return [name for name in names if name.endswith(".weights.json")] or [
+        name for name in names if name.endswith((".h5", ".hdf5"))
+    ]
 
 
 def format_of(path: Path, format: str | None = None) -> str:

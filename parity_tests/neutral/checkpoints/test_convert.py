@@ -235,7 +235,7 @@ def test_inspect_takes_the_format_that_an_extension_does_not_say(tmp_path, capsy
     assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "zip"]) == 2
     assert capsys.readouterr().err == (
         "error: the format zip is unknown; "
-        "known are safetensors, torch, npz, msgpack, orbax, dcp, gguf, pickle, equinox\n"
+        "known are safetensors, torch, npz, msgpack, orbax, dcp, gguf, pickle, equinox, keras\n"
     )
 
 

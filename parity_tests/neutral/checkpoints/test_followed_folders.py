@@ -248,10 +248,3 @@ def test_a_single_array_is_refused_with_what_to_do(tmp_path):
     np.save(tmp_path / "x.npy", np.array({"w": np.ones(2)}), allow_pickle=True)
     with pytest.raises(CheckpointError, match=r"save it by np.savez\(FILE, \*\*arrays\), and convert that$"):
         checkpoints.convert(tmp_path / "x.npy", tmp_path / "out", to_layout="same")
-
-
-@pytest.mark.parametrize("name", ["x.weights.h5", "x.keras"])
-def test_files_of_keras_are_refused_with_what_to_do(tmp_path, name):
-    (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(CheckpointError, match=r"is a file of Keras, which is not read; save its weights by np.savez"):
-        checkpoints.convert(tmp_path / name, tmp_path / "out", to_layout="same")

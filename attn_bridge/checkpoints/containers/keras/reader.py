@@ -1,0 +1,121 @@
+"""The reader of what Keras saves: the arrays of its HDF5 files, by their paths in there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ....printable import printable
+from ..base import MAX_HEADER, Reader, TensorInfo
+from ..files import File, bad, check_count, check_range, parse_json
+from ..sources import inside, open_file
+from ..zips import Window, members
+from . import hdf5
+
+WEIGHTS, INDEX = "model.weights.h5", "model.weights.json"
+"""Members of a ``.keras`` archive: all weights, or the index of several files of them."""
+
+MAP = "weight_map"
+"""Key of an index: path of a group -> the file that has it, or a list of them."""
+
+
+class KerasReader(Reader):
+    """Weights of a Keras model: a file of HDF5, an index of several, or a ``.keras`` archive of either.
+
+    Names are the paths in HDF5, joined by dots: ``layers.dense_1.vars.0``. No code of an archive is run: of its
+    ``config.json``, only numbers of models that are known are used, and nothing is unpickled or imported.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+    """
+
+    format: ClassVar[str] = "keras"
+
+    def __init__(self, path: Path, folder: Path | None = None):
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+        self.tensors = {}
+        self._unread: dict[str, str] = {}
+        self.unread = self._unread
+        self._files: list[File] = []
+        self._paths: list[Path] = [path]
+        self._found: dict[str, tuple[hdf5.Dataset, File | Window]] = {}
+        try:
+            for part in self._parts(self._open(path, folder), folder or path.parent):
+                self._add(part)
+        except BaseException:
+            self.close()
+            raise
+        check_count(path, len(self.tensors))
+
+    def _open(self, path: Path, folder: Path | None) -> File:
+        self._files.append(open_file(path, folder))
+        return self._files[-1]
+
+    def _parts(self, file: File, folder: Path) -> Sequence[File | Window]:
+        """Return the files of HDF5 that a file consists of, or names."""
+        if bytes(file.read(0, min(2, file.size))) == b"PK":
+            return self._members(file)
+        if self.path.suffix != ".json":
+            return [file]
+        names = self._listed(self.path, file)
+        self._paths += [inside(folder, name, self.path) for name in names]
+        return [self._open(path, folder) for path in self._paths[1:]]
+
+    def _members(self, file: File) -> Sequence[Window]:
+        """Return the files of HDF5 in an archive."""
+        found = members(file)
+        windows = {name: Window(file, one.start, one.size, name) for name, one in found.items()}
+        if WEIGHTS in windows:
+            return [windows[WEIGHTS]]
+        if INDEX not in windows:
+            raise bad(self.path, f"has no {WEIGHTS} in it, so it is not an archive of Keras")
+        names = self._listed(windows[INDEX].path, windows[INDEX])
+        missing = [name for name in names if name not in windows]
+        if missing:
+            raise bad(self.path, f"has no {printable(missing[0])} in it, which {INDEX} names")
+        return [windows[name] for name in names]
+
+    def _listed(self, path: Path, file: File | Window) -> list[str]:
+        """Return the files that an index names."""
+        if file.size > MAX_HEADER:
+            raise bad(path, f"has {file.size} bytes; at most {MAX_HEADER} are read")
+        index = parse_json(file.read(0, file.size), path, "index")
+        by_group = index.get(MAP) if isinstance(index, dict) else None
+        if not isinstance(by_group, dict) or not by_group:
+            raise bad(path, f"is not an index of Keras: it has no {MAP}")
+        names = [name for value in by_group.values() for name in (value if isinstance(value, list) else [value])]
+        if not all(isinstance(name, str) for name in names):
+            raise bad(path, f"its {MAP} names a file by something that is not text")
+        return sorted(set(names))
+
+    def _add(self, part: File | Window) -> None:
+        for one in hdf5.datasets(part):
+            name = one.info.name
+            if name in self.tensors or name in self._unread:
+                raise bad(self.path, f"two of its arrays have the name {printable(name)}")
+            if one.unread:
+                self._unread[name] = one.unread
+            else:
+                self.tensors[name] = one.info
+                self._found[name] = one, part
+
+    def files(self) -> list[Path]:
+        """Return the files."""
+        return list(self._paths)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of an array."""
+        info: TensorInfo = self.tensors[name]
+        check_range(self.path, info, start, stop)
+        found, part = self._found[name]
+        if found.compact is not None:
+            return found.compact[start:stop]
+        return part.read(found.offset + start, stop - start)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
