@@ -77,6 +77,33 @@ def test_nothing_is_executed(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+class Frozen:
+    """Is pickled as dicts that can't be changed are."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __reduce__(self):
+        return Frozen, (self.inner,)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("haiku._src.data_structures", name) for name in ("FlatMapping", "FlatMap", "frozendict")]
+    + [("flax.core.frozen_dict", "FrozenDict")],
+)
+def test_frozen_dicts_are_dicts(tmp_path, module, name):
+    tree = Frozen({"a": Frozen({"w": W}), "b": [Frozen({"w": W + 1})], "rate": 0.5})
+    source = tmp_path / "x.pkl"
+    made_here = f"c{Frozen.__module__}\nFrozen\n"
+    source.write_bytes(pickle.dumps(tree, 2).replace(made_here.encode(), f"c{module}\n{name}\n".encode()))
+    found = checkpoints.read(source)
+    assert found.keys() == {"a.w", "b.0.w"}
+    np.testing.assert_array_equal(found["b.0.w"], W + 1)
+    assert checkpoints.inspect(source).metadata == {"rate": 0.5}
+    assert not checkpoints.inspect(source).notes
+
+
 def edited(tree, old, new):
     data = pickle.dumps(tree, 2)
     assert old in data

@@ -25,6 +25,12 @@ BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
 JAX = ("jax._src.array._reconstruct_array", "jax._src.device_array.reconstruct_device_array")
 """Functions that return arrays, by the names that pickles of several versions have for them."""
 
+MAPPINGS = (
+    *(f"haiku._src.data_structures.{name}" for name in ("FlatMapping", "FlatMap", "frozendict")),
+    "flax.core.frozen_dict.FrozenDict",
+)
+"""Classes of dicts that can't be changed, which are pickled as a call with a dict."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pickled:
@@ -81,6 +87,7 @@ class PickledReader(Reader):
 
     def _leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         """Yield dotted name and value of what is no dict, list or tuple with arrays in it."""
+        value = _plain_dict(value)
         self._plain.count(name, depth)
         if depth > MAX_DEPTH:
             raise bad(self.path, f"{printable(name)} is nested too deeply")
@@ -119,7 +126,15 @@ class PickledReader(Reader):
 
 
 def _may_hold_arrays(value: Any) -> bool:
-    return isinstance(value, dict | list | tuple) or _array_of(value) is not None
+    return isinstance(_plain_dict(value), dict | list | tuple) or _array_of(value) is not None
+
+
+def _plain_dict(value: Any) -> Any:
+    """Return the dict that a class of `MAPPINGS` would be made of, and any other value as it is."""
+    is_mapping = isinstance(value, Record) and value.name in MAPPINGS and value.state is None and not value.items
+    if is_mapping and len(value.arguments) == 1 and isinstance(value.arguments[0], dict):
+        return value.arguments[0]
+    return value
 
 
 def _array_of(value: Any) -> Pickled | None:
