@@ -7,13 +7,13 @@ shapes B batch, T position, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import BertEncoderConfig
@@ -51,11 +51,11 @@ class BertEncoder(Pretrained, nnx.Module):
     @BertEncoderConfig.takes
     def __init__(
         self,
-        config: BertEncoderConfig | Mapping[str, Any],
+        config: BertEncoderConfig | Mapping[str, object],
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = BertEncoderConfig.read(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -119,7 +119,14 @@ class BertLayer(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: BertEncoderConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.att = BertAttention(config, **options)
@@ -146,7 +153,14 @@ class BertAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: BertEncoderConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads

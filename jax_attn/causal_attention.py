@@ -5,12 +5,13 @@ Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b ba
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask, causal
@@ -20,6 +21,8 @@ from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class CausalAttention(nnx.Module):
@@ -51,8 +54,8 @@ class CausalAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
         self.implementation = functional.check_implementation(implementation)
@@ -62,13 +65,14 @@ class CausalAttention(nnx.Module):
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
+    @typed_as(AttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to itself and to what came before it.
 
         Args:

@@ -6,12 +6,13 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import validation
@@ -23,6 +24,8 @@ from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
 class CrossAttention(nnx.Module):
@@ -43,8 +46,8 @@ class CrossAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config = CrossAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)
@@ -56,6 +59,7 @@ class CrossAttention(nnx.Module):
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    @typed_as(CrossAttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -64,7 +68,7 @@ class CrossAttention(nnx.Module):
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token of the input to the whole context.
 
         Args:

@@ -7,11 +7,11 @@ width, V size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
@@ -28,7 +28,10 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
-from .random import Rngs
+from .random import RandomSource, Rngs
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LayerCache
+from .signatures.models import DecoderCache, DecoderCall
 
 
 class DecoderModel(Pretrained, nnx.Module):
@@ -45,7 +48,9 @@ class DecoderModel(Pretrained, nnx.Module):
     """
 
     @DecoderConfig.takes
-    def __init__(self, config: DecoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self, config: DecoderConfig, *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
+    ):
         self.config = DecoderConfig.read(config)
         config = self.config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -61,17 +66,18 @@ class DecoderModel(Pretrained, nnx.Module):
         if not config.tie:
             self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
 
+    @typed_as(DecoderCall)
     def __call__(
         self,
         tokens: Int[Array, "B T"] | None = None,
         *,
         attention_mask: Bool[Array, "..."] | Int[Array, "B S"] | None = None,
         positions: Int[Array, "... T"] | None = None,
-        cache: Sequence[Any] | None = None,
+        cache: Sequence[LayerCache] | None = None,
         last_only: bool = False,
         input_ids: Int[Array, "B T"] | None = None,
         labels: Int[Array, "B T"] | None = None,
-    ) -> Any:
+    ) -> CachedOutput[DecoderCache]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -116,7 +122,7 @@ class DecoderModel(Pretrained, nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "... T"] | None = None,
-        cache: Any = None,
+        cache: Sequence[LayerCache] | None = None,
         attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what goes into the first block, ``(B, T, D)``."""
@@ -143,7 +149,7 @@ class DecoderModel(Pretrained, nnx.Module):
             logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
         return logits
 
-    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init_cache(self, batch_size: int, capacity: int) -> DecoderCache:
         """Return a cache without tokens: one of every block, for `batch_size` sequences of at most `capacity` tokens.
 
         Raises:
@@ -159,7 +165,7 @@ class DecoderModel(Pretrained, nnx.Module):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
@@ -201,7 +207,7 @@ class DecoderModel(Pretrained, nnx.Module):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,

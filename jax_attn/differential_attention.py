@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, as_mask
@@ -24,6 +25,8 @@ from .decoding.cache import KeyValueCache, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class DifferentialAttention(nnx.Module):
@@ -44,8 +47,8 @@ class DifferentialAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config = DifferentialAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)
@@ -60,6 +63,7 @@ class DifferentialAttention(nnx.Module):
         self.lambda_q2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
         self.lambda_k2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
 
+    @typed_as(CachedAttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -68,7 +72,7 @@ class DifferentialAttention(nnx.Module):
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to what the config's mask shows it.
 
         Args:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge.specs.model import check_range
@@ -44,8 +45,8 @@ class Embedding(nnx.Embed):
         first: int = 0,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         check_rngs(rngs)
         super().__init__(size, emb_dim, embedding_init=_standard_normal, rngs=rngs, param_dtype=param_dtype)

@@ -6,12 +6,13 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.generation import end_token, options_of
@@ -27,9 +28,10 @@ from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
-from .random import Rngs
-
-Source = Int[Array, "B S"] | Float[Array, "B C F"]
+from .random import RandomSource, Rngs
+from .signatures import typed_as
+from .signatures.attention import CachedOutput
+from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
 
 class EncoderDecoderModel(Pretrained, nnx.Module):
@@ -46,7 +48,14 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
     """
 
     @EncoderDecoderConfig.takes
-    def __init__(self, config: EncoderDecoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: EncoderDecoderConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
         self.config = EncoderDecoderConfig.read(config)
         config = self.config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -59,6 +68,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         if config.logits_bias:
             self.logits_bias = nnx.Param(jnp.zeros((1, config.vocab_size), param_dtype))
 
+    @typed_as(EncoderDecoderCall)
     def __call__(
         self,
         source: Source | None,
@@ -67,11 +77,11 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
         attention_mask: Bool[Array, "..."] | Int[Array, "B S"] | None = None,
         positions: Int[Array, "... T"] | None = None,
-        cache: Sequence[Any] | None = None,
+        cache: EncoderDecoderCache | None = None,
         last_only: bool = False,
         input_ids: Int[Array, "B T"] | None = None,
         labels: Int[Array, "B T"] | None = None,
-    ) -> Any:
+    ) -> CachedOutput[EncoderDecoderCache]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -113,7 +123,13 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         result = logits if labels is None else (mean_loss(logits, labels, are_shifted=True), logits)
         return functional.with_cache(result, cache)
 
-    def check(self, source: Any, tokens: Any, source_mask: Any = None, cache: Sequence[Any] | None = None) -> None:
+    def check(
+        self,
+        source: Source | None,
+        tokens: Int[Array, "B T"],
+        source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
+        cache: EncoderDecoderCache | None = None,
+    ) -> None:
         """Check shapes and dtypes of a call.
 
         Raises:
@@ -153,7 +169,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         logits = x @ self._table("decoder").embedding.T.astype(x.dtype) if self.config.tie else self.out_head(x)
         return logits + lax.stop_gradient(self.logits_bias[...]) if self.config.logits_bias else logits
 
-    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init_cache(self, batch_size: int, capacity: int) -> EncoderDecoderCache:
         """Return a cache without tokens or source: one of every block of the decoder.
 
         Args:
@@ -174,7 +190,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,
@@ -225,7 +241,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         source_mask: Bool[Array, "B S"] | Int[Array, "B S"] | None = None,

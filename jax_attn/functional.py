@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ from attn_bridge.masks import Mask, as_mask
 from . import implementations
 from .linear import Linear
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.function import FunctionCall
+
+if TYPE_CHECKING:
+    from .parallel.sharding import Sharding
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
@@ -32,6 +37,7 @@ IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar("_CHOSEN", default=None)
 
 
+@typed_as(FunctionCall)
 def dot_product_attention(
     query: Float[Array, "B T H D"],
     key: Float[Array, "B S K D"],
@@ -46,7 +52,7 @@ def dot_product_attention(
     rng: Array | nnx.RngStream | Rngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
-    sharding: Any = None,
+    sharding: Sharding | None = None,
 ) -> Float[Array, "B T H Dv"] | tuple[Float[Array, "B T H Dv"], Float[Array, "B H T S"]]:
     """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
 

@@ -6,13 +6,14 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -26,6 +27,8 @@ from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import GatedDeltaNetCall
 
 
 class GatedDeltaNet(nnx.Module):
@@ -47,8 +50,8 @@ class GatedDeltaNet(nnx.Module):
         config: GatedDeltaNetConfig,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
         implementation: str | None = None,
     ):
         self.config = config = GatedDeltaNetConfig.check(config)
@@ -68,6 +71,7 @@ class GatedDeltaNet(nnx.Module):
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
+    @typed_as(GatedDeltaNetCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -76,7 +80,7 @@ class GatedDeltaNet(nnx.Module):
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
-    ) -> Any:
+    ) -> Array | tuple[Array, RecurrentCache]:
         """Read the tokens in order; each one changes the state and is answered from it.
 
         Args:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 from attn_bridge.validation import check_bounded
@@ -32,6 +33,9 @@ from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import Output
+from .signatures.models import GPTCall
 
 
 class GPTModel(Pretrained, nnx.Module):
@@ -53,11 +57,11 @@ class GPTModel(Pretrained, nnx.Module):
     @GPTModelConfig.takes
     def __init__(
         self,
-        config: GPTModelConfig | Mapping[str, Any],
+        config: GPTModelConfig | Mapping[str, object],
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = GPTModelConfig.read(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -69,13 +73,14 @@ class GPTModel(Pretrained, nnx.Module):
         self.final_norm = LayerNorm(emb_dim, **options)
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
+    @typed_as(GPTCall)
     def __call__(
         self,
         ids: Int[Array, "B T"] | None = None,
         *,
         input_ids: Int[Array, "B T"] | None = None,
         labels: Int[Array, "B T"] | None = None,
-    ) -> Any:
+    ) -> Output:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -156,10 +161,10 @@ class GPTModel(Pretrained, nnx.Module):
         steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
         return generation.until_ended(steps)
 
-    def _steps(self, ids: Int[Array, "B T"], max_new_tokens: Any, eos: int | None) -> Iterator[tuple[Any, Any]]:
+    def _steps(self, ids: Int[Array, "B T"], max_new_tokens: int | None, eos: int | None) -> Iterator[tuple[Any, Any]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
-        options = Options(max_new_tokens, eos=eos).checked(self.config.vocab_size)
+        options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         given = np.asarray(ids).astype(np.int64)
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
 
@@ -188,7 +193,14 @@ class TransformerBlock(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: GPTModelConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: GPTModelConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(

@@ -6,13 +6,14 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -25,6 +26,8 @@ from .initial_weights import linear
 from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -45,8 +48,8 @@ class GroupedQueryAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config = GroupedQueryAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)
@@ -65,6 +68,7 @@ class GroupedQueryAttention(nnx.Module):
             self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    @typed_as(CachedAttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -73,7 +77,7 @@ class GroupedQueryAttention(nnx.Module):
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to those that the config's mask shows it.
 
         Args:

@@ -5,17 +5,22 @@ The twin is `torch_attn.initial_weights`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from .linear import Linear, draw_normal, draw_uniform
 from .random import Rngs, check_rngs
 
 
 def linear(
-    d_in: int, d_out: int, bias: bool = True, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+    d_in: int,
+    d_out: int,
+    bias: bool = True,
+    *,
+    rngs: Rngs,
+    param_dtype: DTypeLike = jnp.float32,
+    dtype: DTypeLike | None = None,
 ) -> Linear:
     """Return a `Linear`, which starts from the distribution of `torch.nn.Linear`.
 
@@ -30,13 +35,17 @@ def linear(
     return Linear(d_in, d_out, bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
 
 
-def uniform(shape: tuple[int, ...], *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None) -> Array:
+def uniform(
+    shape: tuple[int, ...], *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
+) -> Array:
     """Return an array of `shape` and `param_dtype` drawn from U[0, 1), from the stream ``params``."""
     check_rngs(rngs)
     return draw_uniform(rngs.params(), shape, param_dtype)
 
 
-def normal(shape: tuple[int, ...], *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None) -> Array:
+def normal(
+    shape: tuple[int, ...], *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
+) -> Array:
     """Return an array of `shape` and `param_dtype` drawn from N(0, 1), from the stream ``params``."""
     check_rngs(rngs)
     return draw_normal(rngs.params(), shape, param_dtype)

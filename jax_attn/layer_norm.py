@@ -5,11 +5,10 @@ Twins: `jax_attn.layer_norm`, `torch_attn.layer_norm`. The book builds it in sec
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attn_bridge.specs import LayerNormConfig
@@ -43,8 +42,8 @@ class LayerNorm(nnx.Module):
         bias: bool = True,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = LayerNormConfig(emb_dim, eps, affine, bias)
         if affine:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from .operations import few_rows
 from .random import Rngs, TorchRngs, check_rngs
@@ -96,8 +97,8 @@ class Linear(nnx.Linear):
         bias: bool = True,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         check_rngs(rngs)
         # As `torch.nn.init.kaiming_uniform_` has it for the weights, and `torch.nn.Linear` for the bias.

@@ -6,12 +6,13 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, causal
@@ -23,6 +24,8 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import Rngs
 from .recurrent import recurrence
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
 class LinearAttention(nnx.Module):
@@ -44,8 +47,8 @@ class LinearAttention(nnx.Module):
         config: LinearAttentionConfig,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
         implementation: str | None = None,
     ):
         self.config = config = LinearAttentionConfig.check(config)
@@ -58,6 +61,7 @@ class LinearAttention(nnx.Module):
         self.W_value = linear(d_in, config.value_width, bias=bias, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
+    @typed_as(LinearAttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -67,7 +71,7 @@ class LinearAttention(nnx.Module):
         cache: RecurrentCache | None = None,
         return_weights: bool = False,
         form: str | None = None,
-    ) -> Any:
+    ) -> CachedOutput[RecurrentCache]:
         """Attend from every token to itself and to what came before it.
 
         Args:

@@ -6,12 +6,13 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask, causal
@@ -21,6 +22,8 @@ from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class MultiHeadAttention(nnx.Module):
@@ -54,8 +57,8 @@ class MultiHeadAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
         self.implementation = functional.check_implementation(implementation)
@@ -66,13 +69,14 @@ class MultiHeadAttention(nnx.Module):
         self.out_proj = linear(d_out, d_out, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
+    @typed_as(AttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend in every head from every token to itself and to what came before it.
 
         Args:

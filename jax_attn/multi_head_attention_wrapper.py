@@ -6,12 +6,13 @@ h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask, causal
@@ -21,6 +22,8 @@ from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class MultiHeadAttentionWrapper(nnx.Module):
@@ -56,8 +59,8 @@ class MultiHeadAttentionWrapper(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
         self.implementation = functional.check_implementation(implementation)
@@ -68,13 +71,14 @@ class MultiHeadAttentionWrapper(nnx.Module):
         )
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
+    @typed_as(AttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend in every head from every token to itself and to what came before it.
 
         Args:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from einops import einsum, rearrange, repeat
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -24,6 +25,8 @@ from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LatentAttentionCall
 
 
 class MultiHeadLatentAttention(nnx.Module):
@@ -44,8 +47,8 @@ class MultiHeadLatentAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config = MultiHeadLatentAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)
@@ -65,6 +68,7 @@ class MultiHeadLatentAttention(nnx.Module):
         self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    @typed_as(LatentAttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -74,7 +78,7 @@ class MultiHeadLatentAttention(nnx.Module):
         cache: KeyValueCache | None = None,
         absorbed: bool | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to what the config's mask shows it.
 
         Args:

@@ -131,6 +131,9 @@ class TorchRngs:
 Rngs: TypeAlias = nnx.Rngs | TorchRngs
 """What the modules of `jax_attn` take as ``rngs``."""
 
+RandomSource: TypeAlias = Array | np.ndarray[Any, Any] | nnx.RngStream | nnx.Rngs | TorchRngs | None
+"""What `generate` draws numbers from; None suffices where nothing is drawn."""
+
 
 def check_rngs(rngs: object) -> None:
     """Check what a module takes as ``rngs``: an `nnx.Rngs`, a stream of one, or a `TorchRngs`.

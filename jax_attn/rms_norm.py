@@ -5,12 +5,11 @@ Twins: `jax_attn.rms_norm`, `torch_attn.rms_norm`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attn_bridge.specs import RMSNormConfig
@@ -42,8 +41,8 @@ class RMSNorm(nnx.Module):
         unit_offset: bool = False,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = RMSNormConfig(emb_dim, eps, unit_offset)
         start = 0.0 if unit_offset else 1.0

@@ -5,13 +5,14 @@ Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
@@ -20,6 +21,8 @@ from attn_bridge.specs import SelfAttentionV1Config
 from . import functional
 from .initial_weights import uniform
 from .random import Rngs, check_rngs
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class SelfAttention_v1(nnx.Module):
@@ -44,8 +47,8 @@ class SelfAttention_v1(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
@@ -57,13 +60,14 @@ class SelfAttention_v1(nnx.Module):
         self.W_value = nnx.Param(uniform(shape, **options))
         self.dtype = dtype
 
+    @typed_as(AttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to every token.
 
         Args:

@@ -5,12 +5,13 @@ Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
@@ -19,6 +20,8 @@ from attn_bridge.specs import SelfAttentionV2Config
 from . import functional
 from .initial_weights import linear
 from .random import Rngs
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class SelfAttention_v2(nnx.Module):
@@ -45,8 +48,8 @@ class SelfAttention_v2(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
         self.implementation = functional.check_implementation(implementation)
@@ -55,13 +58,14 @@ class SelfAttention_v2(nnx.Module):
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
+    @typed_as(AttentionCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to every token.
 
         Args:

@@ -14,14 +14,17 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import Mask
 
 from . import functional
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
+@typed_as(AttentionCall)
 def simple_self_attention(
     x: Float[Array, "... t c"],
     *_misplaced: Never,
     attention_mask: Mask | Bool[Array, "..."] | None = None,
     return_weights: bool = False,
-) -> Float[Array, "... t c"] | tuple[Float[Array, "... t c"], Float[Array, "... t t"]]:
+) -> Output:
     """Return for every token the average of all tokens, weighted by the softmax of its dot products with them.
 
     Args:

@@ -7,12 +7,12 @@ shapes B batch, T position, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
@@ -49,11 +49,11 @@ class BertEncoder(Pretrained, Resettable):
     @BertEncoderConfig.takes
     def __init__(
         self,
-        config: BertEncoderConfig | Mapping[str, Any],
+        config: BertEncoderConfig | Mapping[str, object],
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = BertEncoderConfig.read(config)
@@ -119,7 +119,12 @@ class BertLayer(Resettable):
     """
 
     def __init__(
-        self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: BertEncoderConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         options = {"rngs": rngs, "device": device, "dtype": dtype}
@@ -150,7 +155,12 @@ class BertAttention(Resettable):
     """
 
     def __init__(
-        self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: BertEncoderConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         options = {"rngs": rngs, "device": device, "dtype": dtype}

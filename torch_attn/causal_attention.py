@@ -5,11 +5,13 @@ Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b ba
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import CausalAttentionConfig
@@ -20,6 +22,8 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class CausalAttention(Resettable):
@@ -51,8 +55,8 @@ class CausalAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
@@ -64,13 +68,14 @@ class CausalAttention(Resettable):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
+    @typed_as(AttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to itself and to what came before it.
 
         Args:

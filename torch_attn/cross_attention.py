@@ -6,11 +6,13 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge import validation
 from attn_bridge.masks import Mask, full
@@ -22,6 +24,8 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
 class CrossAttention(Resettable):
@@ -43,8 +47,8 @@ class CrossAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config = CrossAttentionConfig.check(config)
@@ -57,6 +61,7 @@ class CrossAttention(Resettable):
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    @typed_as(CrossAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -65,7 +70,7 @@ class CrossAttention(Resettable):
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token of the input to the whole context.
 
         Args:

@@ -7,11 +7,11 @@ width, V size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge import validation
 from attn_bridge.generation import end_token, options_of
@@ -27,8 +27,11 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
-from .random import JaxRngs
+from .random import JaxRngs, RandomSource
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LayerCache
+from .signatures.models import DecoderCache, DecoderCall
 
 
 class DecoderModel(Pretrained, Resettable):
@@ -46,7 +49,14 @@ class DecoderModel(Pretrained, Resettable):
     """
 
     @DecoderConfig.takes
-    def __init__(self, config: DecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.config = DecoderConfig.read(config)
         config = self.config
@@ -63,17 +73,18 @@ class DecoderModel(Pretrained, Resettable):
         if not config.tie:
             self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
 
+    @typed_as(DecoderCall)
     def forward(
         self,
         tokens: Int[Tensor, "B T"] | None = None,
         *,
         attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
-        cache: Sequence[Any] | None = None,
+        cache: Sequence[LayerCache] | None = None,
         last_only: bool = False,
         input_ids: Int[Tensor, "B T"] | None = None,
         labels: Int[Tensor, "B T"] | None = None,
-    ) -> Any:
+    ) -> CachedOutput[DecoderCache]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -118,7 +129,7 @@ class DecoderModel(Pretrained, Resettable):
         self,
         tokens: Int[Tensor, "B T"],
         positions: Int[Tensor, "... T"] | None = None,
-        cache: Any = None,
+        cache: Sequence[LayerCache] | None = None,
         attention_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return what goes into the first block, ``(B, T, D)``."""
@@ -145,7 +156,7 @@ class DecoderModel(Pretrained, Resettable):
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits
 
-    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init_cache(self, batch_size: int, capacity: int) -> DecoderCache:
         """Return a cache without tokens: one of every block, for `batch_size` sequences of at most `capacity` tokens.
 
         Raises:
@@ -161,7 +172,7 @@ class DecoderModel(Pretrained, Resettable):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
@@ -203,7 +214,7 @@ class DecoderModel(Pretrained, Resettable):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,

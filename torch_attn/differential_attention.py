@@ -13,6 +13,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
@@ -23,6 +24,8 @@ from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class DifferentialAttention(Resettable):
@@ -44,8 +47,8 @@ class DifferentialAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config = DifferentialAttentionConfig.check(config)
@@ -66,6 +69,7 @@ class DifferentialAttention(Resettable):
         for part in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             part.normal_(std=0.1)
 
+    @typed_as(CachedAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -74,7 +78,7 @@ class DifferentialAttention(Resettable):
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to what the config's mask shows it.
 
         Args:

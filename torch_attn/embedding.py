@@ -5,11 +5,10 @@ The twin is `jax_attn.embedding`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs.model import check_range
 
@@ -36,8 +35,8 @@ class Embedding(nn.Embedding):
         first: int = 0,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         check_rngs(rngs)
         super().__init__(size, emb_dim, device=device if rngs is None else "meta", dtype=dtype)

@@ -6,12 +6,13 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import EncoderDecoderConfig
@@ -26,10 +27,11 @@ from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
-from .random import JaxRngs
+from .random import JaxRngs, RandomSource
 from .resetting import Resettable
-
-Source = Int[Tensor, "B S"] | Float[Tensor, "B C F"]
+from .signatures import typed_as
+from .signatures.attention import CachedOutput
+from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
 
 class EncoderDecoderModel(Pretrained, Resettable):
@@ -48,7 +50,12 @@ class EncoderDecoderModel(Pretrained, Resettable):
 
     @EncoderDecoderConfig.takes
     def __init__(
-        self, config: EncoderDecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: EncoderDecoderConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = EncoderDecoderConfig.read(config)
@@ -68,6 +75,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
         if self.config.logits_bias:
             self.logits_bias.zero_()
 
+    @typed_as(EncoderDecoderCall)
     def forward(
         self,
         source: Source | None,
@@ -76,11 +84,11 @@ class EncoderDecoderModel(Pretrained, Resettable):
         source_mask: Bool[Tensor, "B S"] | Int[Tensor, "B S"] | None = None,
         attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
-        cache: Sequence[Any] | None = None,
+        cache: EncoderDecoderCache | None = None,
         last_only: bool = False,
         input_ids: Int[Tensor, "B T"] | None = None,
         labels: Int[Tensor, "B T"] | None = None,
-    ) -> Any:
+    ) -> CachedOutput[EncoderDecoderCache]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -122,7 +130,13 @@ class EncoderDecoderModel(Pretrained, Resettable):
         result = logits if labels is None else (mean_loss(logits, labels, are_shifted=True), logits)
         return functional.with_cache(result, cache)
 
-    def check(self, source: Any, tokens: Any, source_mask: Any = None, cache: Sequence[Any] | None = None) -> None:
+    def check(
+        self,
+        source: Source | None,
+        tokens: Int[Tensor, "B T"],
+        source_mask: Bool[Tensor, "B S"] | Int[Tensor, "B S"] | None = None,
+        cache: EncoderDecoderCache | None = None,
+    ) -> None:
         """Check shapes and dtypes of a call.
 
         Raises:
@@ -161,7 +175,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
         logits = x @ self._table("decoder").weight.T if self.config.tie else self.out_head(x)
         return logits + self.logits_bias.detach() if self.config.logits_bias else logits
 
-    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init_cache(self, batch_size: int, capacity: int) -> EncoderDecoderCache:
         """Return a cache without tokens or source: one of every block of the decoder.
 
         Args:
@@ -182,7 +196,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         source_mask: Bool[Tensor, "B S"] | Int[Tensor, "B S"] | None = None,
@@ -231,7 +245,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        rng: Any = None,
+        rng: RandomSource = None,
         eos: int | None = None,
         eos_token_id: int | None = None,
         source_mask: Bool[Tensor, "B S"] | Int[Tensor, "B S"] | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
@@ -21,6 +21,11 @@ from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
 from .random import JaxRngs, RngStream
+from .signatures import typed_as
+from .signatures.function import FunctionCall
+
+if TYPE_CHECKING:
+    from .parallel.sharding import Sharding
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
@@ -39,6 +44,7 @@ _DTYPE_NAMES = {
 }
 
 
+@typed_as(FunctionCall)
 def dot_product_attention(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],
@@ -53,7 +59,7 @@ def dot_product_attention(
     rng: torch.Generator | RngStream | JaxRngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
-    sharding: Any = None,
+    sharding: Sharding | None = None,
 ) -> Float[Tensor, "B T H Dv"] | tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"]]:
     """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
 

@@ -6,12 +6,13 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
@@ -25,6 +26,8 @@ from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
 from .resetting import Resettable
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import GatedDeltaNetCall
 
 
 class GatedDeltaNet(Resettable):
@@ -47,8 +50,8 @@ class GatedDeltaNet(Resettable):
         config: GatedDeltaNetConfig,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         implementation: str | None = None,
     ):
         super().__init__()
@@ -73,6 +76,7 @@ class GatedDeltaNet(Resettable):
         self.dt_bias.fill_(1.0)
         self.A_log.copy_(torch.log(0.01 + 15.99 * torch.rand_like(self.A_log)))
 
+    @typed_as(GatedDeltaNetCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -81,7 +85,7 @@ class GatedDeltaNet(Resettable):
         positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, RecurrentCache]:
         """Read the tokens in order; each one changes the state and is answered from it.
 
         Args:

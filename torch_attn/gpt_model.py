@@ -7,13 +7,13 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
-from attn_bridge.generation import Options, end_token
+from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 
@@ -29,6 +29,9 @@ from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import Output
+from .signatures.models import GPTCall
 
 
 class GPTModel(Pretrained, Resettable):
@@ -50,11 +53,11 @@ class GPTModel(Pretrained, Resettable):
     @GPTModelConfig.takes
     def __init__(
         self,
-        config: GPTModelConfig | Mapping[str, Any],
+        config: GPTModelConfig | Mapping[str, object],
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = GPTModelConfig.read(config)
@@ -67,13 +70,14 @@ class GPTModel(Pretrained, Resettable):
         self.final_norm = LayerNorm(emb_dim, **options)
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
+    @typed_as(GPTCall)
     def forward(
         self,
         ids: Int[Tensor, "B T"] | None = None,
         *,
         input_ids: Int[Tensor, "B T"] | None = None,
         labels: Int[Tensor, "B T"] | None = None,
-    ) -> Any:
+    ) -> Output:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
@@ -150,10 +154,12 @@ class GPTModel(Pretrained, Resettable):
         steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
         return generation.until_ended(steps)
 
-    def _steps(self, ids: Int[Tensor, "B T"], max_new_tokens: Any, eos: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _steps(
+        self, ids: Int[Tensor, "B T"], max_new_tokens: int | None, eos: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
-        options = Options(max_new_tokens, eos=eos).checked(self.config.vocab_size)
+        options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
 
         def steps() -> Iterator[tuple[Tensor, Tensor]]:
@@ -180,7 +186,14 @@ class TransformerBlock(Resettable):
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: GPTModelConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        config: GPTModelConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate

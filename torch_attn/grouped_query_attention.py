@@ -6,12 +6,13 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
@@ -24,6 +25,8 @@ from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class GroupedQueryAttention(Resettable):
@@ -45,8 +48,8 @@ class GroupedQueryAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config = GroupedQueryAttentionConfig.check(config)
@@ -71,6 +74,7 @@ class GroupedQueryAttention(Resettable):
         if self.config.sinks:
             self.sinks.zero_()
 
+    @typed_as(CachedAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -79,7 +83,7 @@ class GroupedQueryAttention(Resettable):
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to those that the config's mask shows it.
 
         Args:

@@ -5,16 +5,21 @@ Without `rngs` they start as torch has it, from its global generator.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from .random import JaxRngs, check_rngs
 
 
 def linear(
-    d_in: int, d_out: int, bias: bool = True, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    d_in: int,
+    d_out: int,
+    bias: bool = True,
+    *,
+    rngs: JaxRngs | None = None,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
 ) -> nn.Linear:
     """Return an `nn.Linear`; with `rngs`, its weights are those of `jax_attn.linear.Linear`, bit for bit.
 
@@ -40,7 +45,9 @@ def linear(
     return layer
 
 
-def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
+def uniform(
+    shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Device = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return a tensor of `shape` drawn from U[0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
     check_rngs(rngs)
     if rngs is None:
@@ -49,7 +56,9 @@ def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any 
     return drawn.to(torch.get_default_device() if device is None else device)
 
 
-def normal(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
+def normal(
+    shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Device = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return a tensor of `shape` drawn from N(0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
     check_rngs(rngs)
     if rngs is None:

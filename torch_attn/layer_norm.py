@@ -5,11 +5,10 @@ Twins: `jax_attn.layer_norm`, `torch_attn.layer_norm`. The book builds it in sec
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import LayerNormConfig
 
@@ -43,8 +42,8 @@ class LayerNorm(Resettable):
         bias: bool = True,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = LayerNormConfig(emb_dim, eps, affine, bias)

@@ -6,11 +6,13 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.recurrence import check_form
@@ -22,6 +24,8 @@ from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
 class LinearAttention(Resettable):
@@ -44,8 +48,8 @@ class LinearAttention(Resettable):
         config: LinearAttentionConfig,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         implementation: str | None = None,
     ):
         super().__init__()
@@ -58,6 +62,7 @@ class LinearAttention(Resettable):
         self.W_value = linear(d_in, config.value_width, bias=bias, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
+    @typed_as(LinearAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -67,7 +72,7 @@ class LinearAttention(Resettable):
         cache: RecurrentCache | None = None,
         return_weights: bool = False,
         form: str | None = None,
-    ) -> Any:
+    ) -> CachedOutput[RecurrentCache]:
         """Attend from every token to itself and to what came before it.
 
         Args:

@@ -12,6 +12,7 @@ import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
@@ -24,6 +25,8 @@ from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
+from .signatures import typed_as
+from .signatures.attention import CachedOutput, LatentAttentionCall
 
 
 class MultiHeadLatentAttention(Resettable):
@@ -45,8 +48,8 @@ class MultiHeadLatentAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config = MultiHeadLatentAttentionConfig.check(config)
@@ -67,6 +70,7 @@ class MultiHeadLatentAttention(Resettable):
         self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    @typed_as(LatentAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -76,7 +80,7 @@ class MultiHeadLatentAttention(Resettable):
         cache: KeyValueCache | None = None,
         absorbed: bool | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to what the config's mask shows it.
 
         Args:

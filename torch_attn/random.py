@@ -403,3 +403,7 @@ def _lasting() -> contextlib.AbstractContextManager[Any]:
 def _as_ordered(word: int) -> int:
     """Return the int32 that compares with words whose highest bit is flipped as the word does with them as they are."""
     return signed(word ^ 1 << 31)
+
+
+RandomSource: TypeAlias = torch.Generator | RngStream | JaxRngs | None
+"""What `generate` draws numbers from; None takes torch's global generator."""

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
 from torch import nn
 
 from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
 
+Forward = TypeVar("Forward", covariant=True)
+
+
+class HasForward(Protocol[Forward]):
+    """A module, for type checkers."""
+
+    @property
+    def forward(self) -> Forward:
+        """The method that a call of the module runs."""
+
 
 class Resettable(nn.Module):
     """A module whose parameters can be drawn again, such as after it was made on the meta device."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def __call__(self: HasForward[Forward]) -> Forward:
+            """Run `forward` and the hooks: `nn.Module` gives its calls no type, this gives them that of `forward`."""
 
     def extra_repr(self) -> str:
         """Return sizes, mask and positions, as the config has them, for ``repr``."""

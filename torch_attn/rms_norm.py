@@ -5,11 +5,10 @@ Twins: `jax_attn.rms_norm`, `torch_attn.rms_norm`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import RMSNormConfig
 
@@ -41,8 +40,8 @@ class RMSNorm(Resettable):
         unit_offset: bool = False,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = RMSNormConfig(emb_dim, eps, unit_offset)

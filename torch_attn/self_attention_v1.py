@@ -5,12 +5,13 @@ Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
@@ -19,6 +20,8 @@ from . import functional
 from .initial_weights import uniform
 from .random import JaxRngs, check_rngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class SelfAttention_v1(Resettable):
@@ -44,8 +47,8 @@ class SelfAttention_v1(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         check_rngs(rngs)
@@ -62,13 +65,14 @@ class SelfAttention_v1(Resettable):
         for matrix in (self.W_query, self.W_key, self.W_value):
             matrix.uniform_()
 
+    @typed_as(AttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to every token.
 
         Args:

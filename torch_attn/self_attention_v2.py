@@ -5,11 +5,13 @@ Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
+import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
@@ -18,6 +20,8 @@ from . import functional
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
 class SelfAttention_v2(Resettable):
@@ -45,8 +49,8 @@ class SelfAttention_v2(Resettable):
         *,
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
@@ -56,13 +60,14 @@ class SelfAttention_v2(Resettable):
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
+    @typed_as(AttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Output:
         """Attend from every token to every token.
 
         Args:

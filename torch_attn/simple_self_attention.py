@@ -14,14 +14,17 @@ from torch import Tensor
 from attn_bridge.masks import Mask
 
 from . import functional
+from .signatures import typed_as
+from .signatures.attention import AttentionCall, Output
 
 
+@typed_as(AttentionCall)
 def simple_self_attention(
     x: Float[Tensor, "... t c"],
     *_misplaced: Never,
     attention_mask: Mask | Bool[Tensor, "..."] | None = None,
     return_weights: bool = False,
-) -> Float[Tensor, "... t c"] | tuple[Float[Tensor, "... t c"], Float[Tensor, "... t t"]]:
+) -> Output:
     """Return for every token the average of all tokens, weighted by the softmax of its dot products with them.
 
     Args:

@@ -6,11 +6,11 @@ The twin is `torch_attn.blocks.convolution`. Letters: b batch, t position, c cha
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ..linear import SymmetricUniform
@@ -38,8 +38,8 @@ class Convolution(nnx.Conv):
         stride: int = 1,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         check_rngs(rngs)
         fan_in = size * d_in

@@ -6,11 +6,12 @@ position, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
@@ -24,19 +25,16 @@ from ..linear_attention import LinearAttention
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import Rngs
 from ..rms_norm import RMSNorm
+from ..signatures import typed_as
+from ..signatures.attention import BlockCall, LayerCache
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
 
-ATTENTIONS: dict[str, Any] = {
-    one.__name__: one
-    for one in (
-        GroupedQueryAttention,
-        MultiHeadLatentAttention,
-        GatedDeltaNet,
-        LinearAttention,
-        DifferentialAttention,
-    )
-}
+Attention: TypeAlias = (
+    GroupedQueryAttention | MultiHeadLatentAttention | GatedDeltaNet | LinearAttention | DifferentialAttention
+)
+
+ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}
 
 
 class DecoderBlock(nnx.Module):
@@ -49,7 +47,14 @@ class DecoderBlock(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: DecoderBlockConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        config: DecoderBlockConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         attention = ATTENTIONS[variant_of(config.attention).name]
@@ -63,18 +68,19 @@ class DecoderBlock(nnx.Module):
         self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
 
     @property
-    def attention(self) -> Any:
+    def attention(self) -> Attention:
         """The attention, whatever its name."""
         return getattr(self, self.config.attention_name)
 
+    @typed_as(BlockCall)
     def __call__(
         self,
         x: Float[Array, "B T D"],
         *,
         attention_mask: Bool[Array, "..."] | None = None,
         positions: Int[Array, "... T"] | None = None,
-        cache: Any = None,
-    ) -> Any:
+        cache: LayerCache | None = None,
+    ) -> Array | tuple[Array, LayerCache]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it.
 
         Args:
@@ -83,7 +89,7 @@ class DecoderBlock(nnx.Module):
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
             cache: of `init_cache`; it is returned behind the output then.
         """
-        arguments = {"attention_mask": attention_mask, "cache": cache}
+        arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         if positions is not None and hasattr(self.config.attention, "position"):
             arguments["positions"] = positions
         norms, scale = self.config.norms, self.config.residual_scale
@@ -103,7 +109,7 @@ class DecoderBlock(nnx.Module):
         x = x + self.drop_shortcut(added) * scale
         return x if cache is None else (x, cache)
 
-    def init_cache(self, batch_size: int, capacity: int) -> Any:
+    def init_cache(self, batch_size: int, capacity: int) -> LayerCache:
         """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens."""
         return self.attention.init_cache(batch_size, capacity)
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
@@ -34,7 +35,12 @@ class EncoderDecoderBlock(nnx.Module):
     """
 
     def __init__(
-        self, config: EncoderDecoderBlockConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+        self,
+        config: EncoderDecoderBlockConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

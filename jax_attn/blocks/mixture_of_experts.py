@@ -7,7 +7,6 @@ k one of its choices.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge.specs import MixtureOfExpertsConfig
@@ -38,7 +38,12 @@ class MixtureOfExperts(nnx.Module):
     """
 
     def __init__(
-        self, config: MixtureOfExpertsConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+        self,
+        config: MixtureOfExpertsConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

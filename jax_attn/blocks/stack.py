@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import StackConfig
@@ -38,7 +39,9 @@ class Stack(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: StackConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self, config: StackConfig, *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
+    ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         front, offset = config.convolutions, config.position_offset

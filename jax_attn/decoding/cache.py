@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
@@ -82,7 +83,7 @@ class KeyValueCache:
         value_dim: int | None = None,
         *,
         rolling: int | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> KeyValueCache:
         """Allocate a cache without tokens.
 

@@ -22,7 +22,7 @@ from attn_bridge.generation import Options, check_length, check_padding
 from attn_bridge.specs.model import check_ids, check_range
 
 from .. import functional
-from ..random import TorchRngs
+from ..random import RandomSource, TorchRngs
 
 
 @functools.partial(
@@ -39,7 +39,7 @@ def generate(
     model: Any,
     tokens: Int[Array, "B T"],
     options: Options,
-    rng: Any = None,
+    rng: RandomSource = None,
     attention_mask: Bool[Array, "B T"] | None = None,
     source: tuple[Any, ...] = (),
     source_mask: Bool[Array, "B S"] | None = None,
@@ -59,7 +59,7 @@ def stream(
     model: Any,
     tokens: Int[Array, "B T"],
     options: Options,
-    rng: Any = None,
+    rng: RandomSource = None,
     attention_mask: Bool[Array, "B T"] | None = None,
     source: tuple[Any, ...] = (),
     source_mask: Bool[Array, "B S"] | None = None,
@@ -100,7 +100,7 @@ def _begin(
     model: Any,
     tokens: Int[Array, "B T"],
     options: Options,
-    rng: Any,
+    rng: RandomSource,
     attention_mask: Bool[Array, "B T"] | None,
     source: tuple[Any, ...],
     source_mask: Bool[Array, "B S"] | None,
@@ -221,12 +221,12 @@ def _numbers_of(name: str, array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-def _check_source(rng: Any) -> None:
+def _check_source(rng: RandomSource) -> None:
     if rng is not None and not isinstance(rng, (Array, np.ndarray, nnx.RngStream, nnx.Rngs, TorchRngs)):
         raise TypeError(f"rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got {type(rng).__name__}")
 
 
-def _uniform(rng: Any, shape: tuple[int, int]) -> Float[Array, "N B"]:
+def _uniform(rng: RandomSource, shape: tuple[int, int]) -> Float[Array, "N B"]:
     """Return float32 numbers from [0, 1)."""
     if rng is None:
         raise ValueError("rng (None) must be a key, a stream of nnx.Rngs, or a TorchRngs where temperature is above 0")

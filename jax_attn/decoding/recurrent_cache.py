@@ -7,11 +7,11 @@ of a value, C channels and K taps of a convolution.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge import validation
@@ -51,7 +51,7 @@ class RecurrentCache:
         state_shape: tuple[int, int, int],
         conv_shape: tuple[int, int] | None = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> RecurrentCache:
         """Return a cache without tokens: every state is zeros.
 

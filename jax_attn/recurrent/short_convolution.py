@@ -7,12 +7,12 @@ spans.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from ..linear import SymmetricUniform
@@ -38,8 +38,8 @@ class ShortConvolution(nnx.Conv):
         bias: bool = False,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         # As `torch.nn.init.kaiming_uniform_` has it.
         draw = SymmetricUniform(size**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(size)))

@@ -5,11 +5,10 @@ The twin is `jax_attn.blocks.convolution`. Letters: b batch, t position, c chann
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from ..random import JaxRngs, check_rngs
 
@@ -36,8 +35,8 @@ class Convolution(nn.Conv1d):
         stride: int = 1,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         check_rngs(rngs)
         where = device if rngs is None else "meta"

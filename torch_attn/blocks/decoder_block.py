@@ -6,10 +6,12 @@ position, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
 
@@ -23,19 +25,16 @@ from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import JaxRngs
 from ..resetting import Resettable
 from ..rms_norm import RMSNorm
+from ..signatures import typed_as
+from ..signatures.attention import BlockCall, LayerCache
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
 
-ATTENTIONS: dict[str, Any] = {
-    one.__name__: one
-    for one in (
-        GroupedQueryAttention,
-        MultiHeadLatentAttention,
-        GatedDeltaNet,
-        LinearAttention,
-        DifferentialAttention,
-    )
-}
+Attention: TypeAlias = (
+    GroupedQueryAttention | MultiHeadLatentAttention | GatedDeltaNet | LinearAttention | DifferentialAttention
+)
+
+ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}
 
 
 class DecoderBlock(Resettable):
@@ -50,7 +49,12 @@ class DecoderBlock(Resettable):
     """
 
     def __init__(
-        self, config: DecoderBlockConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: DecoderBlockConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config
@@ -66,18 +70,19 @@ class DecoderBlock(Resettable):
         self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
 
     @property
-    def attention(self) -> Any:
+    def attention(self) -> Attention:
         """The attention, whatever its name."""
         return getattr(self, self.config.attention_name)
 
+    @typed_as(BlockCall)
     def forward(
         self,
         x: Float[Tensor, "B T D"],
         *,
         attention_mask: Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
-        cache: Any = None,
-    ) -> Any:
+        cache: LayerCache | None = None,
+    ) -> Tensor | tuple[Tensor, LayerCache]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it.
 
         Args:
@@ -86,7 +91,7 @@ class DecoderBlock(Resettable):
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
             cache: of `init_cache`; it is returned behind the output then.
         """
-        arguments = {"attention_mask": attention_mask, "cache": cache}
+        arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         if positions is not None and hasattr(self.config.attention, "position"):
             arguments["positions"] = positions
         norms, scale = self.config.norms, self.config.residual_scale
@@ -106,7 +111,7 @@ class DecoderBlock(Resettable):
         x = x + self.drop_shortcut(added) * scale
         return x if cache is None else (x, cache)
 
-    def init_cache(self, batch_size: int, capacity: int) -> Any:
+    def init_cache(self, batch_size: int, capacity: int) -> LayerCache:
         """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens."""
         return self.attention.init_cache(batch_size, capacity)
 

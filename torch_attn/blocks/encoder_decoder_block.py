@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
@@ -34,7 +36,12 @@ class EncoderDecoderBlock(Resettable):
     """
 
     def __init__(
-        self, config: EncoderDecoderBlockConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: EncoderDecoderBlockConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config

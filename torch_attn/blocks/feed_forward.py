@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import FeedForwardConfig
 
@@ -32,7 +33,12 @@ class FeedForward(Resettable):
     """
 
     def __init__(
-        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: FeedForwardConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config
@@ -67,7 +73,12 @@ class GatedFeedForward(Resettable):
     """
 
     def __init__(
-        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: FeedForwardConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config

@@ -6,12 +6,11 @@ k one of its choices.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import MixtureOfExpertsConfig
 
@@ -34,7 +33,12 @@ class MixtureOfExperts(Resettable):
     """
 
     def __init__(
-        self, config: MixtureOfExpertsConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        config: MixtureOfExpertsConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.config = config

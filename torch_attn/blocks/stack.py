@@ -13,6 +13,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.specs import StackConfig
 
@@ -39,7 +40,14 @@ class Stack(Resettable):
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: StackConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        config: StackConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.config = config
         options = {"rngs": rngs, "device": device, "dtype": dtype}

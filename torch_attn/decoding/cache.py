@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
@@ -76,8 +77,8 @@ class KeyValueCache:
         value_dim: int | None = None,
         *,
         rolling: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> KeyValueCache:
         """Allocate a cache without tokens.
 

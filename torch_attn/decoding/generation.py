@@ -18,7 +18,7 @@ from attn_bridge.generation import Options, check_length, check_padding
 from attn_bridge.specs.model import check_ids, check_range
 
 from .. import functional
-from ..random import JaxRngs, RngStream
+from ..random import JaxRngs, RandomSource, RngStream
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def generate(
     model: Any,
     tokens: Int[Tensor, "B T"],
     options: Options,
-    rng: Any = None,
+    rng: RandomSource = None,
     attention_mask: Bool[Tensor, "B T"] | None = None,
     source: tuple[Any, ...] = (),
     source_mask: Bool[Tensor, "B S"] | None = None,
@@ -45,7 +45,7 @@ def stream(
     model: Any,
     tokens: Int[Tensor, "B T"],
     options: Options,
-    rng: Any = None,
+    rng: RandomSource = None,
     attention_mask: Bool[Tensor, "B T"] | None = None,
     source: tuple[Any, ...] = (),
     source_mask: Bool[Tensor, "B S"] | None = None,
@@ -84,7 +84,7 @@ def _steps(
     model: Any,
     tokens: Int[Tensor, "B T"],
     options: Options,
-    rng: Any,
+    rng: RandomSource,
     attention_mask: Bool[Tensor, "B T"] | None,
     source: tuple[Any, ...],
     source_mask: Bool[Tensor, "B S"] | None,
@@ -162,12 +162,12 @@ def pick(logits: Float[Tensor, "B V"], numbers: Float[Tensor, "B"], options: Opt
     return ((below <= numbers[:, None].to(below.dtype) * total) & (below < total)).sum(-1)
 
 
-def _check_source(rng: Any) -> None:
+def _check_source(rng: RandomSource) -> None:
     if rng is not None and not isinstance(rng, (torch.Generator, RngStream, JaxRngs)):
         raise TypeError(f"rng must be a torch.Generator, a stream, a JaxRngs or None, got {type(rng).__name__}")
 
 
-def _uniform(rng: Any, shape: tuple[int, int], device: Any) -> Float[Tensor, "N B"]:
+def _uniform(rng: RandomSource, shape: tuple[int, int], device: Any) -> Float[Tensor, "N B"]:
     """Return float32 numbers from [0, 1)."""
     if rng is None or isinstance(rng, torch.Generator):
         return torch.rand(shape, generator=rng, device=device if rng is None else rng.device).to(device)

@@ -6,11 +6,10 @@ value, C channels and K taps of a convolution.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge import validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
@@ -50,8 +49,8 @@ class RecurrentCache:
         state_shape: tuple[int, int, int],
         conv_shape: tuple[int, int] | None = None,
         *,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> RecurrentCache:
         """Return a cache without tokens: every state is zeros.
 

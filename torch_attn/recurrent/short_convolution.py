@@ -6,11 +6,10 @@ spans.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from ..random import JaxRngs
 
@@ -34,8 +33,8 @@ class ShortConvolution(nn.Conv1d):
         bias: bool = False,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         where = device if rngs is None else "meta"
         super().__init__(channels, channels, size, groups=channels, bias=bias, device=where, dtype=dtype)

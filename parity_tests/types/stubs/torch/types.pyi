@@ -1,0 +1,3 @@
+from . import device
+
+Device = device | str | int | None

@@ -1,0 +1,159 @@
+"""The calls of whole models: the logits; before them the loss if labels are given, after them the cache if given.
+
+Twins: `jax_attn.signatures.models`, `torch_attn.signatures.models`. Letters: B batch, T query position, S
+key position, C channel of a frame, F frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, Unpack, overload
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .attention import CachedOutput, LayerCache, Output
+
+if TYPE_CHECKING:
+    from ..decoding.cache import KeyValueCache
+
+Tokens: TypeAlias = Int[Tensor, "B T"]
+Source: TypeAlias = Int[Tensor, "B S"] | Float[Tensor, "B C F"]
+DecoderCache: TypeAlias = "tuple[LayerCache, ...]"
+EncoderDecoderCache: TypeAlias = "tuple[tuple[KeyValueCache, KeyValueCache | None], ...]"
+
+
+class GPTOptions(TypedDict, total=False):
+    """Arguments of `GPTModel` that do not change the type of its result."""
+
+    input_ids: Tokens | None
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Those of `DecoderModel`."""
+
+    attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B S"] | None
+    positions: Int[Tensor, "... T"] | None
+    last_only: bool
+    input_ids: Tokens | None
+
+
+class EncoderDecoderOptions(DecoderOptions, total=False):
+    """Those of `EncoderDecoderModel`."""
+
+    source_mask: Bool[Tensor, "B S"] | Int[Tensor, "B S"] | None
+
+
+class GPTCall(Protocol):
+    """`GPTModel`, which has no cache."""
+
+    @overload
+    def __call__(self, ids: Tokens | None = None, *, labels: None = None, **options: Unpack[GPTOptions]) -> Tensor: ...
+    @overload
+    def __call__(
+        self, ids: Tokens | None = None, *, labels: Tokens, **options: Unpack[GPTOptions]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self, ids: Tokens | None = None, *, labels: Tokens | None = None, **options: Unpack[GPTOptions]
+    ) -> Output: ...
+
+
+class DecoderCall(Protocol):
+    """`DecoderModel`."""
+
+    @overload
+    def __call__(
+        self,
+        tokens: Tokens | None = None,
+        *,
+        labels: None = None,
+        cache: None = None,
+        **options: Unpack[DecoderOptions],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, tokens: Tokens | None = None, *, labels: Tokens, cache: None = None, **options: Unpack[DecoderOptions]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self,
+        tokens: Tokens | None = None,
+        *,
+        labels: None = None,
+        cache: Sequence[LayerCache],
+        **options: Unpack[DecoderOptions],
+    ) -> tuple[Tensor, DecoderCache]: ...
+    @overload
+    def __call__(
+        self,
+        tokens: Tokens | None = None,
+        *,
+        labels: Tokens,
+        cache: Sequence[LayerCache],
+        **options: Unpack[DecoderOptions],
+    ) -> tuple[Tensor, Tensor, DecoderCache]: ...
+    @overload
+    def __call__(
+        self,
+        tokens: Tokens | None = None,
+        *,
+        labels: Tokens | None = None,
+        cache: Sequence[LayerCache] | None = None,
+        **options: Unpack[DecoderOptions],
+    ) -> CachedOutput[DecoderCache]: ...
+
+
+class EncoderDecoderCall(Protocol):
+    """`EncoderDecoderModel`."""
+
+    @overload
+    def __call__(
+        self,
+        source: Source | None,
+        tokens: Tokens | None = None,
+        *,
+        labels: None = None,
+        cache: None = None,
+        **options: Unpack[EncoderDecoderOptions],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        source: Source | None,
+        tokens: Tokens | None = None,
+        *,
+        labels: Tokens,
+        cache: None = None,
+        **options: Unpack[EncoderDecoderOptions],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self,
+        source: Source | None,
+        tokens: Tokens | None = None,
+        *,
+        labels: None = None,
+        cache: Sequence[tuple[KeyValueCache, KeyValueCache | None]],
+        **options: Unpack[EncoderDecoderOptions],
+    ) -> tuple[Tensor, EncoderDecoderCache]: ...
+    @overload
+    def __call__(
+        self,
+        source: Source | None,
+        tokens: Tokens | None = None,
+        *,
+        labels: Tokens,
+        cache: Sequence[tuple[KeyValueCache, KeyValueCache | None]],
+        **options: Unpack[EncoderDecoderOptions],
+    ) -> tuple[Tensor, Tensor, EncoderDecoderCache]: ...
+    @overload
+    def __call__(
+        self,
+        source: Source | None,
+        tokens: Tokens | None = None,
+        *,
+        labels: Tokens | None = None,
+        cache: Sequence[tuple[KeyValueCache, KeyValueCache | None]] | None = None,
+        **options: Unpack[EncoderDecoderOptions],
+    ) -> CachedOutput[EncoderDecoderCache]: ...
