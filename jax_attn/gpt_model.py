@@ -15,9 +15,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from attn_bridge.generation import end_token, options_of
+from attn_bridge.generation import check_padding, end_token, options_of
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 from attn_bridge.validation import check_bounded
@@ -26,6 +26,7 @@ from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .decoding import generation
+from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
@@ -78,6 +79,7 @@ class GPTModel(Pretrained, nnx.Module):
         self,
         ids: Int[Array, "B T"] | None = None,
         *,
+        attention_mask: Bool[Array, "..."] | Int[Array, "B T"] | None = None,
         input_ids: Int[Array, "B T"] | None = None,
         labels: Int[Array, "B T"] | None = None,
     ) -> Output:
@@ -85,9 +87,11 @@ class GPTModel(Pretrained, nnx.Module):
 
         Args:
             ids: token ids ``(B, T)``, with T at most `context_length`.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, or bool that broadcasts
+                to ``(B, H, T, T)``; each row counts its positions without padding on the left.
             input_ids: another name of `ids`.
             labels: ``(B, T)``, usually the ids, -100 where none counts: asks for the mean loss of the tokens that
-                follow each position among them, as in `transformers`.
+                follow each position among them, as in `transformers`. Padding counts unless it is -100.
 
         Returns:
             The logits; before them the loss, if there are labels.
@@ -102,10 +106,11 @@ class GPTModel(Pretrained, nnx.Module):
         check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=longest)
         if labels is not None:
             check_labels(labels, ids, "ids")
-        x = self.tok_emb(ids) + self.pos_emb(np.arange(functional.shape_of(ids)[1]))
-        x = self.drop_emb(x)
+        attention_mask = functional.as_visible(attention_mask, "attention_mask")
+        x = self.tok_emb(ids)
+        x = self.drop_emb(x + self.pos_emb(positions_of(x, attention_mask=attention_mask)))
         for block in self.trf_blocks:
-            x = block(x)
+            x = block(x, attention_mask)
         logits = self.out_head(self.final_norm(x))
         return logits if labels is None else (mean_loss(logits, labels), logits)
 
@@ -116,6 +121,7 @@ class GPTModel(Pretrained, nnx.Module):
         *,
         eos: int | None = None,
         eos_token_id: int | None = None,
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
         input_ids: Int[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
         """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
@@ -127,17 +133,20 @@ class GPTModel(Pretrained, nnx.Module):
             max_new_tokens: how many to append.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
             eos_token_id: another name of `eos`.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
+                their positions from their first token then.
             input_ids: another name of `ids`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in JAX's widest integers, those given first.
 
         Raises:
-            ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
+            ValueError: a shape that does not fit, an id that is none, padding on the right, or `max_new_tokens` below
+                1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
         ids = tokens_of("ids", ids, input_ids)
-        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id))
+        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id), attention_mask)
         return jnp.asarray(
             np.concatenate([np.asarray(ids), np.stack([token for token, _ in steps], 1)], 1, dtype=np.int64)
         )
@@ -149,6 +158,7 @@ class GPTModel(Pretrained, nnx.Module):
         *,
         eos: int | None = None,
         eos_token_id: int | None = None,
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
         input_ids: Int[Array, "B T"] | None = None,
     ) -> Iterator[Int[Array, "B"]]:
         """Return an iterator over the tokens ``(B,)`` that `generate_greedy` appends, each as it is drawn.
@@ -158,24 +168,38 @@ class GPTModel(Pretrained, nnx.Module):
         Raises:
             ValueError, TypeError: as `generate_greedy` does.
         """
-        steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
+        steps = self._steps(
+            tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id), attention_mask
+        )
         return generation.until_ended(steps)
 
-    def _steps(self, ids: Int[Array, "B T"], max_new_tokens: int | None, eos: int | None) -> Iterator[tuple[Any, Any]]:
+    def _steps(
+        self,
+        ids: Int[Array, "B T"],
+        max_new_tokens: int | None,
+        eos: int | None,
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None,
+    ) -> Iterator[tuple[Any, Any]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         given = np.asarray(ids).astype(np.int64)
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
+        shown = functional.as_visible(attention_mask, "attention_mask")
+        if shown is not None:
+            shape, shown = functional.shape_of(shown), np.asarray(shown)
+            check_padding(shape, functional.dtype_name(shown), shown, given.shape)
 
         def steps() -> Iterator[tuple[Any, Any]]:
             # Windows of one length compile once; what stands after the last token, a causal model does not see.
-            tokens = np.pad(given, ((0, 0), (0, options.max_new_tokens)))
+            after = ((0, 0), (0, options.max_new_tokens))
+            tokens, mask = np.pad(given, after), None if shown is None else np.pad(shown, after, constant_values=True)
             window = min(self.config.context_length, tokens.shape[1])
             is_done = np.zeros(len(given), bool)
             for length in range(given.shape[1], tokens.shape[1]):
                 start = max(0, length - window)
-                token = _next_token(self, tokens[:, start : start + window], length - start - 1)
+                seen = None if mask is None else mask[:, start : start + window]
+                token = _next_token(self, tokens[:, start : start + window], seen, length - start - 1)
                 token, is_done = generation.ended(token, options.eos, is_done)
                 tokens[:, length] = token
                 yield token, is_done
@@ -217,13 +241,17 @@ class TransformerBlock(nnx.Module):
         self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "..."] | None = None
+    ) -> Float[Array, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
-        x = x + self.drop_shortcut(self.att(self.norm1(x)))
+        x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))
 
 
 @jax.jit
-def _next_token(model: GPTModel, ids: Int[Array, "B T"], index: int) -> Int[Array, "B"]:
+def _next_token(
+    model: GPTModel, ids: Int[Array, "B T"], attention_mask: Bool[Array, "B T"] | None, index: int
+) -> Int[Array, "B"]:
     """Return the likeliest token after position `index`."""
-    return model(ids)[:, index].argmax(-1)
+    return model(ids, attention_mask=attention_mask)[:, index].argmax(-1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.generation import end_token, options_of
+from attn_bridge.generation import check_padding, end_token, options_of
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 
@@ -21,6 +21,7 @@ from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .decoding import generation
+from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
@@ -75,6 +76,7 @@ class GPTModel(Pretrained, Resettable):
         self,
         ids: Int[Tensor, "B T"] | None = None,
         *,
+        attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B T"] | None = None,
         input_ids: Int[Tensor, "B T"] | None = None,
         labels: Int[Tensor, "B T"] | None = None,
     ) -> Output:
@@ -82,9 +84,11 @@ class GPTModel(Pretrained, Resettable):
 
         Args:
             ids: token ids ``(B, T)``, with T at most `context_length`.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, or bool that broadcasts
+                to ``(B, H, T, T)``; each row counts its positions without padding on the left.
             input_ids: another name of `ids`.
             labels: ``(B, T)``, usually the ids, -100 where none counts: asks for the mean loss of the tokens that
-                follow each position among them, as in `transformers`.
+                follow each position among them, as in `transformers`. Padding counts unless it is -100.
 
         Returns:
             The logits; before them the loss, if there are labels.
@@ -97,10 +101,11 @@ class GPTModel(Pretrained, Resettable):
         check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
         if labels is not None:
             check_labels(labels, ids, "ids")
-        x = self.tok_emb(ids) + self.pos_emb(torch.arange(ids.shape[1], device=ids.device))
-        x = self.drop_emb(x)
+        attention_mask = functional.as_visible(attention_mask, "attention_mask")
+        x = self.tok_emb(ids)
+        x = self.drop_emb(x + self.pos_emb(positions_of(x, attention_mask=attention_mask)))
         for block in self.trf_blocks:
-            x = block(x)
+            x = block(x, attention_mask)
         logits = self.out_head(self.final_norm(x))
         return logits if labels is None else (mean_loss(logits, labels), logits)
 
@@ -111,6 +116,7 @@ class GPTModel(Pretrained, Resettable):
         *,
         eos: int | None = None,
         eos_token_id: int | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         input_ids: Int[Tensor, "B T"] | None = None,
     ) -> Int[Tensor, "B N"]:
         """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
@@ -122,17 +128,20 @@ class GPTModel(Pretrained, Resettable):
             max_new_tokens: how many to append.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
             eos_token_id: another name of `eos`.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
+                their positions from their first token then.
             input_ids: another name of `ids`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
 
         Raises:
-            ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
+            ValueError: a shape that does not fit, an id that is none, padding on the right, or `max_new_tokens` below
+                1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
         ids = tokens_of("ids", ids, input_ids)
-        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id))
+        steps = self._steps(ids, max_new_tokens, end_token(eos, eos_token_id), attention_mask)
         return torch.cat([ids.long(), torch.stack([token for token, _ in steps], 1)], 1)
 
     def stream(
@@ -142,6 +151,7 @@ class GPTModel(Pretrained, Resettable):
         *,
         eos: int | None = None,
         eos_token_id: int | None = None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None = None,
         input_ids: Int[Tensor, "B T"] | None = None,
     ) -> Iterator[Int[Tensor, "B"]]:
         """Return an iterator over the tokens ``(B,)`` that `generate_greedy` appends, each as it is drawn.
@@ -151,25 +161,37 @@ class GPTModel(Pretrained, Resettable):
         Raises:
             ValueError, TypeError: as `generate_greedy` does.
         """
-        steps = self._steps(tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id))
+        steps = self._steps(
+            tokens_of("ids", ids, input_ids), max_new_tokens, end_token(eos, eos_token_id), attention_mask
+        )
         return generation.until_ended(steps)
 
     def _steps(
-        self, ids: Int[Tensor, "B T"], max_new_tokens: int | None, eos: int | None
+        self,
+        ids: Int[Tensor, "B T"],
+        max_new_tokens: int | None,
+        eos: int | None,
+        attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
+        shown = functional.as_visible(attention_mask, "attention_mask")
+        if shown is not None:
+            shape = functional.shape_of(shown)
+            check_padding(shape, functional.dtype_name(shown), shown.numpy(force=True), functional.shape_of(ids))
 
         def steps() -> Iterator[tuple[Tensor, Tensor]]:
-            tokens = ids.long()
+            tokens, mask, window = ids.long(), shown, self.config.context_length
             is_done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=ids.device)
             for _ in range(options.max_new_tokens):
                 with torch.no_grad():
-                    token = self(tokens[:, -self.config.context_length :])[:, -1].argmax(-1)
+                    seen = None if mask is None else mask[:, -window:]
+                    token = self(tokens[:, -window:], attention_mask=seen)[:, -1].argmax(-1)
                     token, is_done = generation.ended(token, options.eos, is_done)
                     tokens = torch.cat([tokens, token[:, None]], dim=1)
+                    mask = None if mask is None else nn.functional.pad(mask, (0, 1), value=True)
                 yield token, is_done
 
         return steps()
@@ -211,7 +233,9 @@ class TransformerBlock(Resettable):
         self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
-        x = x + self.drop_shortcut(self.att(self.norm1(x)))
+        x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))

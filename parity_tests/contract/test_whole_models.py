@@ -11,6 +11,7 @@ import pytest
 
 from ..support.whole_models import BERT, GPT, WholeModel, draw
 from . import backends
+from .test_decoder_model import as_array
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -194,3 +195,47 @@ def test_dropout_of_a_loaded_model_acts_in_training(backend, tmp_path):
     first, second = (backend.output_eagerly(loaded, ids) for _ in range(2))
     assert np.isfinite(first).all()
     assert np.abs(first - second).max() > 1e-2
+
+
+# ---- padding of the book's GPT
+
+LENGTHS = np.array([[4], [7], [5]])
+SHOWN = {"left": np.arange(7) >= 7 - LENGTHS, "right": np.arange(7) < LENGTHS}
+"""Masks of three rows by the side that is padded."""
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64"])
+@pytest.mark.parametrize("side", SHOWN)
+def test_padded_rows_of_gpt_get_their_own_logits(backend, side, dtype):
+    model, ids, shown = made(backend, GPT), GPT.inputs["ids"][:, :7], SHOWN[side]
+    mask = backend.as_argument(shown.astype(dtype))
+    logits = as_array(model(backend.as_argument(ids), attention_mask=mask))
+    for row in range(3):
+        alone = backend.output(model, ids[row : row + 1, shown[row]])
+        np.testing.assert_allclose(logits[row : row + 1, shown[row]], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_gpt_generates_from_padded_rows_as_from_rows_alone(backend):
+    """The rows grow beyond the 8 positions of the model."""
+    model, ids, shown = made(backend, GPT), GPT.inputs["ids"][:, :7], SHOWN["left"]
+    mask = backend.as_argument(shown)
+    tokens = np.asarray(model.generate_greedy(backend.as_argument(ids), 6, attention_mask=mask))
+    streamed = [np.asarray(token) for token in model.stream(backend.as_argument(ids), 6, attention_mask=mask)]
+    np.testing.assert_array_equal(np.stack(streamed, 1), tokens[:, 7:])
+    for row in range(3):
+        alone = model.generate_greedy(backend.as_argument(ids[row : row + 1, shown[row]]), 6)
+        np.testing.assert_array_equal(tokens[row, 7:], np.asarray(alone)[0, -6:])
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (SHOWN["right"], "attention_mask of row 0 must hide padding on the left alone, and show the last token"),
+        (SHOWN["left"][:, 1:], "attention_mask must have the shape of tokens (3, 7), got (3, 6)"),
+    ],
+)
+def test_gpt_refuses_prompts_padded_on_the_right(backend, mask, message):
+    ids = backend.as_argument(GPT.inputs["ids"][:, :7])
+    with pytest.raises(ValueError, match="attention_mask") as caught:
+        made(backend, GPT).generate_greedy(ids, 2, attention_mask=backend.as_argument(mask))
+    assert str(caught.value) == message

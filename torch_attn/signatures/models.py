@@ -26,6 +26,7 @@ EncoderDecoderCache: TypeAlias = "tuple[tuple[KeyValueCache, KeyValueCache | Non
 class GPTOptions(TypedDict, total=False):
     """Arguments of `GPTModel` that do not change the type of its result."""
 
+    attention_mask: Bool[Tensor, "..."] | Int[Tensor, "B S"] | None
     input_ids: Tokens | None
 
 
