@@ -187,8 +187,8 @@ class GPTModel(Pretrained, nnx.Module):
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
         shown = functional.as_visible(attention_mask, "attention_mask")
         if shown is not None:
-            shape, shown = functional.shape_of(shown), np.asarray(shown)
-            check_padding(shape, functional.dtype_name(shown), shown, given.shape)
+            shown, wanted = np.asarray(shown), (given.shape[0], given.shape[1])
+            check_padding(functional.shape_of(shown), functional.dtype_name(shown), shown, wanted)
 
         def steps() -> Iterator[tuple[Any, Any]]:
             # Windows of one length compile once; what stands after the last token, a causal model does not see.

@@ -179,8 +179,8 @@ class GPTModel(Pretrained, Resettable):
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
         shown = functional.as_visible(attention_mask, "attention_mask")
         if shown is not None:
-            shape = functional.shape_of(shown)
-            check_padding(shape, functional.dtype_name(shown), shown.numpy(force=True), functional.shape_of(ids))
+            wanted = (ids.shape[0], ids.shape[1])
+            check_padding(functional.shape_of(shown), functional.dtype_name(shown), shown.numpy(force=True), wanted)
 
         def steps() -> Iterator[tuple[Tensor, Tensor]]:
             tokens, mask, window = ids.long(), shown, self.config.context_length
