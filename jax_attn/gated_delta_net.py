@@ -28,7 +28,7 @@ from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import typed_as
-from .signatures.attention import GatedDeltaNetCall
+from .signatures.attention import RecurrentCall
 
 
 class GatedDeltaNet(nnx.Module):
@@ -71,7 +71,7 @@ class GatedDeltaNet(nnx.Module):
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
-    @typed_as(GatedDeltaNetCall)
+    @typed_as(RecurrentCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],

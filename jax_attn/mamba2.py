@@ -7,12 +7,13 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -26,6 +27,8 @@ from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
 from .recurrent.short_convolution import ShortConvolution
+from .signatures import typed_as
+from .signatures.attention import RecurrentCall
 
 
 class Mamba2(nnx.Module):
@@ -47,8 +50,8 @@ class Mamba2(nnx.Module):
         config: Mamba2Config,
         *,
         rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
         implementation: str | None = None,
     ):
         self.config = config = Mamba2Config.check(config)
@@ -68,6 +71,7 @@ class Mamba2(nnx.Module):
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
 
+    @typed_as(RecurrentCall)
     def __call__(
         self,
         x: Float[Array, "... t d"],
@@ -76,7 +80,7 @@ class Mamba2(nnx.Module):
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
-    ) -> Any:
+    ) -> Array | tuple[Array, RecurrentCache]:
         """Read the tokens in order; each one changes the state and is answered from it.
 
         Args:

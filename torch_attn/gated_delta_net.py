@@ -27,7 +27,7 @@ from .recurrent.short_convolution import ShortConvolution
 from .resetting import Resettable
 from .rms_norm import RMSNorm
 from .signatures import typed_as
-from .signatures.attention import GatedDeltaNetCall
+from .signatures.attention import RecurrentCall
 
 
 class GatedDeltaNet(Resettable):
@@ -76,7 +76,7 @@ class GatedDeltaNet(Resettable):
         self.dt_bias.fill_(1.0)
         self.A_log.copy_(torch.log(0.01 + 15.99 * torch.rand_like(self.A_log)))
 
-    @typed_as(GatedDeltaNetCall)
+    @typed_as(RecurrentCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],

@@ -7,12 +7,13 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
@@ -26,6 +27,8 @@ from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
 from .recurrent.short_convolution import ShortConvolution
 from .resetting import Resettable
+from .signatures import typed_as
+from .signatures.attention import RecurrentCall
 
 
 class Mamba2(Resettable):
@@ -48,8 +51,8 @@ class Mamba2(Resettable):
         config: Mamba2Config,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         implementation: str | None = None,
     ):
         super().__init__()
@@ -75,6 +78,7 @@ class Mamba2(Resettable):
         self.A_log.copy_(torch.log(1.0 + 15.0 * torch.rand_like(self.A_log)))
         self.D.fill_(1.0)
 
+    @typed_as(RecurrentCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -83,7 +87,7 @@ class Mamba2(Resettable):
         positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, RecurrentCache]:
         """Read the tokens in order; each one changes the state and is answered from it.
 
         Args:

@@ -5,12 +5,11 @@ The twin is `torch_attn.recurrent.gated_norm`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from .. import functional
@@ -36,8 +35,8 @@ class GatedNorm(nnx.Module):
         eps: float = 1e-5,
         *,
         rngs: Rngs | None = None,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
     ):
         self.group_width = width // groups
         self.eps = eps

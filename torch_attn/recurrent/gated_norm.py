@@ -5,11 +5,10 @@ The twin is `jax_attn.recurrent.gated_norm`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from .. import functional
 from ..random import JaxRngs
@@ -35,8 +34,8 @@ class GatedNorm(Resettable):
         eps: float = 1e-5,
         *,
         rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.group_width = width // groups

@@ -192,8 +192,8 @@ class LinearAttentionCall(Protocol):
     ) -> CachedOutput[RecurrentCache]: ...
 
 
-class GatedDeltaNetCall(Protocol):
-    """The gated delta rule, which has no weights to return."""
+class RecurrentCall(Protocol):
+    """Attention to a state, which has no weights to return: the gated delta rule, Mamba-2."""
 
     @overload
     def __call__(self, x: X, *, cache: None = None, **options: Unpack[RecurrentOptions]) -> Tensor: ...
