@@ -49,7 +49,7 @@ def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) ->
             continue
         for axis in range(one.ndim):
             others = tuple(place for place in range(one.ndim) if place != axis)
-            used: list[Array] = [np.asarray(np.abs(side).max(axis=others) > 0) for side in (one, two)]
+            used: list[Array] = [np.asarray((side != 0).any(axis=others)) for side in (one, two)]
             for label, own, other in ((labels[0], used[0], used[1]), (labels[1], used[1], used[0])):
                 missing = int((other & ~own).sum())
                 for count in sorted(set(sizes.values())):

@@ -257,7 +257,7 @@ def _outputs(case: Case, layers: Sequence[Layer]) -> Iterator[tuple[str, Array]]
     for axis in (0, 1) if not is_cell else (None,):
         steps = x[None] if axis is None else np.moveaxis(x, axis, 0)
         if len(steps) > LONGEST:
-            return
+            continue
         for some, what in _given_states(states, steps.shape[1], state, len(layers)):
             for step in _steps(count):
                 runs = [_run(layer, step, steps, *some, turned=bool(k)) for k, layer in enumerate(layers)]

@@ -68,7 +68,8 @@ def _reductions(case: Case) -> Iterator[tuple[str, Array]]:
         which = f"input {place}" if len(case.inputs) > 1 else "the input"
         for axes in _subsets(given.ndim):
             after = tuple(size for axis, size in enumerate(given.shape) if axis not in axes)
-            if after != tuple(size for size in case.one.shape if size != 1 or size in after):
+            kept = tuple(1 if axis in axes else size for axis, size in enumerate(given.shape))
+            if kept != case.one.shape and after != tuple(size for size in case.one.shape if size != 1 or size in after):
                 continue
             over = f"of {which} over {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
             made = {"the mean": given.mean(axes), "the sum": given.sum(axes), "the maximum": given.max(axes)}

@@ -379,6 +379,8 @@ def _cuts(
 def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
     """Return how much of an axis belongs to each of the parts, if it can be cut between them."""
     total = sum(sizes)
+    if not total:
+        return []
     found = [length * size // total for size in sizes]
     return found if all(found) and not any(length * size % total for size in sizes) else []
 

@@ -98,6 +98,7 @@ def train(
     arguments.check_modules(torch_module, flax_module)
     batches = arguments.batches_of(data, loss)
     arguments.check(steps, optimizer, loss, lr, seed, dropout, dtype)
+    lr = float(lr)  # a number of NumPy would be promoted in one way by torch and in another by JAX
     with orderly_interrupts(), np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         training = _Training(
             torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress, live

@@ -273,13 +273,13 @@ class _Tally:
             pairs = [(first, second)] + (
                 [(first_oracle, second_oracle)] if first_oracle is not None and second_oracle is not None else []
             )
-            overflown = _overflown(pieces)
-            for one, two in pairs:
-                unlike = ~(np.isfinite(one) & np.isfinite(two) | (np.isnan(one) & np.isnan(two)) | (one == two))
-                unlike &= ~overflown
-                if unlike.any() and not self.mismatched:
-                    self.mismatch_at = start + int(np.argmax(unlike))
-                self.mismatched += int(unlike.sum())
+            alike = np.logical_and.reduce(
+                [np.isfinite(a) & np.isfinite(b) | (np.isnan(a) & np.isnan(b)) | (a == b) for a, b in pairs]
+            )
+            unlike = ~alike & ~_overflown(pieces)
+            if unlike.any() and not self.mismatched:
+                self.mismatch_at = start + int(np.argmax(unlike))
+            self.mismatched += int(unlike.sum())
         self.finite += first.size if finite is None else int(finite.sum())
         if not first.size:
             self.apart = max(self.apart, 0.0)

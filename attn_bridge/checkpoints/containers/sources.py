@@ -19,7 +19,7 @@ def inside(folder: Path, name: object, named_by: object) -> Path:
     """
     name = check_name(named_by, name)
     path = Path(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or path.as_posix() != name:
         raise bad(named_by, f"the file {printable(name)} is not named as one of its folder")
     try:
         resolve_below(folder, folder / path)

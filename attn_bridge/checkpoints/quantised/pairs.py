@@ -141,7 +141,7 @@ OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map"}
 
 def method_name_of(names: Collection[str]) -> str:
     """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" where there is none."""
-    pairs = [(name, ending) for name in names for ending in OF_METHODS if name.endswith(ending)]
+    pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
     return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
 
 

@@ -62,6 +62,7 @@ def test_a_right_database_is_read(database):
         (moved(b"a.weight/1.0", size=31), "the chunk 1.0 of a.weight has 31 bytes, not 32"),
         (moved(b"a.weight/1.0", file="../secret"), "is not named as one of its folder"),
         (moved(b"a.weight/1.0", file="/etc/passwd"), "is not named as one of its folder"),
+        (moved(b"a.weight/1.0", file="."), "is not named as one of its folder"),
         (moved(b"a.weight/1.0", file="d/absent"), "does not exist"),
         (moved(b"a.weight/.zarray", size=1 << 20), "more than 65536 are not read"),
         (moved(b"a.weight/.zarray", size=20), "is no JSON"),

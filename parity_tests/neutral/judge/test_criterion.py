@@ -94,6 +94,14 @@ def of_one(first, second):
     return measure(one, two, one, two, **given)
 
 
+def test_an_element_that_is_nan_in_both_precisions_counts_once():
+    one = np.linspace(1.0, 2.0, 6, dtype=np.float32)
+    two = np.where(np.arange(6) < 2, np.nan, one)
+    sides = one, two, one.astype(np.float64), two.astype(np.float64)
+    found = measure(*sides, kind_scale=2.0, dtype="float32", group=0, weights="own", sample=0)
+    assert (found.mismatched, found.finite) == (2, 4)
+
+
 @pytest.mark.parametrize("scale", [1.0, 50.0])
 @pytest.mark.parametrize(("apart", "verdict"), [(1e-11, "equal"), (2e-11, "different")])
 def test_fused_attention_is_allowed_four_times_what_its_formula_loses(apart, verdict, scale):

@@ -96,3 +96,11 @@ def test_sizes_of_the_mesh_are_those_that_cut_results():
     shares = Shares((Cut(((), (("context", 2),), ())),), {"fc": Cut(((("tensor", 3),), ()))})
     assert shares.sizes == {"context": 2, "tensor": 3}
     assert named([0, 2], shares.parameters["fc"]) == "shards tensor=0; tensor=2 of 3"
+
+
+def test_nan_gradients_are_no_unused_parts_and_empty_ones_no_failure():
+    gradients = {"sinks": np.full(6, np.nan), "empty": np.zeros((4, 0))}
+    text = hint(
+        1.7 * RIGHT, first_gradients={"sinks": np.ones(6), "empty": np.zeros((4, 0))}, second_gradients=gradients
+    )
+    assert text == ""

@@ -206,6 +206,13 @@ PLANTED = {
         {},
         "torch computes the mean of the input over axis 1, Flax the sum of the input over axis 1",
     ),
+    "a first token of several, its axis kept": (
+        X[:1, :1],
+        X[:1].mean(1, keepdims=True),
+        [X[:1]],
+        {},
+        "torch computes the first of the input over axis 1, Flax the mean of the input over axis 1",
+    ),
     "a class token for a mean": (X.mean(1), X[:, 0], [X], {}, "over axis 1, Flax the first of the input over axis 1"),
     "a loss that is added up": (
         np.square(X - X[::-1] / 3).mean(),

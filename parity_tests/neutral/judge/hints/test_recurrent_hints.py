@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_parity.hints import Evidence, hint_for
-from attn_parity.hints.recurrent import read
+from attn_parity.hints.recurrent import LONGEST, read
 
 RANDOM = np.random.default_rng(3)
 D, H, T, B = 3, 4, 5, 2
@@ -102,6 +102,14 @@ def test_gates_in_another_order_are_named_in_it():
 )
 def test_typical_faults_of_lstm_ports_are_named(second, said):
     assert hint(lstm(W, U, BIAS, X), second(), TORCH) == f"torch computes an LSTM, Flax an LSTM {said}"
+
+
+def test_a_batch_before_the_time_may_be_large():
+    x = draw(LONGEST + 1, 3, D)
+    assert (
+        hint(lstm(W, U, BIAS, x), lstm(W, U, BIAS, x, "iofg"), TORCH, x)
+        == "torch computes an LSTM, Flax an LSTM with its gates in the order i o f g"
+    )
 
 
 def test_other_faults_of_an_lstm_are_not_named():

@@ -87,3 +87,10 @@ def test_a_rule_that_drops_a_drawn_weight_of_a_dump_is_refused(tmp_path):
     rules = [{"first": "table", "drop": "a constant"}]
     with pytest.raises(ValueError, match=r"table is dropped \(a constant\), and the samples of .* draw it at random"):
         dumped(first, Constant(first.table.detach().numpy()), tmp_path, rules=rules)
+
+
+def test_a_module_that_shares_a_stock_layers_name_is_called_as_it_is(tmp_path):
+    class MultiheadAttention(TorchTable):
+        """Takes no `need_weights`."""
+
+    assert dumped(MultiheadAttention(), FlaxTable(), tmp_path).verdict == "equal"

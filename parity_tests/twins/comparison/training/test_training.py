@@ -484,6 +484,10 @@ def test_bad_arguments(options, error, message):
     assert "\n" not in str(found.value)
 
 
+def test_numbers_of_numpy_are_learning_rates():
+    assert train(lr=np.float32(0.05), steps=1).verdict == "equal"
+
+
 def test_bad_data():
     with pytest.raises(ValueError, match="at least one pair of inputs and targets"):
         parity.train(torch_net(), FlaxNet(), [])
