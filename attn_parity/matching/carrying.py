@@ -91,7 +91,7 @@ class Carrying:
         """Tell whether the first side's numbers may replace the second's: none of the two is computed by code."""
         persistent = one.first.parameter.persistent and one.second.parameter.persistent
         first, second = self._arrays(one)
-        return persistent and state.waits_for_data(second) and not state.are_two_constants(first, second)
+        return persistent and state.waits_for_data(second, wide(first)) and not state.are_two_constants(first, second)
 
     def _arrays(self, one: Suited) -> tuple[Array, Array]:
         first, second = ({**self._pair.held[side], **self.numbers(side)} for side in SIDES)

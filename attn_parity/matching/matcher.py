@@ -197,7 +197,7 @@ class Matcher:
     def _on_table(self, one: Suited) -> str:
         first, second = (f"{tensor.name} of {label}" for tensor, label in zip(_both(one), self._labels, strict=True))
         return (
-            f"{first} and {second} differ and are not carried, as code computes them; a rule carries them: "
+            f"{first} and {second} differ and are not carried, as code seems to compute them; a rule carries them: "
             f"{pairings.rule_of(one.first.source, one.second.source)}"
         )
 

@@ -13,8 +13,9 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..pairing import Pairing
 from ..results.findings import Side
-from ..sides.dtypes import wide
+from ..sides.dtypes import is_float, unit_of, wide
 from ..sides.subject import Array, Parameter
+from .formulas import are_alike, is_computed, seems_computed
 
 MAX_SHOWN = 6
 """Most names in a note."""
@@ -24,14 +25,6 @@ IDLE = "no effect on the outputs"
 
 FROZEN = "frozen"
 """How the reason begins for which a frozen parameter is set aside."""
-
-SMOOTH = 1.3
-"""Mean square of the steps along an axis, in variances, below which an array is taken for a table. It is 2 for numbers
-drawn at random, and 0.97 for five positions of a table of sines and cosines with the frequencies 1 to 0.001."""
-
-LONG, SMOOTH_LINE = 16, 0.5
-"""Length of a line from which on it is looked at alone, and what `SMOOTH` is there. Of the lines of a Fourier basis a
-quarter is below, of random ones of that length one in thousands."""
 
 DISTINCT = 0.9
 """Part of the numbers of an array that have a size of their own, below which it is taken for a table. Of 16,384 uniform
@@ -55,21 +48,32 @@ def _roles(match: object) -> tuple[str, str]:
     return match.first.parameter.role, match.second.parameter.role  # type: ignore[attr-defined]
 
 
-def waits_for_data(array: Array) -> bool:
+def waits_for_data(array: Array, first: Array | None = None) -> bool:
     """Tell whether the second side's numbers are first values that data of the first side replace, and not a table.
 
-    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers, numbers that
-    change little from one to the next along an axis, or only rise or fall, sizes that repeat, and numbers written with
+    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers that repeat,
+    numbers that follow a formula, or are smooth or ordered beyond chance, sizes that repeat, and numbers written with
     few digits are computed or written by code: there a difference is a fault, which carrying the first side's would
     hide.
+
+    Args:
+        array: the second side's numbers.
+        first: the first side's; where the second side's may be ordered by chance, a table is one that is like these.
     """
     numbers = np.nan_to_num(wide(array).astype(np.float64))
     distinct = np.unique(numbers)
-    if array.dtype == bool or distinct.size <= 2:
+    if array.dtype == bool or distinct.size < min(3, numbers.size) or numbers.size == 1:
         return array.dtype != bool and distinct.size < 2 and bool(np.isin(distinct, (0.0, 1.0)).all())
     if array.dtype in (np.float32, np.float64) and (_repeats(numbers) or _is_written(array)):
         return False
-    return not any(_is_smooth(np.moveaxis(numbers, axis, -1)) for axis in range(numbers.ndim))
+    if is_computed(numbers, _unit(array)):
+        return False
+    return first is None or not seems_computed(numbers) or not are_alike(first, numbers)
+
+
+def is_undecided(array: Array) -> bool:
+    """Tell whether first values are ordered as a table may be, and are too few to tell that from chance."""
+    return waits_for_data(array) and seems_computed(np.nan_to_num(wide(array).astype(np.float64)))
 
 
 def are_two_constants(first: Array, second: Array) -> bool:
@@ -95,18 +99,9 @@ def _is_written(array: Array) -> bool:
     return bool((decimals.astype(array.dtype) == values).all())
 
 
-def _is_smooth(lines: Array) -> bool:
-    """Tell whether numbers change little, or only rise or fall, along their last axis; in a tenth of lines suffices."""
-    if lines.shape[-1] < 3:
-        return False
-    steps = np.diff(lines, axis=-1)
-    if (steps >= 0).all() or (steps <= 0).all():
-        return True
-    rough, spread = (steps**2).mean(-1), lines.var(axis=-1)
-    if rough.sum() < SMOOTH * spread.sum():
-        return True
-    few = np.quantile(rough / np.maximum(spread, 1e-300), 0.1)
-    return lines.shape[-1] >= LONG and bool(few < SMOOTH_LINE)
+def _unit(array: Array) -> float:
+    """Return the unit of the last place that a table was rounded to; whole numbers are exact."""
+    return unit_of(array.dtype.name) if is_float(array) else float(np.finfo(np.float64).eps)
 
 
 def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pairing) -> Iterator[str]:
@@ -125,9 +120,17 @@ def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pai
         names = [match.tensor(side).name for match in pairs if "int" not in match.tensor(side).parameter.dtype]
         if names:
             yield f"state in {label} and weights on the other side, so that no gradient is compared: {listed(names)}"
-    both = [match.first.name for match in pairing.matches if _roles(match) == ("state", "state")]
+    both = [match for match in pairing.matches if _roles(match) == ("state", "state")]
     if both and pair.transfer:
-        yield f"state that is carried from {pair.shown['first']} to {pair.shown['second']}: {listed(both)}"
+        names = [match.first.name for match in both]
+        yield f"state that is carried from {pair.shown['first']} to {pair.shown['second']}: {listed(names)}"
+        proposed = [match for match in both if match.how != "rule"]
+        names = [one.second.name for one in proposed if is_undecided(one.second.take(pair.held["second"]))]
+        if names:
+            yield (
+                f"carried, as too few numbers of {pair.shown['second']} show whether code computes them; a rule that "
+                f"drops them keeps its own: {listed(names)}"
+            )
     for side in SIDES:
         taken = {match.tensor(side).source for match in pairing.matches}
         taken |= {name for where, name, _ in pairing.dropped if where == side}

@@ -57,9 +57,39 @@ def test_first_values_wait(name):
     assert waits_for_data(DATA[name])
 
 
-def test_random_vectors_are_rarely_taken_for_tables():
-    assert np.mean([waits_for_data(random.normal(size=8)) for _ in range(500)]) > 0.85
-    assert np.mean([waits_for_data(random.normal(size=(32, 32))) for _ in range(100)]) == 1.0
+SHORT = {
+    "frequencies": 10000.0 ** (-np.arange(3) / 3),
+    "positions": np.linspace(-1.0, 1.0, 3) / 7.0,
+    "harmonic": 1.0 / (3.0 + np.arange(4)),
+    "logarithms": np.log(2.0 + np.arange(4)),
+    "squares": (np.arange(4) / 7.0) ** 2,
+    "cosines": np.cos(0.7 + 0.9 * np.arange(5)),
+    "sines of four positions": np.sin(np.arange(4)[:, None] * 10000.0 ** (-np.arange(3) / 3)),
+    "slopes of six heads": np.asarray([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+    "offsets": np.arange(3),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_table_is_known_by_its_formula(name, dtype):
+    table = SHORT[name]
+    assert not waits_for_data(table if table.dtype.kind == "i" else table.astype(dtype))
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (4,), (6,), (8,), (12,), (16,), (24,), (2, 3), (4, 4), (5, 8)], ids=str)
+@pytest.mark.parametrize("draw", [random.normal, random.uniform], ids=["normal", "uniform"])
+def test_random_numbers_are_not_taken_for_tables(draw, shape):
+    assert np.mean([not waits_for_data(draw(size=shape).astype(np.float32)) for _ in range(400)]) <= 0.01
+
+
+def test_rising_numbers_next_to_similar_ones_are_a_table():
+    second = np.asarray([0.12371193, 0.77191817, 0.91232731], np.float32)
+    assert waits_for_data(second)
+    assert waits_for_data(second, np.asarray([-1.3, 0.4, 0.2], np.float32))
+    assert not waits_for_data(second, 1.01 * second)
+    assert not waits_for_data(second, 2 * second)
+    assert waits_for_data(second[[1, 0, 2]], 1.01 * second[[1, 0, 2]]), "without a sign they are data"
 
 
 def test_written_numbers_replace_first_values_alone():

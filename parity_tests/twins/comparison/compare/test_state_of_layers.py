@@ -147,6 +147,27 @@ def test_a_wrong_first_variance_is_seen_without_transfer():
     assert compare(first, second, x, seeds=1, transfer=False).verdict == "different"
 
 
+def test_few_random_numbers_are_carried_and_named():
+    class Torch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", torch.tensor([0.31428312, -1.2471221, 0.8713314]))
+
+        def forward(self, x):
+            return x[..., :3] - self.centre
+
+    class Flax(nnx.Module):
+        def __init__(self):
+            self.centre = nnx.Variable(jnp.asarray([0.12371193, 0.77191817, 0.91232731]))
+
+        def __call__(self, x):
+            return x[..., :3] - self.centre[...]
+
+    report = compare(Torch(), Flax(), X, seeds=1)
+    assert report.verdict == "equal"
+    assert any(note.startswith("carried, as too few numbers of Flax") and "centre" in note for note in report.notes)
+
+
 class TorchHeads(nn.Module):
     """Only `out` is used; the pooler runs and its result is dropped, the contact head never runs."""
 
