@@ -239,10 +239,11 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
     if not names:
         raise LayoutError("it holds no tensor")
+    type_unknown = _why_unknown_type(model_type)
     if not covered:
         first = printable(next(iter(names)))
         raise LayoutError(
-            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {first}; {_RULES}"
+            f"{type_unknown}no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {first}; {_RULES}"
         )
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
@@ -250,7 +251,17 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if refused:
         raise LayoutError(refused)
     shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
-    raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}")
+    raise LayoutError(
+        f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}"
+    )
+
+
+def _why_unknown_type(model_type: Any) -> str:
+    """Return, as the beginning of an error, that no layout is for models of a type; "" where one is."""
+    is_named = isinstance(model_type, str) and not model_type.startswith(OWN)
+    if not is_named or any(model_type in layout.model_types for layout in _LAYOUTS.values()):
+        return ""
+    return f"no layout is for the model_type {printable(model_type, 40)} of config.json; "
 
 
 def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:

@@ -12,6 +12,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import make_writer
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.models import layouts
+from attn_bridge.weights.rows import LayoutError
 
 from .checkpoints import SIZES, bert, gpt, whole
 
@@ -94,3 +95,12 @@ def test_a_base_model_of_flax_is_given_no_head(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no head, lm_head.kernel"):
         checkpoints.convert(source, tmp_path / "out")
+
+
+def test_a_model_without_a_layout_is_refused_by_its_type(tmp_path):
+    names = ("shared.embedding", "encoder.block.0.layer.0.SelfAttention.q.kernel")
+    np.savez(tmp_path / "model.npz", **dict.fromkeys(names, np.ones((4, 2))))
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "d_model": 2}')
+    refused = "^no layout is for the model_type t5 of config.json; the names fit no layout; flax-bart comes closest"
+    with pytest.raises(LayoutError, match=refused):
+        checkpoints.convert(tmp_path, tmp_path / "out", to_layout="hf-bart")
