@@ -75,6 +75,8 @@ def load(
                 for_module=True,
                 tied=isinstance(config, ModelConfig) and bool(getattr(config, "tie", False)),
             )
+        if side == "torch" and isinstance(config, ModelConfig):
+            plan = planning.evened(plan)
         found = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [
             f"{name}: expected {wanted[name][0]}, got {found[name].info.shape}"
@@ -250,7 +252,7 @@ def _planned(
         config, before = configs.of_reader(reader), manifest.of(reader, path)
         source = NumberedReader(reader) if numbered else reader
         plan = planning.make(source, target_layout=side, config=config, manifest=before, for_module=True)
-        yield source, before, plan
+        yield source, before, planning.evened(plan) if side == "torch" else plan
 
 
 def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.Plan) -> Elements:

@@ -266,7 +266,9 @@ def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, Any], *, is_r
     """
     dtypes = sorted({one.info.dtype for one in plan.targets if is_float(one.info.dtype)})
     if is_read and reader.format == "gguf" and len(dtypes) > 1:  # llama.cpp has all vectors in float32
-        unlike = f"{' and '.join(dtypes)} stay as they are; --dtype makes one of them, as a module of torch needs it"
+        unlike = (
+            f"{' and '.join(dtypes)} stay as they are; torch loads such a model in the wider one, --dtype casts here"
+        )
         plan = dataclasses.replace(plan, notes=(*plan.notes, unlike))
     if isinstance(reader, quantised.Dequantised):
         return quantised.in_file_order(plan, reader)

@@ -25,6 +25,8 @@ def load(
 ) -> None:
     """Write a checkpoint's tensors into a module: all of them, or none; a parameter takes its tensor's dtype.
 
+    Where layers of a whole model have several floating-point dtypes in the file (a GGUF's), they take the widest.
+
     Args:
         path: file or folder, in any container.
         module: a module of ours, or one whose names are the checkpoint's.

@@ -4,7 +4,7 @@
 """
 
 from .making import TWINS, WHOLE, kept_name, make, with_kept
-from .plans import DTYPES, IDLE, Plan, Target, check_dtype
+from .plans import DTYPES, IDLE, Plan, Target, check_dtype, evened
 from .regions import part_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Plan",
     "Target",
     "check_dtype",
+    "evened",
     "kept_name",
     "make",
     "part_of",

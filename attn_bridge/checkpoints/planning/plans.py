@@ -203,3 +203,23 @@ def notes_on_cast(reader: Reader, wide: str) -> list[str]:
                 lost.append(f"what is beyond {float(two.max):.3g}")
             notes.append(f"{dtype} to {wide} " + (f"loses {' and '.join(lost)}" if lost else "loses nothing"))
     return notes
+
+
+LAYERS = (".weight", ".bias", ".scale", ".shift")
+"""Endings of our torch names of parameters that input meets in its own dtype, which torch wants to be theirs."""
+
+
+def evened(plan: Plan) -> Plan:
+    """Return a plan for a torch model whose layers have one floating-point dtype, the widest of those in the file.
+
+    GGUF holds vectors in float32 next to matrices in float16, and torch multiplies equal dtypes only. Every number
+    stays the same, as it does where JAX promotes both. Other parameters (sinks, decays) keep their dtype.
+    """
+    layers = [one for one in plan.targets if one.info.name.endswith(LAYERS) and is_float(one.info.dtype)]
+    dtypes = {one.info.dtype for one in layers if not one.kept}
+    if len(dtypes) < 2:
+        return plan
+    wide = max(dtypes - {"float16", "bfloat16"}, key=lambda name: numpy_dtype(name).itemsize, default="float32")
+    evened = {one.info.name: dataclasses.replace(one.info, dtype=wide) for one in layers if not one.kept}
+    targets = tuple(dataclasses.replace(one, info=evened.get(one.info.name, one.info)) for one in plan.targets)
+    return dataclasses.replace(plan, targets=targets)

@@ -386,6 +386,6 @@ def test_the_27_b_gemma_scales_by_its_width(tmp_path):
 def test_matrices_in_float16_beside_vectors_in_float32_are_noted(tmp_path):
     source = gguf_files.converted(tmp_path / "x.gguf", *model("llama"), kind="F16")
     notes = checkpoints.plan(source, tmp_path / "out").notes
-    wanted = "float16 and float32 stay as they are; --dtype makes one of them, as a module of torch needs it"
+    wanted = "float16 and float32 stay as they are; torch loads such a model in the wider one, --dtype casts here"
     assert wanted in notes
     assert wanted not in checkpoints.plan(source, tmp_path / "out", dtype="f16").notes

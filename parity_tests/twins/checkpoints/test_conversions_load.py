@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import safetensors.numpy
 import torch
 import transformers
 from flax import nnx
@@ -23,7 +25,7 @@ from attn_bridge.checkpoints import configs
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
-from ...support import hf_folders
+from ...support import gguf_files, hf_folders
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
@@ -228,3 +230,23 @@ def test_a_head_that_a_source_lacked_is_there_for_a_model(tmp_path, original):
     shutil.copy(source.folder / "config.json", tmp_path / "config.json")
     checkpoints.convert(tmp_path / "x.npz", tmp_path / "hf", to_layout="hf-gpt2")
     assert_loads(tmp_path / "hf", "gpt2", source)
+
+
+@pytest.mark.parametrize("layout", ["hf-llama", "torch", "flax", "vllm"])
+def test_matrices_in_float16_beside_norms_in_float32_load(original, tmp_path, layout):
+    source = original("llama")
+    state = safetensors.numpy.load_file(source.folder / "model.safetensors")
+    config = json.loads((source.folder / "config.json").read_text())
+    mixed = {
+        name: array if array.ndim == 1 else array.astype(np.float16).astype(array.dtype)
+        for name, array in state.items()
+    }
+    gguf = gguf_files.converted(tmp_path / "x.gguf", mixed, {"head_dim": 4, **config}, kind="F16")
+    checkpoints.convert(gguf, tmp_path / "out", to_layout=layout)
+    if not (tmp_path / "out" / "config.json").exists():
+        shutil.copy(source.folder / "config.json", tmp_path / "out")
+    models = {side: package.DecoderModel.from_pretrained(tmp_path / "out") for side, (package, _) in SIDES.items()}
+    logits = {side: run(side, "llama", model) for side, model in models.items()}
+    assert {parameter.dtype for parameter in models["torch"].parameters()} == {torch.float32}
+    assert_close(logits["torch"], logits["flax"])
+    assert np.abs(logits["torch"] - source.logits).max() < 1e-2 * np.abs(source.logits).max()
