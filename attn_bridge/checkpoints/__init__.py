@@ -312,16 +312,13 @@ def verify(
     """
     from ..models import layouts
     from ..weights import WeightsMismatchError
-    from . import configs, containers, manifest, requests, verification
+    from . import containers, manifest, requests, verification
     from .containers import following, remote
     from .containers.base import CheckpointError
-    from .planning import reading
     from .selection import patterns_in, select, without_wrappers
 
     progress = progress or (lambda done, total, name: None)
-    given = options_of(options, keywords)
-    from_layout, to_layout, rules, settings = given.from_layout, given.to_layout, given.rules, given.settings
-    dequantize, strip, step, item = given.dequantize, given.strip, given.step, given.item
+    options = options_of(options, keywords)
     origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
     with containers.open_reader(target) as there:
         known = manifest.of(there, target)
@@ -331,57 +328,43 @@ def verify(
         elif origin is None:
             raise CheckpointError(f"{target} has no manifest beside it; give its source to hold it against")
         if origin is not None:
-            if rules is None and known is not None and known.layout not in ("", *layouts.names()):
+            if options.rules is None and known is not None and known.layout not in ("", *layouts.names()):
                 raise CheckpointError(f"{target} was converted by rules of one's own; give them, too")
-            if rules is None and known is not None:
-                from_layout = from_layout or known.source.get("layout") or None
-                to_layout = to_layout or known.layout or "same"
-                settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
-            elif rules is None and to_layout is None:
-                to_layout = reading.layout_of(there.tensors, configs.beside(there.path), None).name
+            options = verification.as_converted(options, known, there)
+            step, item = options.step, options.item
             if step is None and item is None and known is not None:
                 step, item = following.again(origin, known.source)
-            with containers.open_reader(origin, given.source_format, step=step, item=item) as opened:
-                dtype = known.dtype if known is not None and known.dtype else given.dtype
+            with containers.open_reader(origin, options.source_format, step=step, item=item) as opened:
+                strip = options.strip
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")
                     bare = without_wrappers(opened.tensors)
                     strip = said if any(name.startswith(said) for name in (*bare, *bare.values())) else None
                 strip = strip or None
-                patterns = tuple(given.drop) if given.drop is not None else patterns_in(opened, known)
-                keep_wrappers = rules is not None or to_layout == "same"
+                patterns = tuple(options.drop) if options.drop is not None else patterns_in(opened, known)
+                keep_wrappers = options.rules is not None or options.to_layout == "same"
                 opened, selection = select(opened, strip, patterns, keep_wrappers=keep_wrappers)
+                dequantize = options.dequantize
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = requests.seen(opened, dequantize, dtype, given.adapter)
+                reader = requests.seen(opened, dequantize, options.dtype, options.adapter)
                 problems |= verification.by_adapter(reader, known, target)
-                is_another = strip is not None or selection.unwrapped or given.adapter is not None
+                is_another = strip is not None or selection.unwrapped or options.adapter is not None
                 before = None if is_another else manifest.of(reader, origin)
                 try:
-                    planned = requests.plan_of(
-                        reader,
-                        before,
-                        target,
-                        from_layout,
-                        to_layout,
-                        there.format,
-                        rules,
-                        dtype,
-                        settings,
-                        selection,
-                    )
+                    planned = requests.plan_of(reader, before, target, options, selection)
                 except (WeightsMismatchError, layouts.LayoutError) as error:
                     made_of = None if known is None else known.source.get("layout")
-                    if not made_of or from_layout != made_of:
+                    if not made_of or options.from_layout != made_of:
                         raise
-                    copied = requests.plan_of_copy(reader, target, to_layout, there.format, dtype)
+                    copied = requests.plan_of_copy(reader, target, options.to_layout, there.format, options.dtype)
                     is_shape = isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]
                     if copied is None and is_shape:
                         raise  # its names are those of the layout
                     if copied is None:
                         raise verification.another_source(origin, target, made_of, error) from None
                     planned, before = copied, None
-                found = verification.by_source(planned, reader, before, there, given.max_memory, progress)
+                found = verification.by_source(planned, reader, before, there, options.max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)

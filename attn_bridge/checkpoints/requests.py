@@ -60,20 +60,9 @@ class Request(ConvertOptions):
             beside = manifest.of(reader, source)
             is_another = self.strip is not None or selection.unwrapped or self.adapter is not None
             before = None if is_another else beside
-            kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
-            plan = plan_of(
-                reader,
-                before,
-                target,
-                self.from_layout,
-                self.to_layout,
-                kind,
-                self.rules,
-                self.dtype,
-                settings,
-                selection,
-            )
+            plan = plan_of(reader, before, target, self, selection)
             plan = with_notes(plan, None if before is beside else beside)
+            kind, _ = containers.with_settings(containers.format_of(target, self.format), self.settings)
             is_folder = configs.is_folder(target, kind)
             plan = with_files(plan, reader, is_folder)
             yield Prepared(plan, reader, before, target, kind, is_folder, there)
@@ -206,34 +195,35 @@ def plan_of_copy(reader: Reader, target: Path, layout: str | None, format: str, 
     Conversions there and back lead to such a target, whose manifest names the layout between the two.
     """
     try:
-        return plan_of(reader, None, target, layout, layout, format, None, dtype, None, Selection())
+        options = ConvertOptions(from_layout=layout, to_layout=layout, format=format, dtype=dtype)
+        return plan_of(reader, None, target, options, Selection())
     except (layouts.LayoutError, WeightsMismatchError):
         return None
 
 
 def plan_of(
-    reader: Reader,
-    before: Manifest | None,
-    target: Path,
-    from_layout: str | None,
-    to_layout: str | None,
-    format: str | None,
-    rules: str | os.PathLike[str] | None,
-    dtype: str | None,
-    settings: Mapping[str, Any] | None,
-    selection: Selection,
+    reader: Reader, before: Manifest | None, target: Path, options: ConvertOptions, selection: Selection
 ) -> Plan:
-    """Plan a conversion of an open source."""
-    kind, settings = containers.with_settings(containers.format_of(target, format), settings)
+    """Plan a conversion of an open source.
+
+    Args:
+        reader: the source as it is converted: dequantised or merged already.
+        before: the manifest of the source.
+        target: file or folder.
+        options: layouts, container, rules, dtype and settings are read of them.
+        selection: which tensors of the source are taken.
+    """
+    kind, settings = containers.with_settings(containers.format_of(target, options.format), options.settings)
+    from_layout, to_layout = options.from_layout, options.to_layout
     headers = reader.headers if isinstance(reader, quantised.Dequantised) else reader
     table = None
-    if rules is not None:
+    if options.rules is not None:
         direction = rules_file.direction(from_layout, to_layout)
         own = before.layout if before is not None else ""
-        table = rules_file.read(Path(rules), headers.tensors, own, direction)
+        table = rules_file.read(Path(options.rules), headers.tensors, own, direction)
         from_layout = to_layout = None
     is_folder = configs.is_folder(target, kind)
-    is_read = rules is None and to_layout != "same"
+    is_read = options.rules is None and to_layout != "same"
     if not isinstance(reader, quantised.Dequantised):
         quantised.check_blocks(reader)
     config = configs.checked_of(reader) if is_read or (is_folder and reader.format != "gguf") else None
@@ -245,7 +235,7 @@ def plan_of(
         target_layout=to_layout,
         target_format=kind.partition("+")[0],
         is_folder=is_folder,
-        dtype=dtype,
+        dtype=options.dtype,
         settings=settings,
         config=config if is_read else None,
         table=table,

@@ -15,11 +15,13 @@ import numpy as np
 from ..models import layouts
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from . import adapters
+from . import adapters, configs
 from .containers import remote
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .elements import Elements
 from .manifest import DIGEST, Manifest, new_digest
+from .options import ConvertOptions
+from .planning import reading
 from .planning.plans import IDLE, Plan, Target
 
 MIN = 8 << 20
@@ -158,6 +160,28 @@ class Verification:
     problems: dict[str, str]
     by_digest: bool
     by_source: bool
+
+
+def as_converted(options: ConvertOptions, known: Manifest | None, target: Reader) -> ConvertOptions:
+    """Return the options that a target was converted with: those given, and for the rest what its manifest says.
+
+    Args:
+        options: given by the user.
+        known: the manifest; without it, the names of the target's tensors give its layout.
+        target: the open target.
+    """
+    from_layout, to_layout, settings = options.from_layout, options.to_layout, options.settings
+    if options.rules is None and known is not None:
+        made_of = known.source.get("layout")
+        from_layout = from_layout or (str(made_of) if made_of else None)
+        to_layout = to_layout or known.layout or "same"
+        settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
+    elif options.rules is None and to_layout is None:
+        to_layout = reading.layout_of(target.tensors, configs.beside(target.path), None).name
+    dtype = known.dtype if known is not None and known.dtype else options.dtype
+    return dataclasses.replace(
+        options, from_layout=from_layout, to_layout=to_layout, format=target.format, dtype=dtype, settings=settings
+    )
 
 
 def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[str, str]:
