@@ -13,7 +13,6 @@ from ..files import bad
 from . import s3
 from .faults import FaultError, as_faults
 from .stores import Store
-from .urls import WEB, needed
 from .web import HubStore, WebStore
 
 if TYPE_CHECKING:
@@ -58,14 +57,14 @@ def connect(path: RemotePath) -> Store:
         fsspec = importlib.import_module("fsspec")
         kind = fsspec.get_filesystem_class(protocol)
     except ImportError:
-        raise bad(path, f"reading it needs {needed(protocol)}") from None
+        raise bad(path, f"reading it needs {path.needed}") from None
     except ValueError:
         raise bad(path, f"the protocol {printable(protocol, 40)} is unknown") from None
     try:
         with as_faults():
             if protocol in ("s3", "s3a"):
                 return s3.S3Store(path, _system(protocol, lambda: s3.S3Store.system(kind)))
-            if protocol in WEB:
+            if path.is_web:
                 return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
             if protocol == "hf":
                 return HubStore(path, kind(skip_instance_cache=True))

@@ -1,20 +1,73 @@
-"""Paths of what lies behind a URL, with what readers use of `pathlib.Path`."""
+"""Paths and URLs of checkpoints on other machines, with what readers use of `pathlib.Path`; several opened at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ....printable import printable
 from ..base import CheckpointError
-from .urls import LOCAL, UNWRITABLE, WEB, is_url, shown, split
 
 if TYPE_CHECKING:
     from .stores import Entry, Store
+
+
+AT_ONCE = 16
+"""Files of a checkpoint that are opened at the same time."""
+
+Opened = TypeVar("Opened")
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+
+WEB = ("http", "https")
+"""Protocols of web servers, whose URLs may have a query."""
+
+LOCAL = ("file", "local")
+"""Protocols of what lies on this machine."""
+
+UNWRITABLE = {
+    **dict.fromkeys(WEB, "a web server can't be written to"),
+    "hf": "a repository of the hub is written by its own tools: convert to a folder, and upload that",
+}
+"""Protocol -> why nothing is written there."""
+
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "fsspec and s3fs: pip install 'attn-bridge[remote]'"),
+    **dict.fromkeys(("gs", "gcs"), "fsspec and gcsfs: pip install 'attn-bridge[remote]' gcsfs"),
+    "hf": "fsspec and huggingface_hub: pip install 'attn-bridge[remote]' huggingface_hub",
+}
+"""Protocol -> what reading it needs."""
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL, and not a path."""
+    return URL.fullmatch(text) is not None
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return a URL's protocol, in lower case, and what follows it."""
+    found = URL.fullmatch(text)
+    if found is None:
+        raise ValueError("is no URL")
+    return found[1].lower(), found[2]
+
+
+def shown(text: str) -> str:
+    """Return a URL without the user, the password and the query, which may be a signature."""
+    protocol, rest = split(text)
+    place, slash, path = rest.partition("/")
+    if ":" in place.rpartition("@")[0] or protocol in WEB:
+        place = place.rpartition("@")[2]
+    if protocol in WEB:
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+        place = re.split(r"[?#]", place, maxsplit=1)[0]
+    return f"{protocol}://{place}{slash}{path}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +140,16 @@ class RemotePath:
     def protocol(self) -> str:
         """The protocol of its URL."""
         return self._known.protocol
+
+    @property
+    def is_web(self) -> bool:
+        """Whether a web server has it."""
+        return self.protocol in WEB
+
+    @property
+    def needed(self) -> str:
+        """The packages that its protocol needs, and how they are installed."""
+        return EXTRAS.get(self.protocol, "fsspec and its package for that protocol: pip install 'attn-bridge[remote]'")
 
     @property
     def key(self) -> str:
@@ -281,3 +344,31 @@ def forget(path: Path) -> None:
     """Forget what a store said of folders and files; nothing for local paths."""
     if isinstance(path, RemotePath):
         path.store.forget()
+
+
+def survey(folder: Path, ending: str) -> None:
+    """Learn of all that is below a folder of a store, and read its files with that ending; nothing for local ones."""
+    if isinstance(folder, RemotePath):
+        folder.store.survey(folder.key, ending)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a file of that name is there, or on this machine anything: a pipe is refused, not passed over."""
+    return path.is_file() if isinstance(path, RemotePath) else os.path.lexists(path)
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Return name -> bytes of all in a folder; fewer than 0 where a store lists names alone."""
+    if isinstance(folder, RemotePath):
+        return {name: entry.size for name, entry in folder.store.children(folder.key).items()}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
+
+
+def open_all(open_one: Callable[[Path], Opened], paths: Iterable[Path]) -> list[Opened]:
+    """Open several files in order; those of a store at the same time, since each is waited for."""
+    paths = list(paths)
+    if len(paths) < 2 or not is_remote(paths[0]):
+        return [open_one(path) for path in paths]
+    with ThreadPoolExecutor(AT_ONCE, "attn-bridge-open") as threads:
+        return list(threads.map(open_one, paths))

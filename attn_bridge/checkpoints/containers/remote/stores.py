@@ -17,7 +17,6 @@ from ..files import bad
 from ..writing import Threads
 from . import faults
 from .faults import AbsentError, ChangedError, DeniedError, FaultError, GivenUpError, as_faults, patiently
-from .urls import shown
 
 if TYPE_CHECKING:
     from .paths import RemotePath
@@ -74,7 +73,7 @@ class Store:
     """
 
     def __init__(self, path: RemotePath, system: Any):
-        self._protocol, self._root, self._system = path.protocol, path.key, system
+        self._path, self._protocol, self._root, self._system = path, path.protocol, path.key, system
         self._folders: dict[str, dict[str, Entry]] = {}
         self._entries: dict[str, Entry | None] = {}
         self._no_files: set[str] = set()
@@ -163,7 +162,7 @@ class Store:
 
     def shown(self, key: str) -> str:
         """Return a name as it is shown to people."""
-        return shown(f"{self._protocol}://{key}")
+        return str(self._path.derived(key))
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Do work in fsspec's loop and wait for it.
