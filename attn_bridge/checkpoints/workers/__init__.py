@@ -5,8 +5,9 @@ and waits for them, as `executors` run them, `sharing` is one that was started b
 place is in `places`.
 """
 
-from .conducting import chosen, job_of, run
-from .executors import early, parse, start
+from .conducting import chosen, early, run, start
+from .executors import parse
+from .jobs import job_of
 from .sharing import Worked, finish_by_hand, worker
 
 __all__ = ["Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "start", "worker"]

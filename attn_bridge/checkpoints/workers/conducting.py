@@ -1,47 +1,34 @@
-"""One run with one worker or several: it starts them, does a share itself, and publishes at the end."""
+"""One run with one worker or several: it starts them, does a share itself, and publishes at the end.
+
+Workers of this machine are started as `executors` run them, none where this process does all of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from .. import containers, copying
 from ..containers.base import CheckpointError, DiskFullError
-from ..containers.remote import is_remote
+from ..containers.remote import is_remote, is_url
 from ..planning.plans import Plan
-from ..requests import Prepared
+from ..requests import Prepared, Request
 from ..verification import budget_of
 from .finishing import check_source, finish, is_intact, published
-from .jobs import Job, Progress, Result, cut, share, shares, size_of
+from .jobs import CORES, Helpers, Job, Progress, Result, cut, job_of, most, share, shares
 from .places import Place, place_of
 from .working import SPARE, Advance, Sole, work, writer_of
 
+if TYPE_CHECKING:
+    from .executors.nursery import Nursery
+
 WORTH = 2 << 30
 """Bytes from which on another worker pays, where nobody says how many."""
-
-CORES = 4
-"""Processor cores that one worker uses: it reads, rearranges, hashes and writes at once."""
-
-BASE = 200 << 20
-"""Bytes of memory that a worker takes besides twice its task."""
-
-
-class Helpers(Protocol):
-    """Workers of a run, which do shares of its tasks somewhere else."""
-
-    def check(self) -> None:
-        """Raise what one of them failed with."""
-
-    def wait(self) -> None:
-        """Wait until all of them are at their end, and raise what one failed with."""
-
-    def stop(self) -> None:
-        """End all of them."""
-
 
 Start = Callable[[Prepared, Job, str, Sequence[int], Advance], Helpers]
 """Starts workers of these numbers for a job and a run; they say how many bytes they have done."""
@@ -50,32 +37,6 @@ Start = Callable[[Prepared, Job, str, Sequence[int], Advance], Helpers]
 def usual(plan: Plan) -> int:
     """Return how many workers pay on this machine: none beside the first for what is small or for few cores."""
     return max(1, min(8, copying.cores() // CORES, plan.nbytes // WORTH))
-
-
-def most() -> int:
-    """Return how many workers this machine starts, at most."""
-    return 8 * max(8, copying.cores())
-
-
-def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
-    """Return the job of a conversion by so many workers.
-
-    Raises:
-        CheckpointError: a number is none, the memory is too little, or a place is known to this process alone.
-    """
-    plan = prepared.plan
-    size = size_of(plan, workers, task_bytes)
-    alone = next((one for one in (plan.source, prepared.target) if str(one).startswith("memory:")), None)
-    if alone is not None and workers > 1:
-        raise CheckpointError(f"{alone} is in the memory of this process, where no other of {workers} workers finds it")
-    if max_memory is not None:
-        room = (max_memory // workers - BASE) // 2
-        if room < 1 << 20:
-            raise CheckpointError(
-                f"max-memory ({max_memory}) is too little for {workers} workers: each takes {BASE} bytes and two tasks"
-            )
-        size = size_of(plan, workers, min(size, room))
-    return Job.of(prepared, workers, size)
 
 
 def chosen(
@@ -247,3 +208,32 @@ def _is_useless(place: Place, job: Job, is_resumable: bool) -> bool:
         return not place.was_published() and not (is_resumable and place.entries(job.plan))
     except CheckpointError:  # a store that doesn't answer
         return False
+
+
+@contextlib.contextmanager
+def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
+    """Begin a nursery where a conversion may need one: of a store, by several workers."""
+    urls = [one for one in (request.source, request.target) if is_url(one)]
+    count = (os.cpu_count() or 1) // CORES if workers is None else workers
+    if not urls or isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= most():
+        yield None
+        return
+    from .executors.nursery import Nursery
+
+    with Nursery([url.partition(":")[0] for url in urls]) as nursery:
+        if workers is not None:
+            with contextlib.suppress(TypeError):  # settings that are no JSON: what refuses them says why
+                nursery.expect(request, count - 1)
+        yield nursery
+
+
+def start(
+    request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+) -> Helpers:
+    """Start workers of these numbers on this machine."""
+    from .executors.nursery import Nursery
+    from .executors.processes import Processes
+
+    if Processes.may_fork():
+        return Processes(prepared, job, run, indices, advance)
+    return Nursery(()).start(request, prepared, job, run, indices, advance)

@@ -7,9 +7,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from .. import containers
+from .. import containers, copying
 from ..containers.base import CheckpointError, TensorInfo
 from ..manifest import DIGEST
 from ..planning.plans import Plan
@@ -26,6 +26,12 @@ PACKS = 4
 
 LEAST = 1 << 12
 """Bytes that no task is cut smaller than: a page."""
+
+CORES = 4
+"""Processor cores that one worker uses: it reads, rearranges, hashes and writes at once."""
+
+BASE = 200 << 20
+"""Bytes of memory that a worker takes besides twice its task."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,3 +262,42 @@ class Entry:
             KeyError: it is none.
         """
         return cls(Piece(line["name"], line["start"], line["stop"]), line[DIGEST], line["changed"], line["run"])
+
+
+class Helpers(Protocol):
+    """Workers of a run, which do shares of its tasks somewhere else."""
+
+    def check(self) -> None:
+        """Raise what one of them failed with."""
+
+    def wait(self) -> None:
+        """Wait until all of them are at their end, and raise what one failed with."""
+
+    def stop(self) -> None:
+        """End all of them."""
+
+
+def most() -> int:
+    """Return how many workers this machine starts, at most."""
+    return 8 * max(8, copying.cores())
+
+
+def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
+    """Return the job of a conversion by so many workers.
+
+    Raises:
+        CheckpointError: a number is none, the memory is too little, or a place is known to this process alone.
+    """
+    plan = prepared.plan
+    size = size_of(plan, workers, task_bytes)
+    alone = next((one for one in (plan.source, prepared.target) if str(one).startswith("memory:")), None)
+    if alone is not None and workers > 1:
+        raise CheckpointError(f"{alone} is in the memory of this process, where no other of {workers} workers finds it")
+    if max_memory is not None:
+        room = (max_memory // workers - BASE) // 2
+        if room < 1 << 20:
+            raise CheckpointError(
+                f"max-memory ({max_memory}) is too little for {workers} workers: each takes {BASE} bytes and two tasks"
+            )
+        size = size_of(plan, workers, min(size, room))
+    return Job.of(prepared, workers, size)

@@ -156,8 +156,7 @@ def memory_of(plan: Plan, workers: int, task_bytes: int | None, max_memory: int 
     """Return about how much memory a conversion takes: that of each worker, where workers or tasks are spoken of."""
     if workers == 1 and task_bytes is None:
         return f"peak memory about {shown_size(plan.peak if max_memory is None else min(plan.peak, max_memory))}"
-    from ...checkpoints.workers.conducting import BASE
-    from ...checkpoints.workers.jobs import size_of
+    from ...checkpoints.workers.jobs import BASE, size_of
 
     most = BASE + 2 * size_of(plan, workers, task_bytes)
     most = most if max_memory is None else min(most, max_memory // workers)

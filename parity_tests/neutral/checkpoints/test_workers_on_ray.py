@@ -27,7 +27,7 @@ KIND, source, target, marker = sys.argv[1:]
 
 def dies_once(asked):
     import os, signal, time
-    from attn_bridge.checkpoints.workers.executors import process
+    from attn_bridge.checkpoints.workers.executors import processes
 
     done = 0
 
@@ -41,7 +41,7 @@ def dies_once(asked):
             open(marker, "w").close()
             time.sleep(1000)  # until it is ended with the driver
 
-    process.do_share(asked, advance)
+    processes.do_share(asked, advance)
     return 0
 
 def watch():

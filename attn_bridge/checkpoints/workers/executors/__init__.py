@@ -7,52 +7,12 @@ environment.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ....printable import printable
 from ...containers.base import CheckpointError
-from ...containers.remote import is_url
-from ..conducting import CORES, Helpers, most
-
-if TYPE_CHECKING:
-    from ...requests import Prepared, Request
-    from ..jobs import Job
-    from ..working import Advance
-    from .nursery import Nursery
-
-
-@contextlib.contextmanager
-def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
-    """Begin a nursery where a conversion may need one: of a store, by several workers."""
-    urls = [one for one in (request.source, request.target) if is_url(one)]
-    count = (os.cpu_count() or 1) // CORES if workers is None else workers
-    if not urls or isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= most():
-        yield None
-        return
-    from .nursery import Nursery
-
-    with Nursery([url.partition(":")[0] for url in urls]) as nursery:
-        if workers is not None:
-            with contextlib.suppress(TypeError):  # settings that are no JSON: what refuses them says why
-                nursery.expect(request, count - 1)
-        yield nursery
-
-
-def start(
-    request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
-) -> Helpers:
-    """Start workers of these numbers on this machine."""
-    from .nursery import Nursery
-    from .processes import Processes
-
-    if Processes.may_fork():
-        return Processes(prepared, job, run, indices, advance)
-    return Nursery(()).start(request, prepared, job, run, indices, advance)
-
 
 AUTO = "auto"
 

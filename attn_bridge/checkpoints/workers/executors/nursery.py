@@ -22,8 +22,7 @@ from typing import Any, ClassVar, NoReturn, TextIO
 
 from ...containers.base import DiskFullError
 from ...requests import Prepared, Request
-from ..conducting import Helpers
-from ..jobs import Job
+from ..jobs import Helpers, Job
 from ..working import Advance
 from .processes import Child, Fork, Processes, Watched, do_share_of, end_with, read_line, report
 

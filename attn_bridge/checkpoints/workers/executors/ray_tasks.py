@@ -12,8 +12,7 @@ from ....printable import printable
 from ...containers.base import CheckpointError
 from ...containers.files import reason
 from ...requests import Prepared, Request
-from ..conducting import job_of
-from ..jobs import Job
+from ..jobs import Job, job_of
 from ..working import Advance
 from .processes import do_share
 
