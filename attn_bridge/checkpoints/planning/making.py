@@ -18,7 +18,7 @@ from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
-from . import heads, kept_numbers, reading
+from . import heads, plans, reading
 from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -141,12 +141,12 @@ def make(
             here = decoded.placements[part]
             axes = refined(here.axes, there.axes)
             move = move_of(here.theirs, here.offset, there.offset, axes)
-            kinds[part] = kept_numbers.kind_of(theirs.name, there.change)
+            kinds[part] = plans.kind_of_numbers(theirs.name, there.change)
             if here.change != there.change:
-                own, kind = reader.tensors[here.theirs].dtype, kept_numbers.kind_of(ours.name, here.change)
-                aside, kept_move = kept_numbers.original(named[here][0], here, kind, own)
+                own, kind = reader.tensors[here.theirs].dtype, plans.kind_of_numbers(ours.name, here.change)
+                aside, kept_move = plans.original_numbers(named[here][0], here, kind, own)
                 originals.setdefault(here, Target(aside, own, (kept_move,), "keep"))
-                original = kept_numbers.find(manifest, [part, *named[here]], kinds[part], there)
+                original = plans.kept_move(manifest, [part, *named[here]], kinds[part], there)
                 move = dataclasses.replace(move, steps=Steps(here.change, there.change), original=original)
             moves.append(move)
         moves.sort(key=lambda move: move.target_offset)
@@ -204,7 +204,7 @@ def make(
         decoded.checks,
         written,
         originals=tuple(originals.values()),
-        carried=kept_numbers.carried(manifest, kinds),
+        carried=plans.carried_numbers(manifest, kinds),
         selection=selection or Selection(),
     )
 
@@ -261,7 +261,7 @@ def _same(
         restore,
         wide,
         tuple(notes_on_cast(reader, wide)),
-        carried=kept_numbers.carried(manifest, {}),
+        carried=plans.carried_numbers(manifest, {}),
     )
 
 
@@ -361,4 +361,4 @@ def _kept_notes(targets: Sequence[Target]) -> list[str]:
         if one.is_changed:
             is_kept = all(move.original is not None for move in one.moves if move.steps)
             (taken if is_kept else rounded).append(one.info.name)
-    return kept_numbers.notes(rounded, taken)
+    return plans.notes_on_numbers(rounded, taken)
