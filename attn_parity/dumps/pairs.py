@@ -8,8 +8,7 @@ from attn_bridge.weights import Rule
 
 from .. import matching
 from ..matching import state
-from ..matching.outputs import apart, check_outputs
-from ..matching.trials import PROBE_LIMIT
+from ..matching.outputs import PROBE_LIMIT, apart, check_outputs
 from ..pair import Pair, narrowed, widened
 from ..pairing import Match, Pairing, whole
 from ..results.findings import shown

@@ -21,7 +21,7 @@ from ..adapters import load_adapter
 from ..compare import prepare
 from ..interrupts import orderly_interrupts
 from ..matching import state
-from ..matching.trials import Trials
+from ..matching.outputs import Trials
 from ..pair import Pair, Progress, few_threads
 from ..pairing import Match
 from ..results.findings import Side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from ..matching.trials import Trials
+from ..matching.outputs import Trials
 from ..pair import Pair
 from ..pairing import Pairing
 from ..results.findings import Side

@@ -26,9 +26,9 @@ def check(steps: Any, optimizer: Any, loss: Any, lr: Any, seed: Any, dropout: An
             raise ValueError(f"{what} ({value}) must be one of {', '.join(known)}, or a pair: torch's, JAX's")
         if not isinstance(value, str) and not (isinstance(value, tuple) and len(value) == 2):
             raise TypeError(f"{what} must be a name or a pair: torch's, JAX's; got {type(value).__name__}")
-    if isinstance(lr, bool) or not isinstance(lr, numbers.Real) or not 0.0 < lr < math.inf:
+    if isinstance(lr, bool) or not isinstance(lr, numbers.Real) or not 0.0 < float(lr) < math.inf:
         raise ValueError(f"lr ({lr}) must be a positive number")
-    if not isinstance(dropout, bool) and not (isinstance(dropout, numbers.Real) and 0.0 <= dropout < 1.0):
+    if not isinstance(dropout, bool) and not (isinstance(dropout, numbers.Real) and 0.0 <= float(dropout) < 1.0):
         raise ValueError(f"dropout ({dropout}) must be True, False or a rate of at least 0 and below 1")
     if dtype not in DTYPES:
         raise ValueError(f"dtype ({dtype}) must be float64 or None")

@@ -230,6 +230,8 @@ def evened(plan: Plan) -> Plan:
     evened = {one.info.name: dataclasses.replace(one.info, dtype=wide) for one in layers if not one.kept}
     targets = tuple(dataclasses.replace(one, info=evened.get(one.info.name, one.info)) for one in plan.targets)
     return dataclasses.replace(plan, targets=targets)
+
+
 PREFIX, PLAIN = "numbers-", "plain"
 
 
