@@ -211,7 +211,10 @@ class Matcher:
         frozen = [name for side, name, why in found.dropped if side == "first" and why.startswith(state.FROZEN)]
         parameters = self.carrying.parameters["first"]
         ours = [*self._free("first"), *(pairings.whole(name, parameters[name]) for name in frozen)]
-        pairs = [one for one in suited(ours, self._free("second")) if not self.carrying.are_same(one)]
+        theirs = self._free("second")
+        if not ours or not theirs:
+            return found
+        pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
         if not pairs or self._trials.distance(found) < pairings.AGREE:
             return found
         for are_named in (True, False):
