@@ -1,6 +1,6 @@
 """Any two sides: whether they compute the same, where they part, and what was not seen.
 
-The way of a comparison, from top to bottom: `prepare` makes the pair, `judging` takes samples of it through a `Live`
+The way of a comparison, from top to bottom: `prepare` makes the pair, `bench` takes samples of it through a `Live`
 runner and applies the criterion, `coverage` tells what nothing reached, `localisation` looks for the place, and a
 `Report` holds all of it.
 """
@@ -27,18 +27,17 @@ from ..results.allowances import accept, checked
 from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
-from ..samples.sampling import Sample
 from ..settings.precision import environment, record
 from ..settings.precision import strict as pinned
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
-from ..verdict import judging
-from ..verdict.bench import Findings
+from ..verdict.bench import Findings, judge_in
 from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
 from ..verdict.devices.shards import copies_compared, on_shards
 from ..verdict.devices.softmaxes import mixed
 from ..verdict.masked_rows import on_masked_rows
+from ..verdict.measures import Explained
 from ..verdict.notes import Coverage, covered, on_literals
 from ..verdict.runner import Live, Runner
 from .prepare import prepare
@@ -191,7 +190,7 @@ def judge(
     pair.progress("looking for the first divergence", 0, 1)
     aim: Aim = "precision" if found.report.verdict == "precision" else "meaning"
     outputs_agree = all(one.verdict == "equal" for one in found.report.tensors if one.kind == "output")
-    place = find(pair, found.furthest, aim, found.tables, outputs_agree=outputs_agree)
+    place = find(pair, found.furthest, aim, found.explained.tables, outputs_agree=outputs_agree)
     is_meaning = found.report.verdict != "precision"
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
@@ -206,15 +205,16 @@ def judge(
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
-        left = remainder(pair, found.furthest, accepted.keys(), found.tables)
+        left = remainder(pair, found.furthest, accepted.keys(), found.explained.tables)
     return accept(report, accepted, left)
 
 
 def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:
     """Yield the note on a difference that no float32 run shows, with its place."""
-    if found.unseen is not None:
-        divergence = None if localise is False else find(pair, found.unseen, allowed=None).divergence
-        yield on_literals(found.literals, "" if divergence is None else divergence.path)
+    unseen = found.explained.unseen
+    if unseen is not None:
+        divergence = None if localise is False else find(pair, unseen, allowed=None).divergence
+        yield on_literals(found.explained.literals, "" if divergence is None else divergence.path)
 
 
 def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
@@ -238,10 +238,8 @@ class Judged:
 
     report: Report
     furthest: Any = None
-    tables: float = 0.0
+    explained: Explained = dataclasses.field(default_factory=Explained)
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    literals: float = 0.0
-    unseen: Sample | None = None
 
 
 def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
@@ -250,7 +248,7 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     unstable = "" if pair.effort.large else runner.unstable()
     if unstable:
         return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
-    found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
+    found = [judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
     tensors = [one for each in found for one in (on_shards(runner, each) if each.mesh else each.verdicts)]
     if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
         unstable = runner.unstable()
@@ -264,9 +262,10 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
     report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
-    literals = max(one.literals for one in found)
-    unseen = next((one.unseen for one in found if one.unseen is not None), None)
-    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh, literals, unseen)
+    explained = Explained()
+    for one in found:
+        explained.join(one.explained)
+    return Judged(report, furthest, explained, found[0].mesh)
 
 
 def _report(

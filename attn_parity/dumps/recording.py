@@ -32,11 +32,10 @@ from ..settings.precision import environment
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
-from ..verdict import noise
 from ..verdict.measures import ZERO, scale_of
 from ..verdict.notes import MAX_PROBES
 from ..verdict.probes import EXACT, KINDS, Kind
-from ..verdict.runner import Live
+from ..verdict.runner import Live, measured_noise, perturbed
 from . import format as dumps
 from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
@@ -311,12 +310,12 @@ class Recorder:
             calls_so_far[position] = self.writer.write_calls(planned, self.subject.record(*call))
 
     def _measure_noise(self, dtype: str, modes: tuple[str, ...]) -> None:
-        measured = noise.measured_noise(self.runner, dtype, modes, [self.side], perturb=False)
+        measured = measured_noise(self.runner, dtype, modes, [self.side], perturb=False)
         self.found.noise[dtype], self.found.floors[dtype] = measured.shown, measured.floors
         if self.side == "first":
             self._exact(self.runner.sample(FIRST), dtype)
             if self.side in self.pair.lacks:
-                self.found.perturbed[dtype] = noise.perturbed(self.runner, dtype)
+                self.found.perturbed[dtype] = perturbed(self.runner, dtype)
 
     def _note_zeros(self, run: Run) -> None:
         """Note the parameters, and the parts of them, whose gradients were zero in every run so far."""

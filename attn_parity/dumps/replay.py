@@ -26,9 +26,8 @@ from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import class_of
 from ..sides.subject import Array, Call, Parameter, Run
 from ..sides.tables import Tables
-from ..verdict.noise import Noise
 from ..verdict.probes import Kind, Moved, Probe
-from ..verdict.runner import Outputs
+from ..verdict.runner import Noise, Outputs
 from .format import FLASH, ORACLE, Dump, DumpError, key_of, of_side
 from .trials import RecordedTrials
 

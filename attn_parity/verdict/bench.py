@@ -1,4 +1,8 @@
-"""The measures of all samples taken so far in one precision, and the verdicts that they lead to."""
+"""Judges a pair in one precision: takes the planned samples, measures them, looks again where precision is in doubt.
+
+A right pair's verdict may not depend on how its arithmetic is carried out. What is in doubt is therefore measured, by
+running a side once more with other roundings (`probes`).
+"""
 
 from __future__ import annotations
 
@@ -12,33 +16,17 @@ from ..pair import SIDES, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float
+from ..sides.large import is_large
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
-from .criterion import agree, allowed_meaning, decide, precision_used
-from .measures import (
-    FLASH_LIMIT,
-    LITERAL_LIMIT,
-    TABLE_LIMIT,
-    Key,
-    Measure,
-    measure,
-    scale_of,
-    sum_floor,
-    with_error,
-    with_flash_loss,
-    with_literal_error,
-    with_table_error,
-)
-from .noise import Noise
+from .criterion import agree, beyond, decide
+from .measures import Explained, Key, Measure, measure, scale_of, sum_floor
 from .notes import Reached
-from .probes import Probing, moved_by
-from .runner import Runner
+from .probes import Probing
+from .runner import Noise, Runner
 
 PICTURE_SIZE = 1 << 18
 """Most elements of a tensor that are kept for pictures."""
-
-HOPELESS = 30.0
-"""Share of precision on one sample, other roundings counted, beyond which no further sample is asked."""
 
 MAX_PICTURES = 64
 
@@ -65,14 +53,12 @@ class Findings:
         pictures: tensors of the first sample.
         furthest: the sample on which the sides are furthest apart.
         held: outputs of each side on the pair's own weights, where a large pair was run on them.
-        tables: part of the largest value that tables in float32 explain, where that was needed.
+        explained: what other numbers explain of differences in meaning.
         notes: what a reader has to know.
         unreached: rows and columns of matrices that no gradient reached, in words.
         compared: names of the tensors that were compared.
         apart: side and name of a result -> how the copies of it that devices hold differ.
         mesh: how many devices each axis has that cuts a result.
-        literals: largest difference, as a part of the largest value, that no float32 run can show and that was allowed.
-        unseen: the sample that showed it.
     """
 
     verdicts: list[TensorVerdict]
@@ -83,14 +69,12 @@ class Findings:
     pictures: list[Picture]
     furthest: Sample | None
     held: dict[Side, list[Array]]
-    tables: float
+    explained: Explained
     notes: list[str]
     unreached: list[str]
     compared: frozenset[str]
     apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
-    literals: float = 0.0
-    unseen: Sample | None = None
 
 
 class Bench:
@@ -111,25 +95,25 @@ class Bench:
         self._furthest = -1.0
         self.count = 0
         self.drawn: set[int] = set()
-        self.tables = 0.0
-        self.flash = 0.0
-        self.literals = 0.0
-        self.unseen: Sample | None = None
+        self.explained = Explained()
         self.reached = Reached()
-        self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
         self.apart: dict[tuple[Side, str], str] = {}
         self.mesh: dict[str, int] = {}
 
+    @functools.cached_property
+    def _probing(self) -> Probing:
+        return Probing(self.runner, self.dtype, self.modes)
+
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
         """Return what is known."""
-        if self.tables:
+        if self.explained.tables:
             self.notes.append(
                 "tables in float32 (constants, buffers, positions): what a few units of their last place do to the "
-                f"float64 results is allowed, here up to {self.tables:.1g} of the largest value"
+                f"float64 results is allowed, here up to {self.explained.tables:.1g} of the largest value"
             )
-        if self.flash:
-            self.notes.append(notes.on_flash(self.flash))
+        if self.explained.flash:
+            self.notes.append(notes.on_flash(self.explained.flash))
         return Findings(
             verdicts,
             max(len(self.drawn), 1),
@@ -139,14 +123,12 @@ class Bench:
             self.pictures,
             self.furthest,
             self.held,
-            self.tables,
+            self.explained,
             [*self.noise.notes, *self.notes],
             [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
             frozenset(self.about),
             self.apart,
             self.mesh,
-            self.literals,
-            self.unseen,
         )
 
     @property
@@ -180,9 +162,7 @@ class Bench:
             self._measure(taken, mode)
         self._note_copies(taken)
         self.planned.append(planned)
-        self._allow_tables(taken)
-        self._allow_literals(taken)
-        self._allow_flash(taken)
+        self._explain(taken)
         self._remember(sample)
         self.count += 1
         if planned.seed >= 0 and "stress" not in planned.kind:
@@ -272,6 +252,16 @@ class Bench:
             self.exactly[name] = f"{differing} of {first.size} elements are not the same"
         self.exactly.setdefault(name, "")
 
+    def _explain(self, taken: Taken) -> None:
+        """Ask other numbers what differs in meaning by more than it may, where both sides have float64."""
+        last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
+        if len(taken.exact) == len(SIDES) and beyond(last, self.dtype):
+            kinds = {name: kind for name, (kind, _, _) in self.about.items()}
+            allowed, explained = self._probing.explain(taken.sample, taken.exact, last, kinds)
+            for key, one in allowed.items():
+                self.measures[key][-1] = one
+            self.explained.join(explained)
+
     def _remember(self, sample: Sample) -> None:
         """Remember the sample on which the sides are furthest apart."""
         for measures in self.measures.values():
@@ -279,70 +269,6 @@ class Bench:
             distance = max((one.meaning or 0.0) - one.given, 0.0) * 1e6 + max(one.first_max, one.second_max) * 1e-9
             if len(measures) == len(self.planned) and distance > self._furthest:
                 self._furthest, self.furthest = distance, sample
-
-    # ---- tables in float32
-
-    def _allow_tables(self, taken: Taken) -> None:
-        """Measure what tables in float32 explain of a difference in meaning that only they might explain."""
-        doubted = self._beyond()
-        worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
-        if not doubted or worst > TABLE_LIMIT or len(taken.exact) < len(SIDES):
-            return
-        moved = self._probing.table_moves(taken.sample)
-        for name in {name for name, _ in doubted} & moved.keys():
-            for mode in self.modes:
-                measures = self.measures[name, mode]
-                measures[-1] = with_table_error(measures[-1], moved[name])
-                self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
-
-    def _beyond(self) -> dict[Key, float]:
-        """Return by how much the float64 results of the last sample differ by more than they may."""
-        last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
-        excess = {key: (one.meaning or 0.0) - allowed_meaning(one, self.dtype) for key, one in last.items()}
-        return {key: beyond for key, beyond in excess.items() if beyond > 0.0}
-
-    # ---- literals and branches that float32 can't tell from others
-
-    def _allow_literals(self, taken: Taken) -> None:
-        """Measure what literals of float32 accuracy and branches closer than float32 tells apart explain."""
-        doubted = self._beyond()
-        worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
-        is_seen = self.dtype == "float64" or worst > LITERAL_LIMIT
-        if not doubted or is_seen or len(taken.exact) < len(SIDES) or self.pair.effort.large:
-            return
-        moves = self._probing.literal_moves(taken.sample)
-        for key in [key for key in doubted if key[0] in moves]:
-            allowed = with_literal_error(self.measures[key][-1], moves[key[0]])
-            if (allowed.meaning or 0.0) <= allowed_meaning(allowed, self.dtype):
-                self.measures[key][-1] = allowed
-                self.literals = max(self.literals, allowed.meaning or 0.0)
-                self.unseen = taken.sample
-
-    # ---- fused attention
-
-    def _allow_flash(self, taken: Taken) -> None:
-        """Measure what the formula of fused attention explains of gradients that differ in meaning, and of no output.
-
-        With softmax itself in place of the fused attention they have to agree as any others: what is allowed is allowed
-        to the kernel alone.
-        """
-        doubted = self._beyond()
-        if not doubted or max(doubted.values()) > FLASH_LIMIT or len(taken.exact) < len(SIDES):
-            return
-        if any(self.about[name][0] == "output" for name, _ in doubted):
-            return
-        unfused = self._probing.unfused(taken.sample)
-        if not unfused:
-            return
-        plain = {side: self.pair.named(side, unfused.get(side, taken.exact[side])) for side in SIDES}
-        lost = self._probing.flash_losses(taken.sample, unfused)
-        for key in [key for key in doubted if key[0] in lost]:
-            one = self.measures[key][-1]
-            apart = moved_by(*(plain[side][key[0]][1] for side in SIDES)).largest
-            if apart <= allowed_meaning(one, self.dtype) * one.meaning_scale:
-                one = self.measures[key][-1] = with_flash_loss(one, lost[key[0]])
-                if (one.meaning or 0.0) <= allowed_meaning(one, self.dtype):
-                    self.flash = max(self.flash, one.meaning or 0.0)
 
     # ---- verdicts
 
@@ -408,34 +334,9 @@ class Bench:
         for measured, other in (SIDES, SIDES[::-1]):
             shares = [one.first_used if other == "first" else one.second_used for one in doubted]
             if max((share or 0.0 for share in shares), default=0.0) > 1.0:
-                self._probe(measured, names)
+                chosen = {key: some for key, some in self.measures.items() if key[0] in names}
+                self.probed[measured] = self._probing.raised(measured, self.planned, chosen, self.noise.floors)
         return doubted
-
-    def _probe(self, side: Side, names: set[str]) -> None:
-        """Raise the errors of one side to what it loses under other roundings, in every sample taken."""
-        found: dict[Key, list[Measure]] = {}
-        for position, planned in enumerate(self.planned):
-            self.pair.progress(f"redrawing the roundings of {self.pair.shown[side]}", position, len(self.planned))
-            sample = self.runner.sample(planned)
-            assert sample is not None, "it was taken"
-            probes = list(self._probing.roundings(side, sample, position))
-            for (name, mode), measures in self.measures.items():
-                if name in names:
-                    one = measures[position]
-                    for moved in [probe[name] for probe in probes if name in probe]:
-                        one = with_error(one, side, moved.rms, moved.largest, self.dtype)
-                    found.setdefault((name, mode), []).append(one)
-            if not position and self._is_hopeless(side, found):
-                break
-        self.probed[side] = found
-
-    def _is_hopeless(self, side: Side, found: Mapping[Key, Sequence[Measure]]) -> bool:
-        """Tell whether the first sample says that other roundings of one side can't explain what the other loses."""
-        accused = 1 if side == "first" else 0
-        shares = [
-            precision_used(measures, self.noise.floors.get(key[0], 0.0))[accused] for key, measures in found.items()
-        ]
-        return min(shares, default=0.0) > HOPELESS
 
     def _probed(self, side: Side, name: str, mode: str) -> list[Measure]:
         """Return the measures of a tensor with the errors of one side raised where that was probed."""
@@ -445,3 +346,93 @@ class Bench:
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:
     return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.first_used or 0.0, one.second_used or 0.0)
+
+
+def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, first_seed: int) -> Findings:
+    """Judge a pair in one precision.
+
+    Args:
+        runner: what runs the pair.
+        dtype: the precision.
+        modes: how it is run: ``eager``, ``jit``.
+        seeds: how many times numbers are drawn.
+        first_seed: the first of them.
+    """
+    pair = runner.pair
+    plan = pair.effort.first_look(seeds, first_seed, transfer=pair.transfer)
+    bench = Bench(runner, dtype, modes)
+    if pair.effort.large:
+        _take_large(bench, plan)
+    else:
+        bench.noise = runner.noise(dtype, modes)
+        bench.take_all(plan, f"comparing in {dtype}")
+    verdicts = bench.verdicts()
+    doubted = [one.name for one in verdicts if one.verdict == "precision"]
+    if doubted:
+        verdicts = _looked_again(bench, verdicts, seeds, first_seed)
+    bench.note(verdicts)
+    return bench.findings(verdicts)
+
+
+def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
+    """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them.
+
+    Weights that are too large to be held twice, and that each side has of its own, are judged in full, and drawn ones
+    only where they leave a gradient zero.
+    """
+    own, held = plan
+    runner, pair = bench.runner, bench.pair
+    if runner.live and not pair.transfer and any(map(is_large, pair.held["first"].values())):
+        bench.take(held)
+        if bench.zero:
+            bench.take(own)
+        bench.probe_doubted()
+        return
+    bench.take(own)
+    bench.probe_doubted()
+    pair.progress(f"comparing in {bench.dtype}", 1, 2)
+    needed = not runner.live or bool(pair.lacks) or not pair.transfer
+    if needed or not bench.agrees(held):
+        bench.take(held)
+
+
+def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
+    """Judge precision again on fresh samples, which alone decide: chance does not repeat.
+
+    What is in doubt even then is judged by what the other side loses when its roundings are drawn again, and by what
+    the formula of fused attention kernels would cost either side.
+    """
+    pair = bench.pair
+    plan = pair.effort.second_look(seeds, first_seed, transfer=pair.transfer)
+    if not bench.runner.live and not any(bench.runner.sample(one) for one in plan):
+        return verdicts
+    fresh = Bench(bench.runner, bench.dtype, bench.modes)
+    fresh.noise = bench.noise
+    fresh.take_all(plan, "looking again at what is in doubt")
+    doubted = fresh.probe_doubted()
+    bench.count += fresh.count
+    bench.drawn |= fresh.drawn
+    bench.explained.join(fresh.explained)
+    bench.notes += fresh.notes
+    bench.reached.join(fresh.reached)
+    second = {one.name: one for one in fresh.verdicts()}
+    bench.notes += _cleared(doubted, second, pair.shown)
+    return [second.get(one.name, one) if one.verdict == "precision" else one for one in verdicts]
+
+
+def _cleared(
+    doubted: Sequence[TensorVerdict], second: Mapping[str, TensorVerdict], shown: Mapping[Side, str]
+) -> list[str]:
+    """Say which side is beyond the plain formula's loss, where that is what other roundings explain."""
+    largest: dict[Side, tuple[float, str]] = {}
+    for one in doubted:
+        if second[one.name].verdict == "equal":
+            for side, used in zip(SIDES, (one.first_used, one.second_used), strict=True):
+                largest[side] = max(largest.get(side, (1.0, "")), (used or 0.0, one.name))
+    return [
+        f"the {shown[side]} side loses up to {used:.1f} times its share of precision against the other one's "
+        f"arithmetic, most in {name}; other roundings, or softmax recomputed from its log-sum-exp as fused attention "
+        "kernels do, explain it, and it is allowed"
+        for side, (used, name) in largest.items()
+        if name
+    ]

@@ -32,6 +32,7 @@ from .measures import (
     MAX_LIMIT,
     RMS_LIMIT,
     Array,
+    Key,
     Measure,
     chunk,
     meaning_limit,
@@ -177,6 +178,12 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
 def allowed_meaning(one: Measure, dtype: str) -> float:
     """Return the float64 difference that a measure is allowed, as a part of the scale of its kind."""
     return meaning_limit((one.first_max, one.second_max), one.scale, one.meaning_scale, dtype) + one.given
+
+
+def beyond(last: Mapping[Key, Measure], dtype: str) -> dict[Key, float]:
+    """Return by how much the float64 results of a sample differ by more than they may, where they do."""
+    excess = {key: (one.meaning or 0.0) - allowed_meaning(one, dtype) for key, one in last.items()}
+    return {key: more for key, more in excess.items() if more > 0.0}
 
 
 def _with(base: TensorVerdict, verdict: Verdict, one: Measure, message: str, bad: int = 0) -> TensorVerdict:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..results.findings import Side, Worst
+from ..samples.sampling import Sample
 from ..sides.dtypes import unit_of
 from ..sides.large import release
 
@@ -145,6 +146,28 @@ class Measure:
     part: float = 1.0
     is_flushed: bool = False
     rounded: Worst | None = None
+
+
+@dataclasses.dataclass
+class Explained:
+    """What other numbers explain of differences in meaning, which is allowed; in parts of the largest value.
+
+    Attributes:
+        tables: by tables in float32.
+        flash: by the formula of fused attention.
+        literals: by literals and branches that no float32 run can tell apart.
+        unseen: the sample that showed the literals.
+    """
+
+    tables: float = 0.0
+    flash: float = 0.0
+    literals: float = 0.0
+    unseen: Sample | None = None
+
+    def join(self, other: Explained) -> None:
+        """Add what another sample, precision or look showed."""
+        self.tables, self.flash = max(self.tables, other.tables), max(self.flash, other.flash)
+        self.literals, self.unseen = max(self.literals, other.literals), self.unseen or other.unseen
 
 
 def scale_of(arrays: Sequence[Array]) -> float:

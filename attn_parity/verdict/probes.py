@@ -15,19 +15,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ..pair import SIDES, Pair
 from ..results.findings import Side
-from ..samples.sampling import Sample
+from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Array, Run
 from ..sides.tables import STILL
-from .measures import CHUNK, chunk
+from .criterion import allowed_meaning, beyond, precision_used
+from .measures import (
+    CHUNK,
+    FLASH_LIMIT,
+    LITERAL_LIMIT,
+    TABLE_LIMIT,
+    Explained,
+    Key,
+    Measure,
+    chunk,
+    with_error,
+    with_flash_loss,
+    with_literal_error,
+    with_table_error,
+)
 
 if TYPE_CHECKING:
     from .runner import Live, Runner
@@ -38,6 +52,9 @@ KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "flash", "tables", "literals")
 
 EXACT: tuple[Kind, ...] = ("tables", "literals")
 """Probes that run in float64."""
+
+HOPELESS = 30.0
+"""Share of precision on one sample, other roundings counted, beyond which no further sample is asked."""
 
 FLASH_SEEDS = 2
 """How many times the roundings of fused attention are drawn in float64."""
@@ -124,10 +141,16 @@ def moved_by(plain: Array, other: Array) -> Moved:
 
 
 class Probing:
-    """Runs the sides of a pair with other roundings, and remembers which of them change nothing."""
+    """Runs the sides of a pair with other roundings, and remembers which of them change nothing.
 
-    def __init__(self, runner: Runner, dtype: str):
-        self.runner, self.dtype = runner, dtype
+    Args:
+        runner: what runs the pair.
+        dtype: the precision that is judged.
+        modes: how the pair is run.
+    """
+
+    def __init__(self, runner: Runner, dtype: str, modes: Sequence[str]):
+        self.runner, self.dtype, self.modes = runner, dtype, modes
         self.pair: Pair = runner.pair
         self._has_tables: dict[Side, bool] = {}
         self._has_same_tables: bool | None = None
@@ -135,6 +158,79 @@ class Probing:
         self._has_same_literals: bool | None = None
         self._has_softmax: dict[Side, bool] = {}
         self._has_flash: dict[Side, bool] = {}
+
+    # ---- what differs in meaning
+
+    def explain(
+        self, sample: Sample, exact: Mapping[Side, Run], last: Mapping[Key, Measure], kinds: Mapping[str, str]
+    ) -> tuple[dict[Key, Measure], Explained]:
+        """Measure what tables, literals and fused attention explain of differences in meaning.
+
+        Args:
+            sample: the sample that shows them.
+            exact: the float64 run of each side.
+            last: tensor and mode -> the measure on the sample.
+            kinds: tensor -> its kind.
+
+        Returns:
+            The measures with what is allowed, and the largest of it.
+        """
+        measures, explained = dict(last), Explained()
+        self._allow_tables(sample, measures, explained)
+        self._allow_literals(sample, measures, explained)
+        self._allow_flash(sample, exact, measures, kinds, explained)
+        return measures, explained
+
+    def _allow_tables(self, sample: Sample, measures: dict[Key, Measure], explained: Explained) -> None:
+        """Measure what tables in float32 explain of a difference in meaning that only they might explain."""
+        doubted = beyond(measures, self.dtype)
+        if not doubted or _largest_meaning(measures, doubted) > TABLE_LIMIT:
+            return
+        moved = self.table_moves(sample)
+        for name in {name for name, _ in doubted} & moved.keys():
+            for mode in self.modes:
+                allowed = measures[name, mode] = with_table_error(measures[name, mode], moved[name])
+                explained.tables = max(explained.tables, min(allowed.given, allowed.meaning or 0.0))
+
+    def _allow_literals(self, sample: Sample, measures: dict[Key, Measure], explained: Explained) -> None:
+        """Measure what literals of float32 accuracy and branches closer than float32 tells apart explain."""
+        doubted = beyond(measures, self.dtype)
+        is_seen = self.dtype == "float64" or _largest_meaning(measures, doubted) > LITERAL_LIMIT
+        if not doubted or is_seen or self.pair.effort.large:
+            return
+        moves = self.literal_moves(sample)
+        for key in [key for key in doubted if key[0] in moves]:
+            allowed = with_literal_error(measures[key], moves[key[0]])
+            if (allowed.meaning or 0.0) <= allowed_meaning(allowed, self.dtype):
+                measures[key] = allowed
+                explained.join(Explained(literals=allowed.meaning or 0.0, unseen=sample))
+
+    def _allow_flash(
+        self,
+        sample: Sample,
+        exact: Mapping[Side, Run],
+        measures: dict[Key, Measure],
+        kinds: Mapping[str, str],
+        explained: Explained,
+    ) -> None:
+        """Measure what the formula of fused attention explains of gradients that differ in meaning, and of no output.
+
+        With softmax itself in place of the fused attention they have to agree as any others: what is allowed is allowed
+        to the kernel alone.
+        """
+        doubted = beyond(measures, self.dtype)
+        if not doubted or max(doubted.values()) > FLASH_LIMIT or any(kinds[name] == "output" for name, _ in doubted):
+            return
+        unfused = self.unfused(sample)
+        if not unfused:
+            return
+        plain = {side: self.pair.named(side, unfused.get(side, exact[side])) for side in SIDES}
+        lost = self.flash_losses(sample, unfused)
+        for key in [key for key in doubted if key[0] in lost]:
+            apart = moved_by(*(plain[side][key[0]][1] for side in SIDES)).largest
+            if apart <= allowed_meaning(measures[key], self.dtype) * measures[key].meaning_scale:
+                allowed = measures[key] = with_flash_loss(measures[key], lost[key[0]])
+                explained.flash = max(explained.flash, allowed.meaning or 0.0)
 
     def table_moves(self, sample: Sample) -> dict[str, float]:
         """Return how far the float64 results of both sides together move with tables that move by one unit.
@@ -203,6 +299,38 @@ class Probing:
                 found[name] = found.get(name, 0.0) + moved.largest
         return found
 
+    # ---- what is less precise
+
+    def raised(
+        self,
+        side: Side,
+        plan: Sequence[Planned],
+        measures: Mapping[Key, Sequence[Measure]],
+        floors: Mapping[str, float],
+    ) -> dict[Key, list[Measure]]:
+        """Return measures with the errors of one side raised to what it loses under other roundings, per sample.
+
+        Args:
+            side: the side.
+            plan: the samples that were taken.
+            measures: tensor and mode -> a measure per sample.
+            floors: tensor -> units of the last place that the sides differ from themselves.
+        """
+        found: dict[Key, list[Measure]] = {}
+        for position, planned in enumerate(plan):
+            self.pair.progress(f"redrawing the roundings of {self.pair.shown[side]}", position, len(plan))
+            sample = self.runner.sample(planned)
+            assert sample is not None, "it was taken"
+            probes = list(self.roundings(side, sample, position))
+            for (name, mode), plain in measures.items():
+                raised = plain[position]
+                for moved in [probe[name] for probe in probes if name in probe]:
+                    raised = with_error(raised, side, moved.rms, moved.largest, self.dtype)
+                found.setdefault((name, mode), []).append(raised)
+            if not position and _is_hopeless(side, found, floors):
+                break
+        return found
+
     def roundings(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
         """Yield what other roundings cost.
 
@@ -216,3 +344,14 @@ class Probing:
                 self._has_softmax[one] = bool(found)
                 yield found
             yield self._tables(one, sample, seed)
+
+
+def _largest_meaning(measures: Mapping[Key, Measure], keys: Iterable[Key]) -> float:
+    return max((measures[key].meaning or 0.0 for key in keys), default=0.0)
+
+
+def _is_hopeless(side: Side, found: Mapping[Key, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
+    """Tell whether the first sample says that other roundings of one side can't explain what the other loses."""
+    accused = 1 if side == "first" else 0
+    shares = [precision_used(measures, floors.get(key[0], 0.0))[accused] for key, measures in found.items()]
+    return min(shares, default=0.0) > HOPELESS

@@ -10,7 +10,7 @@ import pytest
 
 from attn_parity.verdict.criterion import agree, decide
 from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
-from attn_parity.verdict.noise import _units
+from attn_parity.verdict.runner import _units
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 

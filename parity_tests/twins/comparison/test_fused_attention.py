@@ -23,7 +23,7 @@ from attn_bridge.parity import compare
 from attn_parity.dumps import format as dumps
 from attn_parity.dumps.recording import dump
 from attn_parity.dumps.replay import compare_dumps
-from attn_parity.verdict import bench
+from attn_parity.verdict import probes
 from fault_lab.driver import _Subject, find_trial
 
 DOUBLE = ("float64",)
@@ -120,7 +120,7 @@ def test_a_right_pair_with_peaked_rows_is_equal():
 
 
 def test_it_is_different_where_nothing_is_allowed(monkeypatch):
-    monkeypatch.setattr(bench.Probing, "flash_losses", lambda self, *_: {})
+    monkeypatch.setattr(probes.Probing, "flash_losses", lambda self, *_: {})
     report = compare(Attends(), FlaxAttends(), X, dtypes=DOUBLE, localise=False)
     assert report.verdict == "different"
     assert not is_noted(report)
@@ -129,12 +129,12 @@ def test_it_is_different_where_nothing_is_allowed(monkeypatch):
 
 def test_the_allowance_is_for_gradients_that_the_formula_explains(monkeypatch):
     """A hundredth of what was measured does not do, so that it is this measurement that decides."""
-    measured = bench.Probing.flash_losses
+    measured = probes.Probing.flash_losses
 
     def less(self, *given):
         return {name: 0.01 * lost for name, lost in measured(self, *given).items()}
 
-    monkeypatch.setattr(bench.Probing, "flash_losses", less)
+    monkeypatch.setattr(probes.Probing, "flash_losses", less)
     assert compare(Attends(), FlaxAttends(), X, dtypes=DOUBLE, localise=False).verdict == "different"
 
 
@@ -187,13 +187,13 @@ def test_a_fault_of_the_kernel_itself_is_different(off, verdict):
 def test_nothing_is_allowed_without_a_fused_kernel(monkeypatch):
     """The plain formula on both sides leaves nothing to explain; one that is off is not asked about it."""
     asked = []
-    measured = bench.Probing.unfused
+    measured = probes.Probing.unfused
 
     def watch(self, sample):
         asked.append(measured(self, sample))
         return asked[-1]
 
-    monkeypatch.setattr(bench.Probing, "unfused", watch)
+    monkeypatch.setattr(probes.Probing, "unfused", watch)
     wrong = FlaxAttends("weights of the backward pass off by 1e-10")
     x = X / 600.0  # where what is off is small enough to be asked about
     assert compare(Attends(fused=False), wrong, x, dtypes=DOUBLE, seeds=1, localise=False).verdict == "different"
@@ -202,12 +202,12 @@ def test_nothing_is_allowed_without_a_fused_kernel(monkeypatch):
 
 
 def test_a_right_pair_that_is_near_enough_is_not_probed(monkeypatch):
-    monkeypatch.setattr(bench.Probing, "unfused", None)
+    monkeypatch.setattr(probes.Probing, "unfused", None)
     assert compare(Attends(), FlaxAttends(), X / 600.0, seeds=1).verdict == "equal"
 
 
 def test_a_pair_whose_output_differs_is_not_probed(monkeypatch):
-    monkeypatch.setattr(bench.Probing, "unfused", None)
+    monkeypatch.setattr(probes.Probing, "unfused", None)
     wrong = FlaxAttends("scale off by 1e-9")
     report = compare(Attends(), wrong, X / 600.0, dtypes=DOUBLE, seeds=1, localise=False)
     assert next(one for one in report.tensors if one.kind == "output").verdict == "different"

@@ -19,7 +19,8 @@ from attn_parity.compare.prepare import prepare
 from attn_parity.frameworks.jax.subject import JaxSubject
 from attn_parity.frameworks.torch.subject import TorchSubject
 from attn_parity.samples import sampling
-from attn_parity.verdict import criterion, judging, measures
+from attn_parity.verdict import criterion, measures
+from attn_parity.verdict.bench import Bench
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
@@ -136,7 +137,7 @@ def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monk
     monkeypatch.setattr(criterion, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
     for room in (criterion, measures):
         monkeypatch.setattr(room, "FLOOR_ULPS", 0.0)
-    monkeypatch.setattr(judging.Bench, "agrees", lambda self, planned: True)
+    monkeypatch.setattr(Bench, "agrees", lambda self, planned: True)
     report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)
     assert report.verdict == "equal", str(report)
     assert sum(runs[side, "jitter"] for side in SUBJECTS) >= 1
@@ -157,7 +158,7 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
 
 
 def test_probed_measures_replace_only_their_samples():
-    bench = judging.Bench.__new__(judging.Bench)
+    bench = Bench.__new__(Bench)
     bench.measures, bench.probed = {("a", "eager"): [1, 2, 3]}, {"second": {("a", "eager"): [9]}}
     assert bench._probed("second", "a", "eager") == [9, 2, 3]
     assert bench._probed("first", "a", "eager") == [1, 2, 3]
