@@ -16,7 +16,7 @@ import numpy as np
 
 from .pairing import Pairing
 from .results.findings import Side, shown
-from .samples import inputs as calls
+from .samples import calls
 from .samples.sampling import Effort, Outputs, Sample, draw_weights
 from .sides.dropout_masks import Difference
 from .sides.dtypes import is_float, wide

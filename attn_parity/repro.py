@@ -82,7 +82,7 @@ class Bundle:
         rules: Path | None,
         options: Mapping[str, Any],
     ):
-        from .samples.inputs import as_arguments
+        from .samples.calls import as_arguments
 
         self.halves: dict[str, _Half] = {}
         for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):

@@ -21,8 +21,7 @@ from attn_parity import workers
 from attn_parity.adapters import load_adapter
 from attn_parity.results.findings import Picture, Side
 from attn_parity.results.report import Report
-from attn_parity.samples import inputs as calls
-from attn_parity.samples import sampling
+from attn_parity.samples import calls, sampling
 from attn_parity.settings.precision import environment
 from attn_parity.sides.subject import Arguments
 

@@ -40,7 +40,7 @@ def weights(module: Any, x: Any, **call: Any) -> Array:
         raise TypeError(NO_WEIGHTS.format(what=type(module).__name__))
     # The judge runs any module as a function of its weights. It stands above this package, and is loaded by name.
     subject = importlib.import_module("attn_parity.compare.prepare").subject_of(module)
-    calls = importlib.import_module("attn_parity.samples.inputs")
+    calls = importlib.import_module("attn_parity.samples.calls")
     backend = backends.load(framework)
     held = backend.get_weights(module)
     given = tuple(map(backends.as_numpy, x)) if isinstance(x, tuple) else (backends.as_numpy(x),)

@@ -27,8 +27,7 @@ from ..results.allowances import accept, checked
 from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
-from ..settings.precision import environment, record
-from ..settings.precision import strict as pinned
+from ..settings import precision
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
 from ..verdict.bench import Findings, judge_in
@@ -138,7 +137,7 @@ def compare(
         {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
     )
     accepted = checked(allow) if allow else {}
-    held = pinned() if strict else contextlib.nullcontext()
+    held = precision.strict() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
         pair = prepare(
             uncompiled(first),
@@ -295,7 +294,7 @@ def _report(
         message=message,
         seeds=findings[-1].seeds if findings else 0,
         samples=findings[-1].samples if findings else 0,
-        environment={**environment(), **_devices_of(pair), **record()},
+        environment={**precision.environment(), **_devices_of(pair), **precision.record()},
         first_name=pair.first.name,
         second_name=pair.second.name,
         first_label=labels["first"],

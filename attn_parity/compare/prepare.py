@@ -13,7 +13,7 @@ from ..matching.outputs import check_outputs, plain_outputs
 from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
 from ..pairing import Pairing
 from ..results.findings import Side, shown
-from ..samples import inputs as calls
+from ..samples import calls
 from ..samples.sampling import Outputs
 from ..sides.dropout_masks import differences
 from ..sides.dtypes import class_of, is_float

@@ -12,8 +12,7 @@ from ..matching.outputs import PROBE_LIMIT, apart, check_outputs
 from ..pair import Pair, narrowed, widened
 from ..pairing import Match, Pairing, whole
 from ..results.findings import shown
-from ..samples import inputs as calls
-from ..samples import sampling
+from ..samples import calls, sampling
 from ..samples.sampling import FIRST
 from ..sides.dtypes import class_of, is_float
 from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, is_array

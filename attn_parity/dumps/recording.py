@@ -25,8 +25,7 @@ from ..matching.outputs import Trials
 from ..pair import Pair, Progress, few_threads
 from ..pairing import Match
 from ..results.findings import Side
-from ..samples import inputs as calls
-from ..samples import sampling
+from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
 from ..sides.dtypes import is_float, wide

@@ -21,7 +21,7 @@ from ..pair import SIDES, Pair, Progress
 from ..pairing import Match, Pairing, Tensor, lies_within, uncovered
 from ..results.findings import Side
 from ..results.report import Report
-from ..samples import inputs as calls
+from ..samples import calls
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import class_of
 from ..sides.subject import Array, Call, Parameter, Run

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..results.findings import Side
-from ..samples.inputs import is_mask
+from ..samples.calls import is_mask
 from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Arguments, Array, Call

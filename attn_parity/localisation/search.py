@@ -20,8 +20,7 @@ from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, Step, next_of
-from .evidence import evidence_between, evidence_of
-from .forcing import Trial, compare_freely, force
+from .forcing import Trial, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk

@@ -14,11 +14,25 @@ from attn_bridge import backends
 from attn_bridge.module_weights import check_same_meaning, own_rules
 from attn_bridge.weights import Rules, WeightsMismatchError
 
-from .. import pairing as pairings
 from ..pair import SIDES, Pair, weights_held, widened
-from ..pairing import Pairing, Partial, Suited, Tensor, UnpairedError, names, suited
+from ..pairing import (
+    AGREE,
+    Pairing,
+    Partial,
+    Suited,
+    Tensor,
+    UnpairedError,
+    from_rules,
+    names,
+    partial,
+    propose,
+    rule_of,
+    rules_for,
+    suited,
+    whole,
+)
 from ..results.findings import Side
-from ..samples import inputs as calls
+from ..samples import calls
 from ..sides.folded import FoldedSubject, folds
 from . import state
 from .outputs import Trials
@@ -84,7 +98,7 @@ def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing
     if own is not None:
         with contextlib.suppress(ValueError):
             parameters = matcher.carrying.parameters
-            return pairings.from_rules(own, parameters["first"], parameters["second"], how="rule")
+            return from_rules(own, parameters["first"], parameters["second"], how="rule")
     return None
 
 
@@ -158,7 +172,7 @@ class Matcher:
             parameters, others = self.carrying.parameters, self.carrying.state
             ours, theirs = ({**parameters[side], **others[side]} for side in SIDES)
             try:
-                self._given = pairings.partial(rules, ours, theirs, labels=self._labels)
+                self._given = partial(rules, ours, theirs, labels=self._labels)
             except WeightsMismatchError as error:
                 raise self.refused(error) from None
             self.carrying.add("first", (match.first.source for match in self._given.matches))
@@ -174,7 +188,7 @@ class Matcher:
         given = Partial(self._given.matches, self._left_out)
         ours, theirs = (self.carrying.taking_part(side) for side in SIDES)
         trials = self._trials
-        found = pairings.propose(ours, theirs, trials.distance, given, self._labels, trials.orders, trials.limit)
+        found = propose(ours, theirs, trials.distance, given, self._labels, trials.orders, trials.limit)
         return _doubted(found, *self._doubts)
 
     def completed(self, error: UnpairedError) -> Pairing:
@@ -198,7 +212,7 @@ class Matcher:
                 continue
             if before_fitting is None:
                 return found
-            if self._trials.distance(found) < pairings.AGREE:
+            if self._trials.distance(found) < AGREE:
                 return _by_run(found, self._fitted)
             if not self._is_only:
                 raise self.refused(before_fitting)
@@ -210,12 +224,12 @@ class Matcher:
             return found
         frozen = [name for side, name, why in found.dropped if side == "first" and why.startswith(state.FROZEN)]
         parameters = self.carrying.parameters["first"]
-        ours = [*self._free("first"), *(pairings.whole(name, parameters[name]) for name in frozen)]
+        ours = [*self._free("first"), *(whole(name, parameters[name]) for name in frozen)]
         theirs = self._free("second")
         if not ours or not theirs:
             return found
         pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
-        if not pairs or self._trials.distance(found) < pairings.AGREE:
+        if not pairs or self._trials.distance(found) < AGREE:
             return found
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
@@ -233,7 +247,7 @@ class Matcher:
         text = str(error)
         if isinstance(error, UnpairedError):
             first, second = (self.carrying.taking_part(side) for side in SIDES)
-            rules = pairings.rules_for(error, (first, second), (self._free("first"), self._free("second")))
+            rules = rules_for(error, (first, second), (self._free("first"), self._free("second")))
             text += f"; rules that would settle it (rules=, --rules): {rules}"
         error.args = (f"{text}; tied: {', '.join(tied)}" if tied else text,)
         return error
@@ -310,7 +324,7 @@ class Matcher:
         first, second = (f"{tensor.name} of {label}" for tensor, label in zip(_both(one), self._labels, strict=True))
         return (
             f"{first} and {second} differ and are not carried, as code seems to compute them; a rule carries them: "
-            f"{pairings.rule_of(one.first.source, one.second.source)}"
+            f"{rule_of(one.first.source, one.second.source)}"
         )
 
     def _added(self, found: Pairing, pairs: list[Suited]) -> Pairing:
@@ -328,14 +342,14 @@ class Matcher:
             return self._trials.distance(together(more))
 
         with contextlib.suppress(ValueError):
-            whole = together(pairings.propose(first, second, distance, labels=self._labels))
+            joint = together(propose(first, second, distance, labels=self._labels))
             if all(one.is_named for one in pairs):
-                return whole
-            reached = self._trials.distance(whole)
-            if reached < pairings.AGREE:
-                return _by_run(whole, pairs)
+                return joint
+            reached = self._trials.distance(joint)
+            if reached < AGREE:
+                return _by_run(joint, pairs)
             if all(one.is_only for one in pairs) and reached < NEARER * self._trials.distance(found):
-                return _doubted(whole, _on_fit(pairs))
+                return _doubted(joint, _on_fit(pairs))
         for side in SIDES:
             self.carrying.set(side, before[side])
         return found

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .. import pairing as pairings
 from ..pair import SIDES, Pair, weights_held
-from ..pairing import Pairing, Suited, Tensor
+from ..pairing import Pairing, Suited, Tensor, whole
 from ..results.findings import Side
-from ..samples import inputs as calls
+from ..samples import calls
 from ..sides.dtypes import class_of, is_float, unit_of, wide
 from ..sides.subject import Array, Arrays, Parameter, Subject
 from .formulas import are_alike, is_computed, seems_computed
@@ -71,7 +70,7 @@ class Carrying:
     def free(self, side: Side, dropped: Iterable[tuple[str, str, str]]) -> list[Tensor]:
         """Return the state of a side that is neither carried nor dropped."""
         taken = self._names[side] | {name for where, name, _ in dropped if where == side}
-        return [pairings.whole(name, one, one.framework) for name, one in self.state[side].items() if name not in taken]
+        return [whole(name, one, one.framework) for name, one in self.state[side].items() if name not in taken]
 
     def add(self, side: Side, names: Iterable[str]) -> bool:
         """Carry more state, as far as the names are state; return whether any is new."""

@@ -18,8 +18,7 @@ from attn_bridge.weights import WeightsMismatchError
 
 from ..sides.dtypes import class_of
 from .assignment import Sides, equals, template
-from .parts import unstacked
-from .tensors import Match, Tensor
+from .tensors import Match, Tensor, unstacked
 
 DROP = "REASON"
 """Stands for the reason that a user has to give for a rule that drops."""

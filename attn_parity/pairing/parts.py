@@ -1,6 +1,6 @@
-"""Tensors that are one on one side and several on the other: stacks of layers, and fused layers.
+"""Fused layers: tensors that are one on one side and several on the other.
 
-Both become parts under names of their own, so that what follows pairs tensor with tensor.
+They become parts under names of their own, so that what follows pairs tensor with tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..sides.subject import Array
@@ -34,126 +33,6 @@ MAX_SIBLINGS = 8
 
 _BY_HEAD = ("query_key_value", "wqkv")
 """Layers that keep query, key and value head by head (GPT-NeoX, BLOOM, Falcon, InternLM2), as others don't."""
-
-
-# ---- stacks
-
-
-def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Return one side's tensors with those taken apart that hold all of the other side's numbered layers in one."""
-    found = list(tensors)
-    for _ in range(4):  # layers, experts inside them, and so on
-        stacks = {name: stack for stack in _stacks(found, others) for name in stack.names}
-        if not stacks:
-            break
-        parts = []
-        for tensor in found:
-            stack = stacks.get(tensor.name)
-            if stack is None:
-                parts.append(tensor)
-                continue
-            rest = tensor.spelled[len(stack.path) :].lstrip(".")
-            for i in range(stack.count):
-                alias = ".".join(part for part in (stack.path, str(i), rest) if part)
-                parts.append(tensor.at(stack.axis, i, f"{tensor.name}[{i}]", alias))
-        found = parts
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Stack:
-    """Tensors below a path whose axis counts layers."""
-
-    path: str
-    names: frozenset[str]
-    axis: int
-    count: int
-
-
-def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Stack]:
-    """Yield the stacks of one side whose layers the other side numbers, each tensor in one at most."""
-    mine, theirs = _families(tensors), _families(others)
-    numbered = collections.Counter((len(numbers), total) for numbers, total in mine.values())
-    wanted = collections.Counter((len(numbers), total) for numbers, total in theirs.values()) - numbered
-    taken: set[str] = set()
-    for prefix, (numbers, total) in sorted(theirs.items(), key=lambda item: (item[0].count("."), item[0])):
-        count = len(numbers)
-        if count < 2 or not wanted[count, total]:
-            continue
-        found = next((one for one in _below(tensors, count, total) if not one.names & taken), None)
-        if found is None:
-            layers = [one for one in others if one.spelled.startswith(prefix)]
-            alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
-            found = Stack("", frozenset(alone), 0, count) if alone else None
-        if found is not None:
-            wanted[count, total] -= 1
-            taken |= found.names
-            yield found
-
-
-def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[Stack]:
-    """Yield the stacks of so many layers and elements that are all there is below some path."""
-    for path, below in _paths(tensors).items():
-        if sum(math.prod(tensor.shape) for tensor in below) != total:
-            continue
-        axes = range(min(len(tensor.shape) for tensor in below))
-        axis = next((axis for axis in axes if all(one.shape[axis] == count for one in below)), None)
-        if axis is not None:
-            yield Stack(path, frozenset(tensor.name for tensor in below), axis, count)
-
-
-def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
-    """Return the tensors beside others that hold numbered layers in one, by their first axis and their sizes."""
-    first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
-    if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
-        return {tensor.name for tensor in first}
-    sizes = collections.Counter(math.prod(one.shape) for one in layers)
-    each = {size: number // count for size, number in sizes.items()}
-    chosen: set[str] = set()
-    for tensor in first:
-        size = math.prod(tensor.shape) // count
-        if each.get(size, 0):
-            each[size] -= 1
-            chosen.add(tensor.name)
-    return chosen if chosen and not any(each.values()) else set()
-
-
-def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
-    """Return the path of each numbered list of like layers -> its numbers, and how many elements they have in common.
-
-    Layers are alike where most of what they hold is the same in all of them: only T5's first one has the table of
-    positions.
-    """
-    layers: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(set)
-    )
-    for tensor in tensors:
-        for number in re.finditer(r"[0-9]+(?=\.|$)", tensor.spelled):
-            rest = tensor.spelled[number.end() :]
-            layers[tensor.spelled[: number.start()]][int(number[0])].add((rest, tensor.shape))
-    found = {}
-    for prefix, some in layers.items():
-        common = set.intersection(*some.values())
-        if 2 * _elements(common) > max(map(_elements, some.values())):
-            found[prefix] = (set(some), len(some) * _elements(common))
-    return found
-
-
-def _elements(layer: Collection[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(math.prod(shape) for _, shape in layer)
-
-
-def _paths(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """Return every path -> the tensors below it, deepest first; "" is the root."""
-    found: dict[str, list[Tensor]] = collections.defaultdict(list)
-    for tensor in tensors:
-        words = tensor.spelled.split(".")
-        for length in range(len(words)):
-            found[".".join(words[:length])].append(tensor)
-    return dict(sorted(found.items(), key=lambda item: (-item[0].count(".") - bool(item[0]), item[0])))
-
-
-# ---- fused layers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,10 @@ from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
 from .leftovers import UnpairedError
 from .names import is_counted_alike, last_word, layer_of, read
-from .parts import Split, splits, unstacked
+from .parts import Split, splits
 from .patterns import Lay, Options, Way, kind_of, lay, options
 from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Link, Partial, Probe, joined, names_of, settle, together
-from .tensors import Pairing, Tensor, uncovered, whole
+from .tensors import Pairing, Tensor, uncovered, unstacked, whole
 
 MAX_PERMUTED = 6
 """Most layers of which every order is thought of."""
@@ -111,7 +111,7 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     ours = [one for i, one in enumerate(first) if i not in taken[0]]
     theirs = [one for j, one in enumerate(second) if j not in taken[1]]
     choices: list[Choice] = []
-    for turned in (False, True):
+    for turned in (False, True) if ours and theirs else ():
         here, there = (theirs, ours) if turned else (ours, theirs)
         found = splits(here, there, _lays_turned if turned else _lays)
         of_layers: dict[Hashable, list[Choice]] = collections.defaultdict(list)

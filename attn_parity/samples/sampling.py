@@ -17,7 +17,7 @@ import numpy as np
 from ..results.findings import Side
 from ..sides.dtypes import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, Parameter
-from .inputs import masks
+from .calls import masks
 
 Outputs = list[tuple[str, tuple[int, ...], str]]
 """Place, shape and dtype of every output."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_bridge import backends
 
-from ..samples import inputs as calls
+from ..samples import calls
 
 OPTIMIZERS = ("sgd", "momentum", "adamw")
 LOSSES = ("mse", "cross_entropy")

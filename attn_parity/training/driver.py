@@ -28,7 +28,7 @@ from ..compare.prepare import prepare
 from ..interrupts import orderly_interrupts
 from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.findings import shown, worst
-from ..samples import inputs as calls
+from ..samples import calls
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from ..sides.dropout_masks import Masks, differences

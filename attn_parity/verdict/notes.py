@@ -14,7 +14,7 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Side, TensorVerdict, shown
-from ..samples import inputs as calls
+from ..samples import calls
 from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Array

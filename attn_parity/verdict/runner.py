@@ -15,8 +15,7 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Side
-from ..samples import inputs as calls
-from ..samples import sampling
+from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..sides.dtypes import is_float, unit_of, wide
 from ..sides.large import spilled

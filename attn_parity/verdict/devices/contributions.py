@@ -15,7 +15,7 @@ from ...sides.shards import Cut
 from ...sides.subject import Array, Run
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
-from .asking import is_askable, other_side, shared_side
+from .shards import is_askable, other_side, shared_side
 
 MAX_TRIED = 12
 """Most parameters whose parts are kept one at a time."""

@@ -17,7 +17,7 @@ from ...sides.shards import Cut
 from ...sides.subject import Array
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
-from .asking import is_askable, other_side, shared_side
+from .shards import is_askable, other_side, shared_side
 
 MAX_TRIED = 256
 """Most sets of parameters that are tried."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...pair import SIDES
+from ...pair import SIDES, Pair
 from ...results.findings import Side, TensorVerdict
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide
@@ -16,7 +16,6 @@ from ...sides.subject import Run
 from ..bench import Findings
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live, Runner
-from .asking import shared_side
 
 TOUCHED = 1e-3
 """Part of a tensor's largest difference from which on an element differs, where a shard is looked for."""
@@ -111,3 +110,18 @@ def _sent_back(
             one = dataclasses.replace(one, message=f"{one.message}; {place}", shards=place)
         said.append(one)
     return said
+
+
+def is_askable(pair: Pair) -> bool:
+    """Tell whether running a pair again, in float64 and with other numbers, is quick and says something."""
+    return not (pair.lacks or pair.effort.large or pair.train)
+
+
+def shared_side(runs: Mapping[Side, Run]) -> Side | None:
+    """Return the side whose results devices share; None if neither's."""
+    return next((side for side in SIDES if runs[side].shares.any_cut), None)
+
+
+def other_side(side: Side) -> Side:
+    """Return the other one."""
+    return "second" if side == "first" else "first"

@@ -15,8 +15,8 @@ from ...sides.dtypes import is_float, wide
 from ...sides.subject import Array
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
-from .asking import is_askable
 from .exchanges import agree
+from .shards import is_askable
 
 MAX_VECTORS = 12
 """Most parameters of one axis that are moved to see what they change."""

@@ -11,8 +11,7 @@ import pytest
 
 import attn_parity
 from attn_parity.pair import work_of
-from attn_parity.samples import inputs as calls
-from attn_parity.samples import sampling
+from attn_parity.samples import calls, sampling
 from attn_parity.samples.sampling import FIRST, LARGE, QUICK, Effort, Planned, Sample
 from attn_parity.sides.subject import Arguments, ModuleFailedError, Parameter
 
