@@ -40,6 +40,8 @@ def on_masked_rows(runner: Live, sample: Sample) -> str:
     runs = [runner.exact(side, sample, pair.dtype) for side in SIDES]
     tried: list[Array] = []
     for rows in _rows(sample, pair.subject("first").argument_names):
+        if rows.all():  # a mask in the wrong sense; without any row, everything agrees
+            continue
         kept = [_kept(rows, one) for one in runs[0].outputs]
         if any(np.array_equal(rows, one) for one in tried) or all(one is None or one.all() for one in kept):
             continue

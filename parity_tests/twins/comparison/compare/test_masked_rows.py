@@ -65,3 +65,34 @@ def test_other_faults_are_not_excused_by_masked_rows(fault):
     verdict, said = hint(Where(**fault))
     assert verdict == "different"
     assert NONE not in said
+
+
+class Weights(nn.Module):
+    """Returns weights that are zero where the mask hides a key."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, attention_mask):
+        scores = self.query(x) @ x.swapaxes(1, 2)
+        return torch.softmax(scores.masked_fill(~attention_mask, -torch.inf), -1)
+
+
+class Leaking(nnx.Module):
+    """Returns weights that are not zero there."""
+
+    def __init__(self):
+        self.query = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, attention_mask):
+        scores = self.query(x) @ x.swapaxes(1, 2)
+        weights = jax.nn.softmax(jnp.where(attention_mask, scores, -jnp.inf), -1)
+        return jnp.where(attention_mask, weights, 0.01 * jnp.tanh(scores))
+
+
+def test_hidden_keys_are_no_rows_that_see_no_key():
+    mask = np.tri(LENGTH, dtype=bool)[None].repeat(2, 0)
+    report = compare(Weights(), Leaking(), {"x": X, "attention_mask": mask}, seeds=1)
+    assert report.verdict == "different"
+    assert NONE not in (report.first_divergence.hint or "")
