@@ -5,14 +5,19 @@ config.json describes them, `find` groups them by name, `Dequantised` reads each
 `in_file_order` makes a plan read from that.
 """
 
-from .blocks import check_blocks
-from .dropping import check as check_dropped
-from .dropping import notes_on_codes, notes_on_config
-from .in_order import InOrder, dequantised_in, is_in_order
-from .moves import in_file_order, notes_of, rounding_losses
+from .moves import InOrder, dequantised_in, in_file_order, is_in_order, notes_of, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
-from .searching import check_loadable, check_plain, default_dtype, find
+from .searching import (
+    check_blocks,
+    check_dropped,
+    check_loadable,
+    check_plain,
+    default_dtype,
+    find,
+    notes_on_codes,
+    notes_on_config,
+)
 
 __all__ = [
     "Dequantised",

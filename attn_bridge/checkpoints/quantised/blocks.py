@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...printable import printable
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo
 from .pairs import QuantisedTensor, c_order
 from .source import Source
@@ -79,17 +78,3 @@ def dequantiser(kind: str) -> Callable[[Array], Array]:
         ) from None
     code = package.GGMLQuantizationType[kind]
     return lambda data: cast(Array, package.dequantize(data, code))
-
-
-def check_blocks(reader: Reader) -> None:
-    """Refuse quantised tensors where they are not dequantised: no other container holds their types.
-
-    Raises:
-        CheckpointError: there are some.
-    """
-    kinds = sorted({info.blocks for info in reader.tensors.values() if info.blocks})
-    if kinds:
-        raise CheckpointError(
-            f"{printable(str(reader.path), 400)} is quantised by GGUF, {', '.join(kinds)}; --dequantize makes floating "
-            "point of it"
-        )
