@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import importlib.util
 import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 from attn_bridge import backends
+from attn_bridge.printable import printable
+
+from .stack import raised_at
 
 EXAMPLE = "example_inputs"
 """Function beside a factory that gives inputs to compare on."""
@@ -35,6 +40,9 @@ REPLACEABLE = frozenset(
 
 MAX_NAMES = 5
 """Most names that a message lists."""
+
+MAX_SOURCE = 1 << 20
+"""Bytes of the largest file that is parsed for the names that a message offers."""
 
 _BUILTINS = vars(builtins)
 
@@ -177,16 +185,48 @@ def load(name: str, what: str = "factory") -> Factory:
     """
     where, colon, attribute = name.rpartition(":")
     if not (colon and where and attribute):
-        raise ValueError(f"{what} ({name}) must read file.py:factory or module:factory")
+        raise ValueError(f"{what} ({name}) must read file.py:factory or module:factory{_offered(_defined_in(name))}")
     path = Path(where)
     is_file = path.suffix == ".py" or os.sep in where or path.is_file()
     module, root = _import_file(path, where) if is_file else _import_module(where)
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise ValueError(f"{where} has no {attribute}")
+            raise ValueError(f"{where} has no {attribute}{_offered(_public(target), part)}")
         target = getattr(target, part)
     return Factory(name, module, target, root)
+
+
+def _public(target: object) -> list[str]:
+    """Return the names that code defines itself, without a leading underscore."""
+    own = getattr(target, "__name__", None)
+    return [
+        name
+        for name, value in getattr(target, "__dict__", {}).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", own) == own
+    ]
+
+
+def _defined_in(name: str) -> list[str]:
+    """Return the public functions and classes of a Python file, without running it; none of what is no such file."""
+    path = Path(name)
+    try:
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > MAX_SOURCE:
+            return []
+        nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [node.name for node in nodes if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def _offered(names: Sequence[str], wanted: str = "") -> str:
+    """Return the end of a refusal: the name that is nearest to the one asked for, else the names that there are."""
+    near = difflib.get_close_matches(wanted, names, 1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"; it has {', '.join(map(printable, names[:MAX_NAMES]))}{more}" if names else ""
 
 
 @contextlib.contextmanager
@@ -252,7 +292,9 @@ class guarded(intact_builtins):
         intact_builtins.__exit__(self, kind, error, at)  # super() is a built-in function
         if error is None or isinstance(error, (KeyboardInterrupt, BuiltinsReplacedError)):
             return
-        raise ValueError(f"{self._what} raised {type(error).__name__}: {text_of(error)}") from error
+        line = raised_at(error)
+        where = f" ({line})" if line else ""
+        raise ValueError(f"{self._what} raised {type(error).__name__}: {text_of(error)}{where}") from error
 
 
 def text_of(error: BaseException) -> str:

@@ -44,6 +44,19 @@ def live(frame: FrameType | None) -> list[Line]:
     return lines
 
 
+def raised_at(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost line of user code that an exception passed through; "" for none.
+
+    Code that is installed, Python's own and this repository's packages are no user code.
+    """
+    at, lines = error.__traceback__, []
+    while at is not None:
+        lines.append(Line(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name))
+        at = at.tb_next
+    line = user_line(lines[::-1], {})
+    return "" if line is None else f"{_shortened(line.file)}:{line.number}"
+
+
 def dumped(text: str) -> list[Line]:
     """Return the lines of a stack that `faulthandler` wrote, the innermost first (at most 100 of them)."""
     return [Line(file, int(number), function) for file, number, function in _DUMPED.findall(text)]
@@ -100,11 +113,15 @@ def doing(what: str, lines: Sequence[Line]) -> str:
 
 def place(line: Line) -> str:
     """Return file, number, function and text of a line."""
-    file = line.file
-    source = linecache.getline(file, line.number).strip()
+    source = linecache.getline(line.file, line.number).strip()
+    return f"{_shortened(line.file)}:{line.number} in {line.function}" + (f": {source}" if source else "")
+
+
+def _shortened(file: str) -> str:
+    """Return a path relative to the working folder where it lies in it."""
     with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
-        file = Path(file).relative_to(Path.cwd()).as_posix()
-    return f"{file}:{line.number} in {line.function}" + (f": {source}" if source else "")
+        return Path(file).relative_to(Path.cwd()).as_posix()
+    return file
 
 
 def _framework(file: str) -> str:

@@ -32,6 +32,9 @@ UNKNOWN_COST = 10.0
 CORES = 2
 """Processes that the tests run in; fixed, so that a change selects the same tests on every machine."""
 
+SHOWN = 3
+"""Failures after which a run stops: they are what the developer waits for."""
+
 START = 12.0
 """Seconds of a run before its first test: starting pytest and importing both frameworks."""
 
@@ -120,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not selection.nearest:
         print("no test imports what changed; make tours runs documented pages")
         return 0
-    words = [sys.executable, "-m", "pytest", "-q", "-n", str(CORES), "--dist", "worksteal"]
+    words = [sys.executable, "-m", "pytest", "-q", "-n", str(CORES), "--dist", "worksteal", "--maxfail", str(SHOWN)]
     words += ["-m", "not optimized and not full"]
     status = subprocess.run([*words, *selection.nearest], cwd=ROOT, env=os.environ, check=False).returncode
     if selection.rest:

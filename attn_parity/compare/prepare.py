@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from attn_bridge import backends
 
 from .. import matching
 from ..adapters import load_adapter
 from ..matching.outputs import check_outputs, plain_outputs
+from ..matching.state import listed
 from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
-from ..pairing import Pairing
+from ..pairing import Match, Pairing
 from ..results.findings import Side, shown
 from ..samples import calls
 from ..samples.sampling import Outputs
 from ..sides.dropout_masks import differences
 from ..sides.dtypes import class_of, is_float
-from ..sides.subject import Arguments, Arrays, Subject
+from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject
+
+LOOKED_AT = 256
+"""Numbers of a tensor that are compared with the other side's, of which two tensors drawn apart share none."""
 
 
 def prepare(
@@ -77,11 +83,12 @@ def prepare(
         progress=progress,
         notes=notes,
     )
-    pair.outputs = _common_structure(pair)
+    pair.outputs = _common_structure(pair, is_own=second_inputs is not None)
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
     # In eval mode, so that masks make no difference to it.
     matching.complete(pair, (first, second), rules, fold=fold)
+    pair.notes += _replaced(pair)
     if train:
         _start_to_train(pair)
     return pair
@@ -128,9 +135,67 @@ def _refusal(value: Any, what: str) -> str:
     return f"{rule}, got {type(value).__name__}"
 
 
-def _common_structure(pair: Pair) -> Outputs:
+def _replaced(pair: Pair) -> Iterator[str]:
+    """Name the second side's weights that differ from the first's where others are equal: a loader may be wrong.
+
+    The first numbers of each tensor decide; those that all tensors start with (0, 1) do not count.
+    """
+    if not pair.transfer:
+        return
+    first, second = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
+    alike: list[Match] = []
+    unlike: list[Match] = []
+    for match in pair.pairing.matches:
+        one, two = (np.asarray(side[match.first.name]).flat[:LOOKED_AT] for side in (first, second))
+        is_drawn = match.first.parameter.role == "parameter" and is_float(one)
+        if is_drawn and min(one.size, two.size) > 1 and one.min() < one.max():
+            (alike if np.array_equal(one, two) else unlike).append(match)
+    if unlike and len(alike) >= len(unlike):
+        names = listed([f"{match.first.name} = {match.second.name}" for match in unlike])
+        yield (
+            f"{pair.shown['second']} holds the numbers of {pair.shown['first']} in {len(alike)} of "
+            f"{len(alike) + len(unlike)} tensors and others in {names}; all were replaced; --no-transfer "
+            "(transfer=False) judges what each side holds"
+        )
+
+
+def _outputs(pair: Pair, *, is_own: bool) -> Iterator[Outputs]:
+    """Yield the structure of the outputs of each side.
+
+    Raises:
+        ModuleFailedError: a side can't be called; names the layout where images with their channels last could.
+    """
+    for side in SIDES:
+        given = pair.arguments[side]
+        try:
+            yield pair.subject(side).describe_outputs(pair.held[side], given)
+        except ModuleFailedError as error:
+            if side == "second" and not is_own and _can_be_called(pair, side, _channels_last(given)):
+                raise ModuleFailedError(
+                    f"{error}; it can be called with the channels last: give it inputs of its own "
+                    "(second_inputs=, --second-inputs)"
+                ) from error
+            raise
+
+
+def _channels_last(given: Arguments) -> Arguments:
+    """Return a call whose sequences, images and volumes have their channels last, not second."""
+    is_image = [is_float(leaf) and 3 <= leaf.ndim <= 5 for leaf in given.leaves]
+    leaves = zip(given.leaves, is_image, strict=True)
+    return given.with_leaves([np.moveaxis(leaf, 1, -1) if moves else leaf for leaf, moves in leaves])
+
+
+def _can_be_called(pair: Pair, side: Side, given: Arguments) -> bool:
+    try:
+        pair.subject(side).describe_outputs(pair.held[side], given)
+    except ModuleFailedError:
+        return False
+    return True
+
+
+def _common_structure(pair: Pair, *, is_own: bool) -> Outputs:
     """Check that both sides return the same structure, and return it."""
-    ours, theirs = (pair.subject(side).describe_outputs(pair.held[side], pair.arguments[side]) for side in SIDES)
+    ours, theirs = _outputs(pair, is_own=is_own)
     stock = pair.first.name == "MultiheadAttention" and "need_weights" in pair.first.argument_names
     if stock and "need_weights" not in pair.arguments["first"].kwargs and len(ours) == 2 and len(theirs) == 1:
         call = pair.arguments["first"]

@@ -36,6 +36,17 @@ class Cell:
         return "-".join(part if isinstance(part, str) else ",".join(part) for part in parts)
 
 
+def hide_own_frames(error: BaseException | None) -> None:
+    """Have pytest leave the judge's modules out of the traceback of an exception and of its causes."""
+    while error is not None:
+        at = error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+                at.tb_frame.f_globals["__tracebackhide__"] = True
+            at = at.tb_next
+        error = error.__cause__ or error.__context__
+
+
 class Parity:
     """Compares any two sides: ``parity(first, second, inputs)``.
 
@@ -74,7 +85,11 @@ class Parity:
 
         chosen = self._options | options
         skip_if_absent(chosen.get("device"))
-        report: Report = compare(first, second, inputs, **chosen)
+        try:
+            report: Report = compare(first, second, inputs, **chosen)
+        except Exception as error:
+            hide_own_frames(error)
+            raise
         self._calls += 1
         self._record(report)
         return report.raise_for_mismatch()

@@ -35,6 +35,7 @@ from ...sides.subject import (
     is_array,
     plain_values,
 )
+from ...stack import raised_at
 from .drawing import _draws_more
 from .probes.numpy_interpreter import evaluate
 from .probes.rounding import Jitter
@@ -509,6 +510,7 @@ def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
 def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
     text = " ".join(str(error).split()) or "no message"
     message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
+    details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 

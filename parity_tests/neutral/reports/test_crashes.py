@@ -45,8 +45,8 @@ ENDS = {
     "gone": "the side crashed (SIGABRT) while building: mine.py:5 in gone: os.abort()",
     "killed": "the side was killed (SIGKILL; out of memory?) while building",
     "left": "the side ended the process (exit status 0) while building",
-    "stays": "mine.py:stays raised RuntimeError: the verdict",
-    "patched": "mine.py:patched raised RuntimeError: the verdict",
+    "stays": "mine.py:stays raised RuntimeError: the verdict (mine.py:19)",
+    "patched": "mine.py:patched raised RuntimeError: the verdict (mine.py:25)",
 }
 """Factory -> the line."""
 

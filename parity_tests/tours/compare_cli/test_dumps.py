@@ -105,5 +105,7 @@ def test_separate_processes_give_the_same_report(here, capfd):
 def test_a_failing_separate_side_is_one_line(here, capfd):
     (here / "bad.py").write_text(BAD.partition("import torch")[0] + BAD[BAD.index("print") : BAD.index("class")])
     assert run(["compare", "bad.py:raises", "theirs.py:make", *SHAPE, "--separate"]) == 2
-    expected = "error: first side: bad.py:raises raised RuntimeError: no such file: weights.pt and a second line\n"
+    expected = (
+        "error: first side: bad.py:raises raised RuntimeError: no such file: weights.pt and a second line (bad.py:9)\n"
+    )
     assert capfd.readouterr() == ("", expected)

@@ -29,6 +29,7 @@ from ....sides.large import lends
 from ....sides.shards import Shares
 from ....sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
 from ....sides.tables import STILL
+from ....stack import raised_at
 from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .lent import Lent, Loan, returned
@@ -297,6 +298,7 @@ def failure(
         details = culprit(error, lambda one: paths.get(id(one)), lambda one: one._parameters)
         if not details and given:
             details = f"called with {', '.join(given)}"
+    details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 

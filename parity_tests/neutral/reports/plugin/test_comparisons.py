@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from attn_parity import factories
+from attn_parity.plugin import comparing
+
 from .pytest_runs import FAILING, ids
 
 
@@ -106,6 +109,16 @@ def test_an_error_of_compare_fails_the_test(run):
     assert done.status == 1
     assert "ValueError: inputs is not an array" in done.out
     assert "parity:" not in done.out
+
+
+def test_tracebacks_leave_out_the_frames_of_the_judge():
+    with pytest.raises(ValueError, match="must read") as caught:
+        factories.load("nothing")
+    assert "factories.py" in str(caught.getrepr(style="short"))
+    comparing.hide_own_frames(caught.value)
+    shown = str(caught.getrepr(style="short"))
+    assert "test_comparisons.py" in shown
+    assert "factories.py" not in shown
 
 
 def test_junit_has_verdict_and_first_divergence(run, tmp_path):

@@ -72,7 +72,9 @@ def test_a_module_that_raises_is_named(side):
 
     sides = {"torch": scale, "flax": scale} | {side: fail}
     name = {"torch": "torch module TorchSide", "flax": "Flax module FlaxSide"}[side]
-    with pytest.raises(ValueError, match=f"^{name} raised RuntimeError: out of order$"):
+    with pytest.raises(
+        ValueError, match=f"^{name} raised RuntimeError: out of order \\(.*test_refused_calls\\.py:\\d+\\)$"
+    ):
         judge(sides["torch"], sides["flax"])
 
 
@@ -122,3 +124,15 @@ def test_modules_without_weights_yet_are_refused_in_one_line():
         with pytest.raises(ValueError, match=message) as caught:
             compare(*pair, X)
         assert "\n" not in str(caught.value)
+
+
+def test_channels_in_the_other_place_are_named():
+    x = np.random.default_rng(0).normal(size=(2, 3, 6, 5)).astype(np.float32)
+    conv = nnx.Conv(3, 4, (3, 3), padding="VALID", rngs=nnx.Rngs(0))
+    advice = "it can be called with the channels last: give it inputs of its own (second_inputs=, --second-inputs)"
+    with pytest.raises(ValueError, match="feature dimension size") as caught:
+        compare(nn.Conv2d(3, 4, 3), conv, x)
+    assert str(caught.value).endswith(advice)
+    with pytest.raises(ValueError, match="feature dimension size") as caught:
+        compare(nn.Conv2d(3, 4, 3), conv, x, x)
+    assert advice not in str(caught.value)

@@ -32,6 +32,41 @@ def test_weights_are_transferred_unless_transfer_is_off():
     assert next(one for one in report.tensors if one.name == "weight bias").bad == 1
 
 
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+class FlaxChain(nnx.Module):
+    def __init__(self):
+        self.a, self.b, self.c = (nnx.Linear(8, 8, rngs=nnx.Rngs(seed)) for seed in range(3))
+
+    def __call__(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+def test_a_loader_that_got_some_weights_wrong_is_noted():
+    ours, theirs = Chain(), FlaxChain()
+
+    def notes():
+        return [note for note in compare(ours, theirs, X, seeds=1).notes if "--no-transfer" in note]
+
+    assert notes() == []
+    for name in "abc":
+        layer, twin = getattr(ours, name), getattr(theirs, name)
+        weight = layer.weight.detach().numpy()
+        twin.kernel[...] = jnp.asarray(weight if name == "b" else weight.T)
+        twin.bias[...] = jnp.asarray(layer.bias.detach().numpy())
+    (note,) = notes()
+    assert note.startswith("Flax holds the numbers of torch in 5 of 6 tensors and others in b.weight = b.kernel;")
+    theirs.b.kernel[...] = jnp.asarray(ours.b.weight.detach().numpy().T)
+    assert notes() == []
+
+
 def test_rules_pair_parameters():
     def ours(m, x):
         return x @ m.a @ m.b
