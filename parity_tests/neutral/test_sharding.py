@@ -17,7 +17,7 @@ from attn_bridge.specs import (
 )
 from attn_bridge.specs.base import Axis, Parameter
 from attn_bridge.weights import Rule
-from attn_parity.check.mesh.cases import mesh_cases
+from attn_parity.check.mesh.cases import MODELS, mesh_cases
 
 MESH = {"data": 2, "model": 4, "rows": 2}
 
@@ -54,6 +54,22 @@ def test_fsdp_cuts_the_largest_axis_that_is_left():
 def test_context_cuts_no_parameter():
     found = placements(MultiHeadAttentionConfig(12, 16, 8, 0.0, 4, True), context="rows")
     assert all(cut is None for cuts in found.values() for cut in cuts)
+
+
+def test_whole_models_on_a_mesh_get_their_inputs():
+    found = {case.name: sorted(case.numbers.inputs) for case in mesh_cases(tuple(MODELS))}
+    decoders = dict.fromkeys(("DecoderModel", "DecoderModel experts", "DecoderModel hybrid"), ["tokens"])
+    others = {"EncoderDecoderModel": ["source", "tokens"], "GPTModel": ["ids"], "BertEncoder": ["ids"]}
+    assert found == decoders | others
+
+
+@pytest.mark.parametrize("name", ["EncoderDecoderModel", "GPTModel", "BertEncoder"])
+def test_projections_of_some_models_on_a_mesh_have_biases(name):
+    (case,) = mesh_cases((name,))
+    projections = re.compile(r"(.*\.(W_query|W_key|W_value|out_proj))\.weight")
+    found = [match[1] for match in map(projections.fullmatch, case.numbers.weights) if match]
+    assert found
+    assert {f"{path}.bias" for path in found} <= case.numbers.weights.keys()
 
 
 def test_every_parameter_names_its_axes():
