@@ -101,6 +101,15 @@ def test_a_context_with_a_wrong_name_is_refused(backend):
         pass
 
 
+@pytest.mark.parametrize("other", [0, 1, 2], ids=["query", "key", "value"])
+def test_kernels_take_query_key_and_value_of_one_dtype(backend, other):
+    dtypes = ["float16" if place == other else "float32" for place in range(3)]
+    arrays = [backend.as_argument(draw(1, 3, 2, 4, dtype=dtype)) for dtype in dtypes]
+    assert backend.package.functional.explain(*arrays)["cpu_flash"] == (
+        f"query, key and value must all be one of float32, bfloat16, float16, got {', '.join(dtypes)}"
+    )
+
+
 def test_a_named_implementation_that_does_not_serve_a_call_says_why(backend):
     module = backend.build("MultiHeadAttention", **CLASSES["MultiHeadAttention"], implementation="cpu_flash")
     x = backend.as_argument(draw(2, 5, 4))
