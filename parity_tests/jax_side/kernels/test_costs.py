@@ -43,6 +43,16 @@ def test_a_window_visits_its_blocks_only():
         assert sum(columns.width for _, columns in plan.runs(i)) <= 3 * 256
 
 
+def test_at_most_eight_blocks_of_rows_are_written_out(monkeypatch):
+    monkeypatch.setattr(block_plan, "count_cores", lambda: 1)
+    for queries in (8, 1024, 1500, 2048):
+        sizes = block_plan.block_sizes(block_plan.Shape(1, 2, 2, queries, 2048), has_bias=True)
+        assert sizes["unrolled"]
+        assert -(-queries // sizes["rows"]) <= 8
+    sizes = block_plan.block_sizes(block_plan.Shape(1, 2, 2, 64, 2049), has_bias=True)
+    assert not sizes["unrolled"]
+
+
 def test_vmap_does_not_hold_the_scores_of_all():
     query, key, value = (jax.ShapeDtypeStruct((9, 1, 1024, 2, 8), "float32") for _ in range(3))
     sides = 9 * 1024 * 2 * 8 * 4
