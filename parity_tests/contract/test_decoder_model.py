@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,31 @@ def generate(
 ) -> np.ndarray:
     given = {name: backend.as_argument(value) for name, value in options.items()}
     return np.asarray(made(backend, config).generate(backend.as_argument(ids), new, **given))
+
+
+def added(run: Callable[[str, np.ndarray], np.ndarray], norms: str, scale: float, x: np.ndarray) -> np.ndarray:
+    """Return what a block makes of its input, by the names of its layers."""
+    if norms == "parallel":
+        normed = run("norm1", x)
+        return x + scale * (run("att", normed) + run("ff", normed))
+    for layer, before, behind in (("att", "norm1", "post_norm1"), ("ff", "norm2", "post_norm2")):
+        result = run(layer, x if norms == "post" else run(before, x))
+        x = x + scale * (result if norms == "pre" else run(behind, result))
+    return x
+
+
+@pytest.mark.parametrize("norms", ["pre", "post", "sandwich", "parallel"])
+def test_a_block_adds_its_layers_with_norms_where_configured(backend, norms):
+    config = BLOCK.replace(norms=norms, residual_scale=0.5)
+    block, random = backend.build("DecoderBlock", config=config), np.random.default_rng(4)
+    backend.load(block, {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters})
+    x = random.normal(size=(2, 5, 8)).astype("f4")
+    expected = added(lambda name, array: backend.output(getattr(block, name), array), norms, 0.5, x)
+    np.testing.assert_allclose(backend.output(block, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    begun, cache = block(backend.as_argument(x[:, :3]), cache=block.init_cache(2, 5))
+    ended, _ = block(backend.as_argument(x[:, 3:]), cache=cache)
+    found = np.concatenate([part.detach() if hasattr(part, "detach") else part for part in (begun, ended)], 1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 BAD_CALLS = {
