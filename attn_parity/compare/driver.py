@@ -35,6 +35,7 @@ from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
 from ..verdict.devices.shards import copies_compared, on_shards
 from ..verdict.devices.softmaxes import mixed
+from ..verdict.mask_senses import on_mask_senses
 from ..verdict.masked_rows import on_masked_rows
 from ..verdict.measures import Explained
 from ..verdict.notes import Coverage, covered, on_literals
@@ -193,7 +194,9 @@ def judge(
     is_meaning = found.report.verdict != "precision"
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        hint = divergence.hint or (on_masked_rows(runner, found.furthest) if is_meaning and not found.mesh else "")
+        hint = divergence.hint
+        if is_meaning and not found.mesh and not hint:
+            hint = on_masked_rows(runner, found.furthest) or on_mask_senses(runner, found.furthest)
         if found.mesh and not hint:
             hint = _hint_of_devices(runner, found, place.evidence, divergence)
         if place.evidence is not None and not hint:

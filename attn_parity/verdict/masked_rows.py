@@ -45,6 +45,8 @@ def on_masked_rows(runner: Live, sample: Sample) -> str:
         kept = [_kept(rows, one) for one in runs[0].outputs]
         if any(np.array_equal(rows, one) for one in tried) or all(one is None or one.all() for one in kept):
             continue
+        if not any(one is None or one.any() for one in kept):  # nothing is left that could agree
+            continue
         if len(tried) == MAX_TRIALS:
             break
         tried.append(rows)
@@ -57,22 +59,23 @@ def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> 
     """Tell whether outputs and gradients agree where the rows are masked in the outputs."""
     pair = runner.pair
     masked = [[np.where(keep, wide(one), 0.0) for keep, one in zip(kept, run.outputs, strict=True)] for run in runs]
-    if not _same(masked[0], masked[1]):
+    if not are_same(masked[0], masked[1]):
         return False
     partial = {side: runner.of_part(side, sample, pair.dtype, kept) for side in SIDES}
     ours, theirs = (pair.pairing.aligned(partial[side].parameter_gradients, side) for side in SIDES)
     names = sorted(ours.keys() & theirs.keys())
-    if not _same([ours[name] for name in names], [theirs[name] for name in names]):
+    if not are_same([ours[name] for name in names], [theirs[name] for name in names]):
         return False
     inputs = [
         (one, two)
         for one, two in zip(partial["first"].input_gradients, partial["second"].input_gradients, strict=False)
         if one is not None and two is not None and one.shape == two.shape
     ]
-    return _same([one for one, _ in inputs], [two for _, two in inputs])
+    return are_same([one for one, _ in inputs], [two for _, two in inputs])
 
 
-def _same(first: list[Array], second: list[Array]) -> bool:
+def are_same(first: list[Array], second: list[Array]) -> bool:
+    """Tell whether arrays are the same, relative to the largest number of all."""
     scale = scale_of([*first, *second]) or 1.0
     for one, two in zip(first, second, strict=True):
         if one.shape != two.shape or not float(np.abs(wide(one) - wide(two)).max(initial=0.0)) <= AGREE * scale:

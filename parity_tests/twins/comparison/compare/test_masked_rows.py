@@ -96,3 +96,54 @@ def test_hidden_keys_are_no_rows_that_see_no_key():
     report = compare(Weights(), Leaking(), {"x": X, "attention_mask": mask}, seeds=1)
     assert report.verdict == "different"
     assert NONE not in (report.first_divergence.hint or "")
+
+
+class TorchMasked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x, key_padding_mask=None, attn_mask=None):
+        return self.attn(x, x, x, key_padding_mask, False, attn_mask)[0]
+
+
+class FlaxMasked(nnx.Module):
+    def __init__(self):
+        self.attn = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, mask):
+        return self.attn(x, mask=jnp.asarray(mask)[:, None, None] if mask.shape[0] == len(x) else jnp.asarray(mask))
+
+
+KEYS, PLACES = np.arange(LENGTH) < np.array([[6], [4]]), np.tri(LENGTH, dtype=bool)
+TURNED = "inverting `{}` of torch makes both sides agree: True hides a key on one side, and shows it on the other"
+
+
+@pytest.mark.parametrize(("name", "visible"), [("key_padding_mask", KEYS), ("attn_mask", PLACES)])
+def test_masks_of_opposite_senses_are_equal_if_each_side_has_its_own(name, visible):
+    masks = {"x": X, name: ~visible}, {"x": X, "mask": visible}
+    assert compare(TorchMasked(), FlaxMasked(), *masks, seeds=1).verdict == "equal"
+
+
+@pytest.mark.parametrize(("name", "visible"), [("key_padding_mask", KEYS), ("attn_mask", PLACES)])
+def test_one_mask_for_sides_of_opposite_senses_is_named(name, visible):
+    masks = {"x": X, name: visible}, {"x": X, "mask": visible}
+    report = compare(TorchMasked(), FlaxMasked(), *masks, seeds=1)
+    assert report.first_divergence.hint == TURNED.format(name)
+
+
+def test_a_transposed_mask_is_named():
+    masks = {"x": X, "attn_mask": ~PLACES.T}, {"x": X, "mask": PLACES}
+    report = compare(TorchMasked(), FlaxMasked(), *masks, seeds=1)
+    assert report.first_divergence.hint == "transposing `attn_mask` of torch makes both sides agree"
+
+
+def test_zeros_and_ones_of_the_wrong_sense_are_named():
+    class Inverted(Where):
+        def __call__(self, x, attention_mask):
+            return super().__call__(x, 1 - attention_mask)
+
+    ones = np.array([[1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1]])
+    verdict, said = hint(Inverted(), ones)
+    assert verdict == "different"
+    assert said == TURNED.replace("torch", "Flax").replace("True", "1").format("attention_mask")

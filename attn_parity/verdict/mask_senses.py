@@ -1,0 +1,63 @@
+"""Masks that two sides read in opposite senses: torch's hide where they are True, Flax's show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..pair import SIDES
+from ..results.findings import Side
+from ..samples.sampling import Sample
+from .masked_rows import are_same
+from .runner import Live
+
+MAX_TRIALS = 8
+"""Most masks that are changed; each costs a run of one side."""
+
+
+def on_mask_senses(runner: Live, sample: Sample) -> str:
+    """Return the change of a mask on one side that makes both agree, "" if none does.
+
+    Args:
+        runner: runs both sides.
+        sample: numbers on which they differ, masks among them.
+    """
+    pair = runner.pair
+    if pair.effort.large or pair.lacks or pair.train:
+        return ""
+    runs = {side: runner.exact(side, sample, pair.dtype) for side in SIDES}
+    for trial, (side, text, changed) in enumerate(_changed(runner, sample)):
+        if trial == MAX_TRIALS:
+            break
+        ours, theirs = ({**runs, side: runner.exact(side, changed, pair.dtype)}[one] for one in SIDES)
+        tensors = list(pair.aligned(ours, theirs).values())
+        outputs = [one for one in tensors if one.kind == "output"]
+        gradients = [one for one in tensors if one.kind != "output"]
+        if all(are_same([one.first for one in some], [one.second for one in some]) for some in (outputs, gradients)):
+            return text
+    return ""
+
+
+def _changed(runner: Live, sample: Sample) -> Iterator[tuple[Side, str, Sample]]:
+    """Yield the sample with one mask of one side inverted, or transposed, and what to say where that helps."""
+    for side in SIDES:
+        call, label = sample.arguments[side], runner.pair.shown[side]
+        for i, name in enumerate(call.named(runner.pair.subject(side).argument_names)):
+            mask = call.leaves[i]
+            if not (mask.dtype == bool or ("mask" in name.lower() and np.isin(mask, (0, 1)).all())) or mask.ndim < 2:
+                continue
+            one = "True" if mask.dtype == bool else "1"
+            senses = f"{one} hides a key on one side, and shows it on the other"
+            inverted = f"inverting `{name}` of {label} makes both sides agree: {senses}"
+            ways = [(inverted, np.logical_not(mask).astype(mask.dtype))]
+            if mask.shape[-1] == mask.shape[-2]:
+                ways.append((f"transposing `{name}` of {label} makes both sides agree", mask.swapaxes(-1, -2)))
+            for text, other in ways:
+                leaves = [other if j == i else leaf for j, leaf in enumerate(call.leaves)]
+                yield (
+                    side,
+                    text,
+                    dataclasses.replace(sample, arguments={**sample.arguments, side: call.with_leaves(leaves)}),
+                )
