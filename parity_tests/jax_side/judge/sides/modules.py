@@ -10,11 +10,13 @@ from flax import linen, nnx
 from attn_parity.sides.function import Function
 
 RANDOM = np.random.default_rng(3)
+"""What tests draw from; each gets its own, see `conftest`."""
+
 UNIT = 2.0**-23
 
 
-def normal(*shape, scale=1.0):
-    return (RANDOM.normal(size=shape) * scale).astype(np.float32)
+def normal(*shape, scale=1.0, random=None):
+    return ((random or RANDOM).normal(size=shape) * scale).astype(np.float32)
 
 
 def relative(one, other):

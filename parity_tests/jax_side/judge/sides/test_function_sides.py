@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from attn_bridge import backends
@@ -12,7 +13,11 @@ from attn_parity.sides.subject import Arguments
 
 from .modules import Twice, X, affine, linen_side, normal
 
-TREE = {"first": {"w": jnp.asarray(normal(4, 5))}, "layers": [jnp.arange(3), jnp.asarray(normal(5))]}
+random = np.random.default_rng(4)
+TREE = {
+    "first": {"w": jnp.asarray(normal(4, 5, random=random))},
+    "layers": [jnp.arange(3), jnp.asarray(normal(5, random=random))],
+}
 
 
 def test_a_function_with_its_weights_is_a_side():
