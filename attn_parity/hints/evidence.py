@@ -81,9 +81,9 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: b
     if numbers and len(found) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
-        is_eps = any(setting.startswith("eps is ") for setting in found)
-        # Formulas of two norms say nothing more than the settings of their eps.
-        found += [text] if text and not (is_eps and text == relation(evidence, names, (norms,))) else []
+        is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in found)
+        # Formulas of two norms say nothing more than their settings.
+        found += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
     return "; ".join(found[:MAX])
 
 

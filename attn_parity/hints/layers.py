@@ -121,6 +121,7 @@ def _convolutions(case: Case, given: Array, kernel: Array) -> Iterator[tuple[str
     for image_axes, kernel_axes, back in layouts:
         image, weights = given.transpose(image_axes), kernel.transpose(kernel_axes)
         if weights.shape[1] != image.shape[1]:
+            yield from _in_groups(case, image, weights, biases, (image_axes, back))
             continue
         shape = case.one.transpose(image_axes).shape
         for name, changed in (
@@ -135,6 +136,36 @@ def _convolutions(case: Case, given: Array, kernel: Array) -> Iterator[tuple[str
                 bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
                 text = f"{name}, {low} of padding before it" + (f", stride {stride}" if stride > 1 else "")
                 yield text, (made + bias[:, None, None]).transpose(back)
+
+
+def _in_groups(
+    case: Case, image: Array, kernel: Array, biases: list[Array], axes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> Iterator[tuple[str, Array]]:
+    """Yield convolutions in groups, whose channels follow each other or lie apart, on either side."""
+    groups, rest = divmod(image.shape[1], kernel.shape[1])
+    shape = case.one.transpose(axes[0]).shape
+    if rest or groups < 2 or len(kernel) % groups or shape[1] != len(kernel):
+        return
+    orders, outs = _by_group(image.shape[1], groups), _by_group(len(kernel), groups)
+    bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
+    for (given, ins), (shown, out), low in itertools.product(
+        orders.items(), outs.items(), range(max(kernel.shape[2:]))
+    ):
+        made = np.zeros(shape)
+        for chosen, target in zip(ins, out, strict=True):
+            part = _convolved(image[:, chosen], kernel[target], low, 1, shape[2:])
+            if part is None:
+                break
+            made[:, target] = part
+        else:
+            text = f"a convolution of {groups} groups of {given}inputs and {shown}outputs"
+            yield text, (made + bias[:, None, None]).transpose(axes[1])
+
+
+def _by_group(count: int, groups: int) -> dict[str, Array]:
+    """Return the numbers of channels, a row for each group: of channels that follow each other, or lie apart."""
+    places = np.arange(count)
+    return {"": places.reshape(groups, -1), "strided ": places.reshape(-1, groups).T}
 
 
 def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[int, ...]) -> Array | None:

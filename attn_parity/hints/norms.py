@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .case import Array, Case
+from .case import Array, Case, told
 
 LARGEST = 1 << 20
 """Most elements of an output that norms are fitted to."""
@@ -22,6 +22,12 @@ CONSTANT = 1e-5
 
 VARIED = 1e-3
 """Smallest relative spread of variances by which an eps can be told from a factor."""
+
+LARGEST_GROUPED = 1 << 15
+"""Most elements of an output that norms of groups of channels are computed for."""
+
+EPS = (1e-5, 1e-6, 1e-3)
+"""The eps of torch, Flax and Keras."""
 
 MAX_VECTORS = 2
 """Most weights and biases that a norm has."""
@@ -48,11 +54,26 @@ class Layout(NamedTuple):
         axes: of the statistics.
         channels: the axis of weight and bias.
         text: names the axes where they are not the last alone.
+        groups: how many groups of channels have statistics of their own, if `axes` hold that of channels.
+        is_strided: whether every so many channels are a group, and not channels that follow each other.
     """
 
     axes: tuple[int, ...]
     channels: int
     text: str
+    groups: int = 1
+    is_strided: bool = False
+
+    def mean(self, array: Array) -> Array:
+        """Return the mean over the axes, in a shape that can be taken off the array."""
+        if self.groups == 1:
+            return np.asarray(array.mean(axis=self.axes, keepdims=True))
+        at, size = self.channels, array.shape[self.channels] // self.groups
+        inner = (size, self.groups) if self.is_strided else (self.groups, size)
+        apart = array.reshape(*array.shape[:at], *inner, *array.shape[at + 1 :])
+        axes = [axis + (axis > at) for axis in self.axes if axis != at] + [at if self.is_strided else at + 1]
+        means = np.broadcast_to(apart.mean(axis=tuple(axes), keepdims=True), apart.shape)
+        return np.asarray(means.reshape(array.shape))
 
 
 def norms(case: Case) -> str:
@@ -65,7 +86,28 @@ def norms(case: Case) -> str:
             second = _formula(case, given, case.two, layout) if first else ""
             if first and second and first != second:
                 return f"{case.labels[0]} computes {first}, {case.labels[1]} {second}{layout.text}"
+        if case.one.size <= LARGEST_GROUPED and all(one.ndim == 1 for one in case.weights.values()):
+            text = told(case, _grouped(case, given))
+            if text:
+                return text
     return ""
+
+
+def _grouped(case: Case, given: Array) -> Iterator[tuple[str, Array]]:
+    """Yield norms over groups of channels, with the eps that most have."""
+    for channels in dict.fromkeys((case.one.ndim - 1, 1)):
+        size = case.one.shape[channels]
+        axes = tuple(range(1, case.one.ndim))
+        for groups, is_strided in itertools.product(range(1, size + 1), (False, True)):
+            if size % groups or (is_strided and groups in (1, size)):
+                continue
+            layout = Layout(axes, channels, "", groups, is_strided)
+            centred = given - layout.mean(given)
+            variance = layout.mean(np.square(centred))
+            which = f"{groups} groups of {'every so many' if is_strided else 'neighbouring'} channels"
+            for affine, eps in itertools.product(_affines(case, layout), EPS):
+                made = centred / np.sqrt(variance + eps) * affine.scale + affine.shift
+                yield f"(x - mean) / sqrt(var + {eps:g}){affine.text} over {which}", made
 
 
 def _layouts(ndim: int) -> Iterator[Layout]:

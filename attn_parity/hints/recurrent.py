@@ -77,6 +77,7 @@ def read(weights: Arrays) -> list[Layer]:
     """Return the layer that weights are of, or two of both directions; none where names or shapes don't say."""
     if len({hit[1] for name in weights if (hit := _LAYER.search(name))}) > 1:
         return []
+    weights = _named_as_torch(weights)
     found = []
     for backward in (False, True):
         mine = {name: one for name, one in weights.items() if bool(re.search("reverse|backward", name)) == backward}
@@ -85,6 +86,22 @@ def read(weights: Arrays) -> list[Layer]:
             found.append(layer)
         elif mine:
             return []
+    return found
+
+
+def _named_as_torch(weights: Arrays) -> Arrays:
+    """Return Keras's weights under names that say what they are applied to; others as they are."""
+    names = {name: re.split(r"[./]", name)[-1] for name in weights}
+    if set(names.values()) - {"kernel", "recurrent_kernel", "bias"} or "recurrent_kernel" not in names.values():
+        return weights
+    found: dict[str, Array] = {}
+    for name, word in names.items():
+        path, array = name.removesuffix(word).replace("/", "."), weights[name]
+        if word == "bias":
+            rows = array if array.ndim == 2 else array[None]
+            found |= {f"{path}{source}.bias": row for source, row in zip("ih", rows, strict=False)}
+        else:
+            found[f"{path}{'h' if word == 'recurrent_kernel' else 'i'}.kernel"] = array
     return found
 
 

@@ -274,11 +274,14 @@ def variance(ratio: float, count: int, close: float = 0.05) -> str:
 
 
 def _positions(case: Case) -> str:
-    """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ."""
+    """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ.
+
+    The rows of a bag of embeddings are no positions.
+    """
     if case.one.ndim < 2 or case.is_gradient:
         return ""
     moved = _shifted(case) or _turned_round(case)
-    if moved or _is_batch(case) or _is_image(case):
+    if moved or _is_batch(case) or _is_image(case) or "bag" in case.words:
         return moved
     axis = case.one.ndim - 2
     others = tuple(place for place in range(case.one.ndim) if place != axis)

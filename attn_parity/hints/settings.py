@@ -67,8 +67,11 @@ ATTRIBUTES: dict[str, str] = {
 }
 """Attribute of a submodule -> the name under which both sides' values are compared."""
 
-IGNORED = frozenset({"dropout", "kernel_size", "use_running_average", "track_running_stats", "use_bias", "use_scale"})
-"""Read for the record; another comparison judges them, or they show in the weights."""
+IGNORED = frozenset(
+    {"dropout", "kernel_size", "momentum", "use_running_average", "track_running_stats", "use_bias", "use_scale"}
+)
+"""Read for the record; another comparison judges them, they show in the weights, or no call shows them: a momentum
+changes the running statistics after it."""
 
 NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
 
@@ -112,10 +115,7 @@ def differing(
         one, two = _tuples(first[name]), _tuples(second[name])
         if name in IGNORED or _means_the_same(name, one, two, first, second):
             continue
-        more = _explained(name, one, two, labels)
-        found.append(
-            f"{NAMES.get(name, name)} is {_written(one)} in {labels[0]} and {_written(two)} in {labels[1]}{more}"
-        )
+        found.append(f"{NAMES.get(name, name)} is {_written(one)} in {labels[0]} and {_written(two)} in {labels[1]}")
     lone = [] if direction == "forward" else _lone(first, second, labels, classes)
     return [*found, *lone]
 
@@ -206,14 +206,6 @@ def _tuples(value: Any) -> Any:
 
 def _is_flax(module: Any) -> bool:
     return any(base.__module__.partition(".")[0] == "flax" for base in type(module).__mro__)
-
-
-def _explained(name: str, one: Any, two: Any, labels: tuple[str, str]) -> str:
-    """Return a momentum as Flax writes it, which is one minus torch's."""
-    values = [value for value, label in zip((one, two), labels, strict=True) if label.lower() == "flax"]
-    if name != "momentum" or len(values) != 1 or not isinstance(values[0], (int, float)):
-        return ""
-    return f" (momentum={1.0 - values[0]:g} as Flax writes it)"
 
 
 def _plain(value: Any) -> Value:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..hints import Evidence
-from ..matching.submodule_pairs import alternatives, differing, pair_modules
+from ..matching.submodule_pairs import SHOWN, alternatives, differing, pair_modules
 from ..pair import SIDES, Pair
 from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
@@ -375,7 +375,8 @@ class _Search:
             return []
         first, second = (self.sides.subjects[side].settings() for side in SIDES)
         where = node.path or getattr(self.sides.subjects["first"], "name", "")
-        return differing({node.path: node.second_path}, first, second, self.sides.labels, {node.path: where})
+        pairs, labels = {node.path: node.second_path}, self.sides.labels
+        return differing(pairs, first, second, labels, {node.path: where}, SHOWN)
 
     def _evidence(
         self, node: Node, direction: Direction, between: tuple[str, str] | None, steps: Sequence[Step]

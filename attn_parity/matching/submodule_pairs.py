@@ -14,6 +14,9 @@ from ..sides.subject import Submodule
 NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
 """Settings that are worth a note even where both sides agree on what was run."""
 
+SHOWN = tuple(name for name in NOTED if name != "momentum")
+"""Those that can explain a difference of one call: a momentum changes the running statistics after it."""
+
 Called = Mapping[Literal["first", "second"], Mapping[str, Collection[int]]]
 """Side -> path of each submodule that was called -> how many elements the arrays have that it returned."""
 
@@ -177,6 +180,7 @@ def differing(
     second: Mapping[str, Mapping[str, Any]],
     labels: Mapping[Any, str],
     names: Mapping[str, str],
+    settings: Collection[str] = NOTED,
 ) -> list[str]:
     """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides.
 
@@ -186,12 +190,13 @@ def differing(
         second: those of the second side.
         labels: what the sides are called.
         names: first path -> what it is called, where that is not the path.
+        settings: names of the settings.
     """
     shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}
     found = []
     for path, second_path in pairs.items():
         mine, its = first.get(path, {}), second.get(second_path, {})
-        for name in NOTED:
+        for name in settings:
             if name in mine and name in its and mine[name] != its[name]:
                 one, two = (
                     _written(name, known[name], label)

@@ -41,6 +41,9 @@ TORCH, KERAS = "rzn", "zrn"
 _KERAS_GRU = re.compile(r"(^|[./])gru_cell(_\d+)?[./](kernel|recurrent_kernel|bias)$")
 """Paths of the variables of Keras's GRU: its cell is a layer of that name."""
 
+_KERNELS = re.compile(r"(^|[./])(kernel|recurrent_kernel|bias)$")
+"""Names that trees of weights have from Keras, or from code like it, which may as well keep torch's order."""
+
 Probe = Callable[[Pairing], float]
 
 
@@ -238,7 +241,8 @@ def _candidates(
             wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
             if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
                 found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
-                yield Pairing((*given.matches, *by_gates(found)), given.dropped)
+                for gates in ([*by_gates(found)], [*by_gates(found, by_kernels=True)])[: 1 + may_be_keras(found)]:
+                    yield Pairing((*given.matches, *gates), given.dropped)
 
 
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
@@ -266,10 +270,22 @@ def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
     return "; ".join(shown) + (f"; and {more if more + 4 <= MAX_CANDIDATES else 'many'} more" if more > 0 else "")
 
 
-def by_gates(matches: Iterable[Match]) -> Iterator[Match]:
-    """Yield matches, those between a GRU of torch and one of Keras gate by gate."""
+def may_be_keras(matches: Iterable[Match]) -> bool:
+    """Tell whether a GRU of torch is paired with kernels that may be in Keras's order, though no path says so."""
+    pairs = [(match.first, match.second) for match in matches]
+    sides = [*pairs, *(pair[::-1] for pair in pairs)]
+    return any(_order(one) == TORCH and two.source.endswith("recurrent_kernel") for one, two in sides)
+
+
+def by_gates(matches: Iterable[Match], *, by_kernels: bool = False) -> Iterator[Match]:
+    """Yield matches, those between a GRU of torch and one of Keras gate by gate.
+
+    Args:
+        matches: the matches.
+        by_kernels: take every layer with Keras's names of weights for one of Keras.
+    """
     for match in matches:
-        orders = _order(match.first), _order(match.second)
+        orders = _order(match.first, by_kernels=by_kernels), _order(match.second, by_kernels=by_kernels)
         is_plain = not match.rule.sizes and not match.text
         if is_plain and all(orders) and orders[0] != orders[1]:
             torch = match.first if orders[0] == TORCH else match.second
@@ -284,11 +300,11 @@ def by_gates(matches: Iterable[Match]) -> Iterator[Match]:
             yield match
 
 
-def _order(tensor: Tensor) -> str:
+def _order(tensor: Tensor, *, by_kernels: bool = False) -> str:
     """Return the order of the gates in a tensor; "" if it is not of a GRU whose order is known."""
     if tensor.framework == "torch" and tensor.parameter.owner in ("GRU", "GRUCell"):
         return TORCH
-    return KERAS if _KERAS_GRU.search(tensor.source) else ""
+    return KERAS if (_KERNELS if by_kernels else _KERAS_GRU).search(tensor.source) else ""
 
 
 def _gate(tensor: Tensor, order: str, gate: str, label: str) -> Tensor:

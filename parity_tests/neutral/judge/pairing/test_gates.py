@@ -51,3 +51,17 @@ def test_fused_gates_of_others_stay_in_torchs_order():
     pairing = propose(parameters(TORCH, "torch"), theirs, lambda candidate: 0.5)
     rows = {row.first: row.second for row in pairing.rows()}
     assert rows["rnn.weight_ih_l0"] == "gru/kernel"
+
+
+@pytest.mark.parametrize("order", ["zrn", "rzn"])
+def test_gates_of_fused_kernels_without_keras_path_are_tried_in_both_orders(order):
+    torch, other = parameters(TORCH, "torch"), parameters(keras("gru"), "flax")
+    arrays = draw(torch)
+
+    def distance(candidate):
+        gates = dict(zip("rzn", np.split(arrays["rnn.weight_ih_l0"].view(np.uint32), 3), strict=True))
+        wanted = np.concatenate([gates[gate] for gate in order]).T
+        return 0.0 if np.array_equal(candidate.to_second(arrays)["gru/kernel"].view(np.uint32), wanted) else 1.0
+
+    found = propose(torch, other, distance)
+    assert distance(found) == 0.0
