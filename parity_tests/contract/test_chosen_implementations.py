@@ -77,6 +77,24 @@ def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkey
         assert str(caught.value) == f"implementation ({wrong!r}) must be one of 'chunked', 'recurrent' or None"
 
 
+@pytest.mark.parametrize(("name", "kind"), [("LinearAttention", "linear"), ("GatedDeltaNet", "delta")])
+def test_each_form_runs_code_of_its_own(backend, monkeypatch, name, kind):
+    config, seen = specs.find_variant(name).examples[0].config, []
+    recurrence = importlib.import_module(f"{backend.package.__name__}.recurrent.recurrence")
+
+    def spy(way):
+        """Note the call, and return the values and the state for the context and the new state."""
+        monkeypatch.setattr(recurrence, f"_{kind}_{way}", lambda *given: seen.append(way) or (given[2], given[-2]))
+
+    spy("tokens")
+    spy("chunks")
+    module, x = backend.build(name, config=config), draw(2, 5, config.d_in)
+    module(backend.as_argument(x), form="recurrent")
+    module(backend.as_argument(x), form="chunked")
+    module(backend.as_argument(x[:, :1]))
+    assert seen == ["tokens", "chunks", "tokens"]
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_context_chooses_for_the_modules_inside_it(backend, names, name):
     module, functional = backend.build(name, **CLASSES[name]), backend.package.functional
