@@ -123,9 +123,12 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
-    if reader.format == "gguf":  # its config is in its header, by names that a change of container keeps
-        is_kept = plan.target_layout in ("", plan.source_layout)
-        return None if is_kept else _dumped(configs.with_dtype(reader.config or {}, plan.dtype, plan.target_layout))
+    if reader.format in configs.MADE:  # made of what the file says, for names that a change of container keeps
+        if plan.target_layout in ("", plan.source_layout):
+            return None
+        if reader.config is not None:
+            made = configs.with_dtype(reader.config, plan.dtype, plan.target_layout)
+            return _dumped(made) if reader.config else None
     if not reader.files():  # weights in memory, which are next to nothing
         return None
     folder = folder_of(reader.path)

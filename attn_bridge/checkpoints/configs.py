@@ -257,6 +257,9 @@ OWN_MODELS: dict[str, OwnModel] = {
 OF_TRANSFORMERS = ("hf-", "vllm")
 """What names of layouts begin with whose models have a config.json of `transformers`."""
 
+MADE = ("gguf", "keras")
+"""Containers whose readers make a config of `transformers` of what the file says, in place of one beside it."""
+
 POSITIONS = "max_position_embeddings"
 
 KEPT = (

@@ -136,7 +136,7 @@ def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.
         return _merged(reader, dequantize, planning.check_dtype(dtype), adapter)
     if not dequantize:
         return reader
-    config = {} if reader.format == "gguf" else configs.of_reader(reader)  # its types are in its header
+    config = {} if reader.format in configs.MADE else configs.of_reader(reader)  # its types are in its header
     return quantised.Dequantised(reader, config, planning.check_dtype(dtype))
 
 

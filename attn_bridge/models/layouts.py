@@ -34,7 +34,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout, Settings
-from .libraries import flax_transformers, gemma_linen, maxtext, tunix, vllm
+from .libraries import flax_transformers, gemma_linen, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
 
 __all__ = [
@@ -78,6 +78,7 @@ _LAYOUTS = {
         *flax_transformers.LAYOUTS,
         *tunix.LAYOUTS,
         gemma_linen.LAYOUT,
+        *keras_hub.LAYOUTS,
         maxtext.LAYOUT,
         vllm.LAYOUT,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from .rows import Row
-from .templates import PLACEHOLDER
+from .templates import PLACEHOLDER, expanded
 
 Thing = TypeVar("Thing")
 
@@ -66,7 +66,7 @@ class Index(Generic[Thing]):
         self._things: list[Thing] = []
         self._forward, self._backward = _Node(), _Node()
         numbers: dict[int, int] = {}
-        for template, thing in named:
+        for template, thing in ((whole, thing) for short, thing in named for whole in expanded(short)):
             number = numbers.setdefault(id(thing), len(self._things))
             if number == len(self._things):
                 self._things.append(thing)
@@ -131,5 +131,5 @@ def stems_of(row: Row) -> tuple[str, str]:
 
     Theirs of a block, and ours of the number below it: some put it behind what an expert consists of.
     """
-    blocks, experts = row.theirs.partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
+    blocks, experts = expanded(row.theirs)[-1].partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
     return blocks[0] if blocks[1] else "", experts[0] if "{j}" in row.theirs else ""

@@ -12,8 +12,13 @@ INTEGER = r"(0|[1-9][0-9]*)"
 
 _DIGIT = r"([0-9])"
 
+_LATER = r"(?:_(?P<i>[1-9][0-9]*))?"
+
 _RUN = re.compile(r"(?:\{[^{}]*\}){2,}")
 """Placeholders that touch each other."""
+
+LATER = "_i"
+"""Placeholder of a layout that is ``{i}`` as Keras numbers layers: nothing for the first, ``_1`` for the second."""
 
 KINDS: Mapping[str, str] = {"i": INTEGER, "j": INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
 """What placeholders of a layout stand for: ``{i}`` an integer, ``{j}`` one below it; ``{path}`` any prefix, none
@@ -22,7 +27,7 @@ included, with its dot; ``{rest}`` whatever follows. All placeholders of a plain
 
 def placeholders(template: str) -> set[str]:
     """Return the placeholders of a template."""
-    return set(PLACEHOLDER.findall(template))
+    return {"i" if name == LATER else name for name in PLACEHOLDER.findall(template)}
 
 
 @functools.cache
@@ -33,7 +38,17 @@ def adjacent(template: str) -> frozenset[str]:
 
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Return a template with its placeholders filled in."""
-    return PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    return PLACEHOLDER.sub(lambda found: _later(values["i"]) if found[1] == LATER else values[found[1]], template)
+
+
+def _later(number: str) -> str:
+    return "" if number == "0" else f"_{number}"
+
+
+def expanded(template: str) -> tuple[str, ...]:
+    """Return templates without ``{_i}`` that cover the same names."""
+    later = f"{{{LATER}}}"
+    return (template.replace(later, ""), template.replace(later, "_{i}")) if later in template else (template,)
 
 
 def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> dict[str, str] | None:
@@ -47,7 +62,10 @@ def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> 
     if "{" not in template:
         return {} if name == template else None
     hit = _expression(template, prefixes).fullmatch(name)
-    return None if hit is None else hit.groupdict()
+    if hit is None:
+        return None
+    values = hit.groupdict()
+    return {name: "0" if value is None else value for name, value in values.items()}  # the first one of `LATER`
 
 
 @functools.cache
@@ -62,7 +80,10 @@ def _expression(template: str, prefixes: tuple[str, ...] | None) -> re.Pattern[s
     for found in PLACEHOLDER.finditer(template):
         name = found[1]
         pieces.append(re.escape(template[end : found.start()]))
-        pieces.append(f"(?P={name})" if name in known else kinds.get(name, INTEGER).replace("(", f"(?P<{name}>", 1))
+        if name == LATER:
+            pieces.append(_LATER)
+        else:
+            pieces.append(f"(?P={name})" if name in known else kinds.get(name, INTEGER).replace("(", f"(?P<{name}>", 1))
         known.add(name)
         end = found.end()
     return re.compile("".join([*pieces, re.escape(template[end:])]))

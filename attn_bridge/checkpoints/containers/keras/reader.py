@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
 from ..base import MAX_HEADER, Reader, TensorInfo
 from ..files import File, bad, check_count, check_range, parse_json
-from ..sources import inside, open_file
+from ..remote import is_there
+from ..sources import inside, open_file, read_file
 from ..zips import Window, members
-from . import hdf5
+from . import config, hdf5
 
 WEIGHTS, INDEX = "model.weights.h5", "model.weights.json"
 """Members of a ``.keras`` archive: all weights, or the index of several files of them."""
+
+CONFIG, MAX_CONFIG = "config.json", 1 << 24
+"""Member of an archive, or file of a folder, with the serialised model; and its bytes, at most."""
 
 MAP = "weight_map"
 """Key of an index: path of a group -> the file that has it, or a list of them."""
@@ -35,6 +40,7 @@ class KerasReader(Reader):
 
     def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
+        self._archived_config: Window | None = None
         self.metadata: dict[str, Any] = {}
         self.tensors = {}
         self._unread: dict[str, str] = {}
@@ -68,6 +74,7 @@ class KerasReader(Reader):
         """Return the files of HDF5 in an archive."""
         found = members(file)
         windows = {name: Window(file, one.start, one.size, name) for name, one in found.items()}
+        self._archived_config = windows.get(CONFIG)
         if WEIGHTS in windows:
             return [windows[WEIGHTS]]
         if INDEX not in windows:
@@ -101,6 +108,25 @@ class KerasReader(Reader):
             else:
                 self.tensors[name] = one.info
                 self._found[name] = one, part
+
+    @functools.cached_property
+    def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # made when it is asked for
+        """The model's config as `transformers` would have it; {} of a model that is not known, None without one."""
+        if self._archived_config is not None:
+            where, file = self._archived_config.path, self._archived_config
+            if file.size > MAX_CONFIG:
+                raise bad(where, f"has {file.size} bytes; at most {MAX_CONFIG} are read")
+            data = bytes(file.read(0, file.size))
+        else:
+            where = self.path.parent / CONFIG
+            if not is_there(where):
+                return None
+            data = read_file(where, self.path.parent, MAX_CONFIG)
+        document = parse_json(data, where, "config")
+        is_serialised = isinstance(document, dict) and config.CLASS in document
+        if self._archived_config is None and not is_serialised:
+            return None  # of another library: `configs` reads it
+        return config.of(where, document, self.tensors) if is_serialised else {}
 
     def files(self) -> list[Path]:
         """Return the files."""

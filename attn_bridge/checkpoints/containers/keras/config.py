@@ -1,0 +1,181 @@
+"""The backbones of KerasHub as a config.json of `transformers`: GPT-2, Llama, Mistral, Qwen 2 and 3.
+
+In: the config.json that Keras serialises, of a backbone or of a task around it. Out: the keys of the model that
+computes the same. A key that is not known, and could change the model, is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ....printable import printable
+from ..files import bad
+
+CLASS, SETTINGS, BACKBONE = "class_name", "config", "backbone"
+
+INERT = frozenset({"name", "trainable", "dtype", "dropout"})
+"""Keys that change nothing in evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A class of backbones.
+
+    Attributes:
+        model_type: of `transformers`.
+        architecture: class of `transformers`.
+        keys: key of Keras -> key of `transformers`.
+        fixed: keys of `transformers` that the class fixes.
+        neutral: key of Keras -> the value that changes nothing; any other is refused.
+        more: further keys of `transformers`, made of Keras's.
+        read: keys of Keras that `more` reads.
+    """
+
+    model_type: str
+    architecture: str
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    neutral: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    more: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
+    read: tuple[str, ...] = ()
+
+
+DECODER = {
+    "vocabulary_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "num_query_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "rope_max_wavelength": "rope_theta",
+}
+
+LLAMA3 = {
+    "rope_frequency_adjustment_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_pretraining_sequence_length": "original_max_position_embeddings",
+}
+"""Keys of the scaling that Llama 3.1 and later have."""
+
+UNSCALED = {"rope_scaling_factor": 1}
+
+
+def _llama(settings: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = {theirs: settings.get(key) for key, theirs in LLAMA3.items()}
+    is_scaled = any(value is not None for value in scaling.values())
+    return {"rope_scaling": {"rope_type": "llama3", **scaling}} if is_scaled else {}
+
+
+def _qwen3(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window, which all layers have."""
+    window = settings.get("sliding_window_size")
+    if window is None:
+        return {"use_sliding_window": False}
+    return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+
+
+def _mistral(settings: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = settings.get("head_dim")
+    return {"sliding_window": settings.get("sliding_window"), **({"head_dim": head_dim} if head_dim else {})}
+
+
+KINDS = {
+    "GPT2Backbone": Kind(
+        "gpt2",
+        "GPT2LMHeadModel",
+        {
+            "vocabulary_size": "vocab_size",
+            "num_layers": "n_layer",
+            "num_heads": "n_head",
+            "hidden_dim": "n_embd",
+            "intermediate_dim": "n_inner",
+            "max_sequence_length": "n_positions",
+        },
+        {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5},
+    ),
+    **dict.fromkeys(
+        ("LlamaBackbone", "Llama3Backbone"),
+        Kind(
+            "llama",
+            "LlamaForCausalLM",
+            DECODER,
+            {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+            {"rope_position_scaling_factor": 1},
+            _llama,
+            (*LLAMA3, "tie_word_embeddings"),
+        ),
+    ),
+    "MistralBackbone": Kind(
+        "mistral",
+        "MistralForCausalLM",
+        DECODER,
+        {"hidden_act": "silu"},
+        UNSCALED,
+        _mistral,
+        ("sliding_window", "head_dim"),
+    ),
+    "QwenBackbone": Kind(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        DECODER,
+        {"hidden_act": "silu", "use_sliding_window": False},
+        {**UNSCALED, "use_sliding_window_attention": False},
+        read=("tie_word_embeddings", "sliding_window_size"),
+    ),
+    "Qwen3Backbone": Kind(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        {**DECODER, "head_dim": "head_dim"},
+        {"hidden_act": "silu", "attention_bias": False},
+        UNSCALED,
+        _qwen3,
+        ("tie_word_embeddings", "sliding_window_size"),
+    ),
+}
+"""Class of a backbone -> what it is in `transformers`."""
+
+
+HEAD = "reversible_embedding.vars.1"
+"""End of the name of a head. A backbone without it is tied: not every version of Keras has that in the config."""
+
+
+def of(path: Path, document: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the config of a backbone; {} where the document is of another class.
+
+    Args:
+        path: of the file that has the document, for errors.
+        document: as Keras serialises a model: its ``class_name`` and ``config``.
+        names: of the tensors.
+
+    Raises:
+        CheckpointError: a key that is missing, or that makes a model which is not read.
+    """
+    settings = document.get(SETTINGS)
+    if isinstance(settings, Mapping) and isinstance(settings.get(BACKBONE), Mapping):
+        document = settings[BACKBONE]
+        settings = document.get(SETTINGS)
+    name = document.get(CLASS)
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None or not isinstance(settings, Mapping):
+        return {}
+    missing = [key for key in kind.keys if key not in settings]
+    if missing:
+        raise bad(path, f"the config of a {name} lacks {', '.join(missing)}")
+    for key, value in settings.items():
+        is_neutral = key in kind.neutral and (value is None or value == kind.neutral[key])
+        if key not in INERT and key not in kind.keys and key not in kind.read and not is_neutral:
+            raise bad(path, f"{printable(key)} ({printable(value, 40)}) of a {name} makes a model that is not read")
+    values = {theirs: settings[key] for key, theirs in kind.keys.items()}
+    return {
+        "model_type": kind.model_type,
+        "architectures": [kind.architecture],
+        **kind.fixed,
+        **values,
+        **kind.more(settings),
+        "tie_word_embeddings": not any(name.endswith(HEAD) for name in names),
+    }
