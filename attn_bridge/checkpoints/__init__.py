@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .options import ConvertKeywords, ConvertOptions, PathLike, ShareKeywords, options_of
+from .options import ConvertKeywords, ConvertOptions, PathLike, ShareKeywords, is_path, options_of
 from .readers import Checkpoint, Inspection
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .hub.publishing import push_to_hub
+    from .in_memory import Arrays
     from .planning.plans import Plan
     from .verification import Verification
     from .workers import Worked
@@ -117,7 +118,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
 
 
 def plan(
-    source: PathLike,
+    source: PathLike | Arrays,
     target: PathLike,
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
@@ -125,6 +126,11 @@ def plan(
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
+    if not is_path(source):
+        from . import in_memory
+
+        with in_memory.prepared(source, target, options_of(options, keywords)) as prepared:
+            return prepared.plan
     asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
         return prepared.plan
@@ -164,7 +170,7 @@ def tasks(
 
 
 def convert(
-    source: PathLike,
+    source: PathLike | Arrays,
     target: PathLike,
     options: ConvertOptions | None = None,
     *,
@@ -179,7 +185,9 @@ def convert(
     for is kept beside it, so that the way back restores it.
 
     Args:
-        source: file or folder.
+        source: file or folder. Or arrays of NumPy, JAX or torch in memory: a mapping of names to them, each of which is
+            taken from it once for its shape and again when it is written (so that a lazy mapping holds few at a time);
+            or pairs of name and array, which are held all together. They have no config.json, and need no workers.
         target: file (its extension names the container) or folder.
         options: how; `ConvertOptions` says what each means.
         progress: called with the bytes done, all bytes, and the tensor at hand.
@@ -200,6 +208,10 @@ def convert(
     from .workers import chosen, early, run, start
 
     progress = progress or (lambda done, total, name: None)
+    if not is_path(source):
+        from . import in_memory
+
+        return in_memory.convert(source, target, options_of(options, keywords), progress, planned)
     asked = Request.of(source, target, options_of(options, keywords))
     workers, rewriting = asked.workers, (asked.resume, asked.overwrite)
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:

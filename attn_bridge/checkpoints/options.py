@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeGuard
 
 from .containers import remote
 from .containers.base import CheckpointError
@@ -120,6 +120,11 @@ class ConvertOptions:
             object.__setattr__(self, "rules", os.fspath(self.rules))
         if self.adapter is not None:
             object.__setattr__(self, "adapter", remote.text_of(self.adapter))
+
+
+def is_path(source: object) -> TypeGuard[PathLike]:
+    """Whether a source is a path, local or behind a URL, and not arrays in memory."""
+    return isinstance(source, str | bytes | os.PathLike) or remote.is_remote(source)
 
 
 def options_of(options: ConvertOptions | None, keywords: ShareKeywords) -> ConvertOptions:
