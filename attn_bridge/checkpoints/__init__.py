@@ -325,8 +325,9 @@ def verify(
     from ..models import layouts
     from ..weights import WeightsMismatchError
     from . import containers, manifest, requests, verification
-    from .containers import following, remote
+    from .containers import remote
     from .containers.base import CheckpointError
+    from .containers.sources import chosen_again
     from .selection import patterns_in, select, without_wrappers
 
     progress = progress or (lambda done, total, name: None)
@@ -345,7 +346,7 @@ def verify(
             options = verification.as_converted(options, known, there)
             step, item = options.step, options.item
             if step is None and item is None and known is not None:
-                step, item = following.again(origin, known.source)
+                step, item = chosen_again(origin, known.source)
             with containers.open_reader(origin, options.source_format, step=step, item=item) as opened:
                 strip = options.strip
                 if strip is None and known is not None:

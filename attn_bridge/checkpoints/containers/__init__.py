@@ -21,7 +21,7 @@ from .base import (
 )
 from .files import bad, listed
 from .remote import is_remote, to_path
-from .sources import is_folder
+from .sources import follow, is_folder, numbers_of
 
 __all__ = [
     "READERS",
@@ -158,8 +158,6 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     if format in (None, "orbax") and path.is_dir():
         kind = _kind_of(path)
         if kind is None or step is not None or item is not None:
-            from .following import follow  # most folders lead nowhere else
-
             before, (path, chosen, note) = path, follow(path, step, item)
             kind = kind if path == before else _kind_of(path)
     elif step is not None or item is not None:
@@ -196,8 +194,6 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
 
 def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
     """Return what to do where the newest step of a run can't be read, as an error's end; "" where it is alone."""
-    from .following import numbers_of
-
     older = [number for number in numbers_of(run) if number != chosen["step"]]
     return f"; it is the newest step of its run, --step {max(older)} reads the one before" if older else ""
 

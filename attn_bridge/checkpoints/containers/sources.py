@@ -1,12 +1,19 @@
-"""The files of a source: every reader opens them here, and none of them leads out of the source's folder."""
+"""The files of a source: every reader opens them here, and none of them leads out of the source's folder.
+
+Folders that lead to a checkpoint are followed: runs of Orbax's CheckpointManager, their steps, and the hub's cache.
+"""
 
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...printable import printable
-from .files import File, bad, check_name
+from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED
+from .files import File, bad, check_name, listed
 from .links import LinkError, resolve_below
 from .remote import RemotePath
 
@@ -68,3 +75,138 @@ def is_folder(path: Path) -> bool:
         if error.errno != errno.ENAMETOOLONG:
             raise
         return False
+
+
+STEP = re.compile(r"(?:[A-Za-z][\w-]*_)?([0-9]{1,18})")
+"""Name of a step's folder: its number, behind the run's ``step_prefix``."""
+
+REPOSITORY = re.compile(r"(?:models|datasets|spaces)--.+")
+SNAPSHOTS, MAIN = "snapshots", "refs/main"
+
+Chosen = dict[str, int | str]
+
+
+def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen, str]:
+    """Return the folder that is meant, what was chosen on the way, and a note on it.
+
+    Args:
+        path: a folder.
+        step: number of the step of a run; None is the newest.
+        item: name of the item of a step; None is the one that holds a model.
+
+    Returns:
+        The path as it is, {} and "" where it leads nowhere else.
+
+    Raises:
+        CheckpointError: a step or an item that does not exist, or several items that may be meant.
+    """
+    if REPOSITORY.fullmatch(path.name) and is_folder(path / SNAPSHOTS):
+        path = _snapshot(path)
+    steps = {} if _is_step(path) else _steps(path)
+    chosen: Chosen = {}
+    notes = []
+    if step is not None and step not in steps:
+        choices = (
+            f"it has {listed([str(number) for number in sorted(steps)], 20)}" if steps else "it is no run of Orbax"
+        )
+        raise bad(path, f"has no step {step} (--step); {choices}")
+    if steps:
+        chosen["step"] = max(steps) if step is None else step
+        others = f", the newest of {len(steps)}; --step takes another" if step is None and len(steps) > 1 else ""
+        notes.append(f"read step {chosen['step']}{others}")
+        notes += _passed_over(path, steps) if step is None else []
+        path = inside(path, _only(path, int(chosen["step"]), steps), path)
+    if (path / ORBAX_METADATA).is_file():
+        if item is not None:
+            raise bad(path, f"is a single item; --item ({printable(item, 60)}) chooses one of several")
+        return path, chosen, "; ".join(notes)
+    items = _items(path) if steps or item is not None or _is_step(path) else []
+    if item is not None:
+        if item not in items:
+            choices = f"it has {listed(list(map(printable, items)), 20)}" if items else "it is no step of Orbax"
+            raise bad(path, f"has no item {printable(item, 60)} (--item); {choices}")
+        chosen["item"] = item
+        return inside(path, item, path), chosen, "; ".join(notes)
+    if not items or any(name in items for name in ORBAX_ITEMS):
+        return path, chosen, "; ".join(notes)
+    if len(items) > 1:
+        raise bad(path, f"holds several items, {listed(list(map(printable, items)), 20)}; --item chooses one")
+    return inside(path, items[0], path), chosen, "; ".join(notes)
+
+
+def chosen_again(path: Path, chosen: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return the step and the item that were read of a folder, of which it has several; None where it has not.
+
+    Args:
+        path: the folder.
+        chosen: what a manifest says of its source.
+    """
+    step, item = chosen.get("step"), chosen.get("item")
+    if (type(step) is not int and not isinstance(item, str)) or not path.is_dir():
+        return None, None
+    steps = _steps(path)
+    taken = step if type(step) is int and step in steps else None
+    folder = path if taken is None else path / _only(path, taken, steps)
+    return taken, item if isinstance(item, str) and item in _items(folder) else None
+
+
+def _snapshot(path: Path) -> Path:
+    """Return the snapshot of the hub's cache that its main branch is, or the only one."""
+    names = _folders(path / SNAPSHOTS)
+    if not names:
+        raise bad(path, "is the hub's cache of a repository without snapshots; download it first")
+    name = names[0] if len(names) == 1 else ""
+    if (path / MAIN).is_file():
+        main = read_file(path / MAIN, path, 1000).decode("ascii", "replace").strip()
+        name = main if main in names else name
+    if not name:
+        raise bad(path, f"is the hub's cache of a repository with {len(names)} snapshots, of which {MAIN} names none; "
+                  f"give one of {SNAPSHOTS}/")  # fmt: skip
+    return inside(path, f"{SNAPSHOTS}/{name}", path)
+
+
+def _is_step(path: Path) -> bool:
+    return any((path / name).is_file() for name in (ORBAX_METADATA, "_CHECKPOINT_METADATA"))
+
+
+def _steps(path: Path) -> dict[int, list[str]]:
+    """Return number -> names of the folders of steps."""
+    steps: dict[int, list[str]] = {}
+    for name in _folders(path):
+        hit = STEP.fullmatch(name)
+        if hit is not None and (_is_step(path / name) or _items(path / name)):
+            steps.setdefault(int(hit[1]), []).append(name)
+    return steps
+
+
+def _passed_over(path: Path, steps: Mapping[int, list[str]]) -> list[str]:
+    """Return a note on folders with the numbers of later steps in which Orbax finished nothing."""
+    hits = (STEP.fullmatch(name) for name in _folders(path))
+    later = [hit[0] for hit in hits if hit is not None and int(hit[1]) > max(steps)]
+    return [f"passed over, as Orbax finished no step there: {listed(list(map(printable, later)), 20)}"] if later else []
+
+
+def numbers_of(path: Path) -> list[int]:
+    """Return the numbers of a run's steps; [] where a folder is no run."""
+    return sorted(_steps(path))
+
+
+def _only(path: Path, step: int, steps: Mapping[int, list[str]]) -> str:
+    """Return the name of a step's folder.
+
+    Raises:
+        CheckpointError: it has several.
+    """
+    if len(steps[step]) > 1:
+        names = " and ".join(map(printable, steps[step][:2]))
+        raise bad(path, f"{names} are both step {step}; give one of the folders")
+    return steps[step][0]
+
+
+def _items(path: Path) -> list[str]:
+    """Return the names of a step's folders that Orbax wrote trees to; others hold JSON, or what users write."""
+    return [name for name in _folders(path) if (path / name / ORBAX_METADATA).is_file()]
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(below.name for below in path.iterdir() if ORBAX_UNFINISHED not in below.name and below.is_dir())

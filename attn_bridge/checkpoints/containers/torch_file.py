@@ -23,9 +23,8 @@ from .files import (
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .remote import open_all
-from .shards import ShardedReader, index_of
+from .shards import ShardedReader, SplitReader, check_numbers, index_of
 from .sources import open_file
-from .splits import SplitReader, check_numbers
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, Window, members
 
