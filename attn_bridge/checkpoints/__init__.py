@@ -213,7 +213,7 @@ def convert(
 
         return in_memory.convert(source, target, options_of(options, keywords), progress, planned)
     asked = Request.of(source, target, options_of(options, keywords))
-    workers, rewriting = asked.workers, (asked.resume, asked.overwrite)
+    workers = asked.workers
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -223,11 +223,11 @@ def convert(
 
             with Cluster(ray) as cluster:
                 job = cluster.job(prepared, workers, asked.task_bytes)
-                return run(prepared, job, functools.partial(cluster.start, asked), False, *rewriting, progress)
+                return run(prepared, job, functools.partial(cluster.start, asked), False, progress)
         if budget is not None and nursery is not None:
             nursery.close()  # nothing can be shared
         begin = functools.partial(start if nursery is None else nursery.start, asked)
-        return run(prepared, job, begin, True, *rewriting, progress, budget)
+        return run(prepared, job, begin, True, progress, budget)
 
 
 def convert_share(
@@ -272,7 +272,7 @@ def convert_share(
         memory = None if asked.max_memory is None else asked.max_memory * workers
         job = job_of(prepared, workers, asked.task_bytes, memory)
         notify = progress or (lambda done, total, name: None)
-        return worker(prepared, job, index, asked.resume, asked.overwrite, notify)
+        return worker(prepared, job, index, notify)
 
 
 def finish(
@@ -298,7 +298,7 @@ def finish(
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
-        return finish_by_hand(prepared, asked.overwrite, progress or (lambda done, total, name: None))
+        return finish_by_hand(prepared, progress or (lambda done, total, name: None))
 
 
 def verify(

@@ -22,6 +22,7 @@ from ..weights import WeightsMismatchError
 from . import configs, containers, manifest, planning, verification
 from .containers.base import Array, CheckpointError, Reader, numpy_dtype
 from .elements import Elements, Parts
+from .options import ConvertOptions
 from .readers import ArraysReader, NumberedReader, SharedReader
 from .requests import Prepared
 from .workers import conducting
@@ -330,9 +331,10 @@ def _save(
         plan = planning.with_kept(plan, kept)
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
     config = config if plan.config is None else plan.config
-    prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config)
+    options = ConvertOptions(overwrite=bool(overwrite))
+    prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config, options=options)
     job, budget = conducting.sole_job(prepared, max_memory)
-    conducting.run(prepared, job, None, True, False, overwrite, lambda done, total, name: None, budget)
+    conducting.run(prepared, job, None, True, lambda done, total, name: None, budget)
 
 
 def plan_for_digests(

@@ -65,7 +65,7 @@ class Request(ConvertOptions):
             kind, _ = containers.with_settings(containers.format_of(target, self.format), self.settings)
             is_folder = configs.is_folder(target, kind)
             plan = with_files(plan, reader, is_folder)
-            yield Prepared(plan, reader, before, target, kind, is_folder, there)
+            yield Prepared(plan, reader, before, target, kind, is_folder, there, options=self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Prepared:
         is_folder: whether it is a folder.
         there: what told the source's files from later ones before they were opened.
         config: a model's config.json for a folder; None takes along the source's, an empty mapping writes none.
+        options: those that it was asked for with; what is carried out reads `overwrite` and `resume` of them.
     """
 
     plan: Plan
@@ -91,6 +92,7 @@ class Prepared:
     is_folder: bool
     there: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    options: ConvertOptions = dataclasses.field(default_factory=ConvertOptions)
 
     def identity(self) -> str:
         """Return what tells this conversion from any other, and the source that was opened from a later one.

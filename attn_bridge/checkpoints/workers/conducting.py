@@ -84,8 +84,6 @@ def run(
     job: Job,
     start: Start | None,
     works_itself: bool,
-    resume: bool,
-    overwrite: bool,
     progress: Progress,
     budget: int | None = None,
 ) -> Result:
@@ -94,22 +92,21 @@ def run(
     Until all of it is written and on disk, nothing stands in the target's place.
 
     Args:
-        prepared: what was asked for, opened.
+        prepared: what was asked for, opened; its options say whether a target is replaced, and whether this goes on
+            where an interrupted run of the same plan stopped, of however many workers.
         job: how it is shared.
         start: starts other workers, where there are any.
         works_itself: whether this process does the first share.
-        resume: go on where an interrupted run of the same plan stopped, of however many workers.
-        overwrite: replace what is there.
         progress: called with the bytes that all workers have done, all bytes, and the tensor at hand.
         budget: where this process does all of it, tensor by tensor: the bytes that these take in memory.
 
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
     """
-    place = place_of(prepared.target)
+    options, place = prepared.options, place_of(prepared.target)
     place.check(prepared.reader, prepared.is_folder)
     if place.job() is None:
-        place.check_free(overwrite)
+        place.check_free(options.overwrite)
     tasks = cut(prepared.plan, job.task_bytes if budget is None else max(1, prepared.plan.nbytes), job.workers)
     advance = adding(progress, prepared.plan.nbytes)
     is_resumable = containers.writer_class(prepared.format).random_access
@@ -119,9 +116,9 @@ def run(
             result = published(prepared)
             place.clear()
             return result
-        place.check_free(overwrite)
-        known = place.entries(job.plan) if resume and is_resumable else {}
-        reason = "" if known or not resume else _why_anew(prepared, place, job, is_resumable)
+        place.check_free(options.overwrite)
+        known = place.entries(job.plan) if options.resume and is_resumable else {}
+        reason = "" if known or not options.resume else _why_anew(prepared, place, job, is_resumable)
         token = uuid.uuid4().hex
         with _leftovers(place, job, is_resumable):
             if place.begin(job, anew=not known) != job:
@@ -154,7 +151,6 @@ def run(
                 job,
                 tasks,
                 token,
-                overwrite=overwrite,
                 is_source_checked=True,
                 progress=progress if sole is None else (lambda done, total, name: None),  # nothing is read again
                 sole=sole,

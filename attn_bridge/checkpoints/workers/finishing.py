@@ -51,7 +51,6 @@ def finish(
     tasks: Sequence[Task],
     run: str,
     *,
-    overwrite: bool,
     is_source_checked: bool,
     progress: Progress,
     sole: Sole | None = None,
@@ -64,7 +63,6 @@ def finish(
         job: the job that is at its end.
         tasks: all of them.
         run: entries of that run were read back by it, and are not read again.
-        overwrite: replace what is there.
         is_source_checked: whether `check_source` was called.
         progress: called with bytes that were read, all bytes, and the tensor at hand.
         sole: the one worker that wrote all of it, if no other did.
@@ -93,7 +91,7 @@ def finish(
     own = config_beside(plan, reader, prepared.config) if prepared.is_folder else None
     elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
     accompany(plan, reader, elements, prepared.before, *place.beside(prepared.is_folder), digests, own, budget)
-    place.check_free(overwrite)
+    place.check_free(prepared.options.overwrite)
     place.publish(prepared.is_folder)
     return Result(prepared.target, digests, changed, 0)
 

@@ -33,7 +33,7 @@ class Worked:
     was_there: bool = False
 
 
-def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bool, progress: Progress) -> Worked:
+def worker(prepared: Prepared, job: Job, index: int, progress: Progress) -> Worked:
     """Write the share of one worker, and publish if no other has anything left to write.
 
     A worker that is started again goes on where it stopped, and one that comes after publication ends well.
@@ -42,8 +42,6 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
         prepared: the conversion.
         job: how it is shared; the same for all workers.
         index: the number of this one, from 0.
-        resume: go on from what another number of workers left behind.
-        overwrite: replace what is there.
         progress: called with the bytes of the share that are done, all of them, and the tensor at hand.
 
     Raises:
@@ -59,12 +57,12 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
     if place.job() is None:
         if not place.is_free() and check_published(prepared, mine, job.task_bytes):
             return Worked(published(prepared), was_there=True)
-        place.check_free(overwrite)
+        place.check_free(prepared.options.overwrite)
     token = uuid.uuid4().hex
     with place.among():
-        _agree(place, job, index, resume)
+        _agree(place, job, index, prepared.options.resume)
         if not place.was_published():
-            place.check_free(overwrite)
+            place.check_free(prepared.options.overwrite)
             with _kept(place):
                 work(prepared, place, mine, job, token, advance)
             left = missing(job, tasks, place.entries(job.plan))
@@ -72,10 +70,10 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
                 return Worked(None, tuple(left))
         if not place.take_over():
             return Worked(None)
-        return _finish(prepared, place, job, tasks, token, overwrite, progress)
+        return _finish(prepared, place, job, tasks, token, progress)
 
 
-def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> Worked:
+def finish_by_hand(prepared: Prepared, progress: Progress) -> Worked:
     """Publish what workers wrote, once every digest of it is checked; what is published already stays as it is.
 
     Raises:
@@ -94,17 +92,17 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
         if here.plan != mine.plan:
             raise CheckpointError(f"{place.shown} is of another conversion: {mine.difference(here)}")
         tasks = cut(prepared.plan, here.task_bytes, here.workers)
-        return _finish(prepared, place, here, tasks, "", overwrite, progress)
+        return _finish(prepared, place, here, tasks, "", progress)
 
 
 def _finish(
-    prepared: Prepared, place: Place, job: Job, tasks: Sequence[Task], token: str, overwrite: bool, progress: Progress
+    prepared: Prepared, place: Place, job: Job, tasks: Sequence[Task], token: str, progress: Progress
 ) -> Worked:
     if place.recover(job.plan):
         place.clear()
         return Worked(published(prepared), was_there=True)
-    place.check_free(overwrite)
-    result = finish(prepared, place, job, tasks, token, overwrite=overwrite, is_source_checked=False, progress=progress)
+    place.check_free(prepared.options.overwrite)
+    result = finish(prepared, place, job, tasks, token, is_source_checked=False, progress=progress)
     return Worked(result)
 
 
