@@ -16,8 +16,8 @@ from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
 from ..models.ours import OWN
 from ..models.reading import multimodal
+from ..models.reading.decoders import check_sizes
 from ..models.reading.model_config import ModelConfig as ModelKeys
-from ..models.reading.sizes import check_sizes
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape

@@ -1,21 +1,180 @@
 """Whether the shapes of a checkpoint fit together as a layout reads them, and the message where they do not.
 
 In: a layout, the shapes of outside tensors, and where ours are in them. Out: nothing, or a `LayoutError` of one line
-that names the tensor. `misfits` finds them.
+that names the tensor. `find_misfits` finds them by the symbols of `dimensions`: shapes under our names, and the outside
+tensors that hold them, give a `Misfit` for each size that differs.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..printable import printable
 from ..weights.rows import LayoutError, Placement, SettingError, Shape
-from .misfits import Misfit, find_misfits, usual_shapes
+from .dimensions import WORDS, Axes, Symbol, axes_of
 
 if TYPE_CHECKING:
     from .layout import Layout, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Misfit:
+    """Tensors whose sizes differ from those of others that they must equal.
+
+    Attributes:
+        names: our names of those that differ.
+        axis: the axis of the first, where the size is; None: its number of axes is wrong.
+        rule: what is violated.
+        others: our names of tensors that they differ from, or that are just as likely wrong.
+    """
+
+    names: tuple[str, ...]
+    axis: int | None
+    rule: str
+    others: tuple[str, ...] = ()
+
+
+def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_whole: bool) -> list[Misfit]:
+    """Return the tensors whose shapes do not fit those of the others; of unlike sizes, the rarest is at fault.
+
+    Args:
+        shapes: our name -> shape.
+        sources: our name -> the tensor that holds it; tensors are counted, not their parts.
+        is_whole: as `axes_of` takes it.
+    """
+    known = axes_of(shapes, is_whole=is_whole)
+    found = []
+    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for name, axes in known.items():
+        shape = shapes[name]
+        if len(shape) != len(axes):
+            found.append(Misfit((name,), None, f"has {len(shape)} axes, expected {len(axes)}"))
+            continue
+        for axis, symbol in enumerate(axes):
+            if isinstance(symbol, Symbol):
+                sizes[symbol][shape[axis]].append((name, axis))
+            elif symbol is not None and shape[axis] != symbol:
+                found.append(Misfit((name,), axis, f"axis {axis} must be {symbol}"))
+    usual: dict[Symbol, int] = {}
+    for symbol, of_size in sizes.items():
+        ranked = _by_votes(of_size, sources)
+        usual[symbol] = ranked[0]
+        for size in ranked[1:]:
+            names = tuple(dict.fromkeys(name for name, _ in of_size[size]))
+            others = tuple(dict.fromkeys(name for name, _ in of_size[ranked[0]]))
+            rule = f"the {WORDS[symbol.kind]} would be {size} and {ranked[0]}"
+            found.append(Misfit(names, of_size[size][0][1], rule, others))
+    return found or list(_unlike_multiples(shapes, known, usual))
+
+
+def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_whole: bool) -> dict[str, Shape]:
+    """Return the shapes that our tensors would have if all sizes were the most frequent ones; see `find_misfits`."""
+    known = axes_of(shapes, is_whole=is_whole)
+    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for name, axes in known.items():
+        for axis, (symbol, size) in enumerate(zip(axes, shapes[name], strict=False)):
+            if isinstance(symbol, Symbol):
+                sizes[symbol][size].append((name, axis))
+    usual = {symbol: _by_votes(of_size, sources)[0] for symbol, of_size in sizes.items()}
+    found = dict(shapes)
+    for name, axes in known.items():
+        if len(axes) == len(shapes[name]):
+            found[name] = tuple(
+                usual[symbol] if isinstance(symbol, Symbol) else size if symbol is None else symbol
+                for symbol, size in zip(axes, shapes[name], strict=True)
+            )
+    return found
+
+
+def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str, str]) -> list[int]:
+    """Return sizes, the one of most tensors first."""
+    return sorted(of_size, key=lambda size: -len({sources[name] for name, _ in of_size[size]}))
+
+
+def _unlike_multiples(
+    shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
+) -> Iterator[Misfit]:
+    """Yield sizes that heads do not divide, and stacks of as many experts as no router has."""
+    scopes: dict[str, dict[str, int]] = collections.defaultdict(dict)
+    names: dict[str, dict[str, list[str]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    for symbol, size in usual.items():
+        scopes[symbol.scope][symbol.kind] = size
+    for name, axes in known.items():
+        for axis in axes:
+            if isinstance(axis, Symbol):
+                names[axis.scope][axis.kind].append(name)
+    for scope, sizes in scopes.items():
+        for kind, divisor in _divisors(sizes):
+            if sizes.get(divisor) and sizes.get(kind, 0) % sizes[divisor]:
+                rule = (
+                    f"the {WORDS[kind]} ({sizes[kind]}) must be a multiple of the {WORDS[divisor]} ({sizes[divisor]})"
+                )
+                first, second = (tuple(dict.fromkeys(names[scope][one])) for one in (divisor, kind))
+                yield Misfit(first, 0, rule, second)
+        if "rotary" in sizes and "keys" in sizes and "queries" in sizes:
+            yield from _unlike_latent(sizes, names[scope])
+    yield from _convolutions(shapes, known, usual)
+    yield from _numbers_of_experts(shapes, known)
+
+
+def _divisors(sizes: Mapping[str, int]) -> list[tuple[str, str]]:
+    if "rotary" in sizes or "value head" in sizes:
+        return [("values", "value head"), ("values", "heads")]
+    return (
+        [("queries", "keys"), ("queries", "head"), ("keys", "head"), ("queries", "heads")] if "queries" in sizes else []
+    )
+
+
+def _unlike_latent(sizes: Mapping[str, int], names: Mapping[str, list[str]]) -> Iterator[Misfit]:
+    """Yield latent attention whose queries are no keys with rotary channels behind each head."""
+    rest = sizes["queries"] - sizes["keys"]
+    heads, left = divmod(rest, sizes["rotary"]) if sizes["rotary"] else (0, 1)
+    if left or heads < 1 or sizes["keys"] % heads or sizes.get("values", 0) % heads:
+        rule = (
+            f"the {WORDS['queries']} ({sizes['queries']}) must be that of keys ({sizes['keys']}) and "
+            f"{sizes['rotary']} rotary channels for each head"
+        )
+        yield Misfit(tuple(names["rotary"]), 0, rule, (*names["queries"], *names["keys"]))
+
+
+def _convolutions(
+    shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
+) -> Iterator[Misfit]:
+    """Yield convolutions of gated delta nets that have not all queries, keys and values as channels."""
+    for name in known:
+        if not name.endswith("conv1d.weight"):
+            continue
+        stem = name.removesuffix("conv1d.weight")
+        key, value = known.get(f"{stem}W_key.weight"), known.get(f"{stem}W_value.weight")
+        if key is None or value is None or not isinstance(key[0], Symbol) or not isinstance(value[0], Symbol):
+            continue
+        wanted = 2 * usual[key[0]] + usual[value[0]]
+        if shapes[name][0] != wanted:
+            others = (f"{stem}W_key.weight", f"{stem}W_value.weight")
+            yield Misfit(
+                (name,), 0, f"its channels ({shapes[name][0]}) must be queries, keys and values ({wanted})", others
+            )
+
+
+def _numbers_of_experts(shapes: Mapping[str, Shape], known: Mapping[str, Axes]) -> Iterator[Misfit]:
+    """Yield routers that choose from more or fewer experts than there are."""
+    counts: collections.Counter[str] = collections.Counter()
+    for name in known:
+        stem, _, number = name.removesuffix(".fc3.weight").rpartition("experts.")
+        if name.endswith(".fc3.weight") and number.isdigit():
+            counts[stem] += 1
+    for stem, count in counts.items():
+        router = f"{stem}router.weight"
+        if router in known and shapes[router][0] != count:
+            rule = f"the number of experts would be {shapes[router][0]} and {count}"
+            yield Misfit((router,), 0, rule, (f"{stem}experts.0.fc3.weight",))
 
 
 class ShapeError(LayoutError):

@@ -13,8 +13,8 @@ from attn_bridge.checkpoints.planning import make
 from attn_bridge.checkpoints.readers import ArraysReader
 from attn_bridge.cli.app import run
 from attn_bridge.models import dimensions, layouts
+from attn_bridge.models.fitting import find_misfits
 from attn_bridge.models.layouts import LayoutError
-from attn_bridge.models.misfits import find_misfits
 from attn_bridge.specs import VARIANTS, LayerNormConfig
 from attn_bridge.specs.as_json import as_json, from_json
 
