@@ -1,11 +1,7 @@
-"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it.
-
-`regions` has parts of its targets.
-"""
+"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it."""
 
 from .making import TWINS, WHOLE, kept_name, make, with_kept
-from .plans import DTYPES, IDLE, Plan, Target, check_dtype, evened
-from .regions import part_of
+from .plans import DTYPES, IDLE, Plan, Target, check_dtype, evened, part_of
 
 __all__ = [
     "DTYPES",
