@@ -154,10 +154,10 @@ def _roles(match: object) -> tuple[str, str]:
 def waits_for_data(array: Array, first: Array | None = None) -> bool:
     """Tell whether the second side's numbers are first values that data of the first side replace, and not a table.
 
-    Zeros, ones and numbers without order are first values. One other number everywhere, two numbers that repeat,
-    numbers that follow a formula, or are smooth or ordered beyond chance, sizes that repeat, and numbers written with
-    few digits are computed or written by code: there a difference is a fault, which carrying the first side's would
-    hide.
+    Zeros, ones, equal numbers that make a vector of length 1, and numbers without order are first values. One other
+    number everywhere, two numbers that repeat, numbers that follow a formula, or are smooth or ordered beyond chance,
+    sizes that repeat, and numbers written with few digits are computed or written by code: there a difference is a
+    fault, which carrying the first side's would hide.
 
     Args:
         array: the second side's numbers.
@@ -166,12 +166,20 @@ def waits_for_data(array: Array, first: Array | None = None) -> bool:
     numbers = np.nan_to_num(wide(array).astype(np.float64))
     distinct = np.unique(numbers)
     if array.dtype == bool or distinct.size < min(3, numbers.size) or numbers.size == 1:
-        return array.dtype != bool and distinct.size < 2 and bool(np.isin(distinct, (0.0, 1.0)).all())
+        if array.dtype == bool or distinct.size > 1:
+            return False
+        is_vector = numbers.size > 1 and (first is None or np.unique(first).size > 1)
+        return bool(np.isin(distinct, (0.0, 1.0)).all()) or (is_vector and _has_length_1(numbers, _unit(array)))
     if array.dtype in (np.float32, np.float64) and (_repeats(numbers) or _is_written(array)):
         return False
     if is_computed(numbers, _unit(array)):
         return False
     return first is None or not seems_computed(numbers) or not are_alike(first, numbers)
+
+
+def _has_length_1(numbers: Array, unit: float) -> bool:
+    """Tell whether a vector has length 1, from which a power iteration starts."""
+    return abs(float(np.linalg.norm(numbers)) - 1.0) <= 8 * unit
 
 
 def is_undecided(array: Array) -> bool:

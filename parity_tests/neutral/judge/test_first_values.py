@@ -37,6 +37,8 @@ DATA = {
     "ones": np.ones(7),
     "scalar one": np.asarray(1.0),
     "whole zeros": np.zeros((4, 3), np.int8),
+    "unit vector": np.full(6, 6**-0.5, np.float32),
+    "unit vector of norms by row": np.full((1, 48), 48**-0.5),
     "vector": random.normal(size=24),
     "matrix": random.normal(size=(16, 40)),
     "whole": random.integers(-127, 127, size=(12, 10)),
@@ -90,6 +92,11 @@ def test_rising_numbers_next_to_similar_ones_are_a_table():
     assert not waits_for_data(second, 1.01 * second)
     assert not waits_for_data(second, 2 * second)
     assert waits_for_data(second[[1, 0, 2]], 1.01 * second[[1, 0, 2]]), "without a sign they are data"
+
+
+def test_equal_numbers_of_length_1_are_no_first_values_for_a_constant():
+    assert waits_for_data(np.full(4, 0.5), random.normal(size=4))
+    assert not waits_for_data(np.full(4, 0.5), np.full(4, 0.25))
 
 
 def test_written_numbers_replace_first_values_alone():

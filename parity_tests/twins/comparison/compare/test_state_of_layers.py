@@ -64,11 +64,11 @@ def test_a_wrong_use_of_a_scale_is_seen():
 class FlaxSpectral(nnx.Module):
     """A layer whose kernel is divided by u W v, with u and v as `torch.nn.utils.spectral_norm` holds them."""
 
-    def __init__(self, kind, power=1.0):
+    def __init__(self, kind, power=1.0, *, even=False):
         self.kernel, self.bias = nnx.Param(jnp.ones((8, 6))), nnx.Param(jnp.zeros(6))
         some = np.random.default_rng(3)
-        self.u = kind(jnp.asarray(some.normal(size=6), jnp.float32))
-        self.v = kind(jnp.asarray(some.normal(size=8), jnp.float32))
+        first = (np.full(size, size**-0.5) if even else some.normal(size=size) for size in (6, 8))
+        self.u, self.v = (kind(jnp.asarray(one, jnp.float32)) for one in first)
         self._power = power
 
     def __call__(self, x):
@@ -82,6 +82,15 @@ def test_vectors_of_a_spectral_norm_are_carried(kind):
     first = nn.utils.spectral_norm(nn.Linear(8, 6))
     assert compare(first, FlaxSpectral(kind), X, seeds=1).verdict == "equal"
     assert compare(first, FlaxSpectral(kind, 2.0), X, seeds=1).verdict == "different"
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("kind", [nnx.Variable, nnx.BatchStat])
+def test_even_unit_vectors_wait_for_those_of_a_spectral_norm(norm, kind):
+    torch.manual_seed(0)
+    first = norm(nn.Linear(8, 6))
+    assert compare(first, FlaxSpectral(kind, even=True), X, seeds=1).verdict == "equal"
+    assert compare(first, FlaxSpectral(kind, 2.0, even=True), X, seeds=1).verdict == "different"
 
 
 class TorchTable(nn.Module):
