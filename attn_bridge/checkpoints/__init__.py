@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .in_memory import Arrays
     from .planning.plans import Plan
     from .verification import Verification
-    from .workers import Worked
     from .workers.jobs import Progress, Result
+    from .workers.sharing import Worked
 
 __all__ = [
     "Checkpoint",
@@ -263,7 +263,8 @@ def convert_share(
         LayoutError: (a ValueError) names, shapes or settings that don't fit.
     """
     from .requests import Request
-    from .workers import job_of, worker
+    from .workers.jobs import job_of
+    from .workers.sharing import worker
 
     asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
@@ -292,7 +293,7 @@ def finish(
         CheckpointError: (a ValueError) something is missing, or holds other bytes than were written.
     """
     from .requests import Request
-    from .workers import finish_by_hand
+    from .workers.sharing import finish_by_hand
 
     asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:

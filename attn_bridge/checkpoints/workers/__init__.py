@@ -8,6 +8,5 @@ place is in `places`.
 from .conducting import chosen, early, run, start
 from .executors import parse
 from .jobs import job_of
-from .sharing import Worked, finish_by_hand, worker
 
-__all__ = ["Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "start", "worker"]
+__all__ = ["chosen", "early", "job_of", "parse", "run", "start"]

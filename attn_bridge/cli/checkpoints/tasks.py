@@ -42,7 +42,7 @@ from .options import (
 if TYPE_CHECKING:
     from ...checkpoints import ConvertOptions
     from ...checkpoints.planning.plans import Plan
-    from ...checkpoints.workers import Worked
+    from ...checkpoints.workers.sharing import Worked
 
 
 def plan(
@@ -183,7 +183,7 @@ def carry_out(
 ) -> Worked:
     """Convert, or do a share of it, or publish what workers wrote."""
     from ... import checkpoints
-    from ...checkpoints.workers import Worked
+    from ...checkpoints.workers.sharing import Worked
 
     if sharing.is_finishing:
         return checkpoints.finish(source, target, options, progress=progress, planned=planned)
