@@ -21,8 +21,8 @@ from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .elements import Elements
 from .manifest import DIGEST, Manifest, new_digest
 from .options import ConvertOptions
-from .planning import reading
 from .planning.plans import IDLE, Plan, Target
+from .planning.reading import layout_of
 
 MIN = 8 << 20
 """Bytes of a piece of a tensor that is too large for the budget, at least."""
@@ -177,7 +177,7 @@ def as_converted(options: ConvertOptions, known: Manifest | None, target: Reader
         to_layout = to_layout or known.layout or "same"
         settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
     elif options.rules is None and to_layout is None:
-        to_layout = reading.layout_of(target.tensors, configs.beside(target.path), None).name
+        to_layout = layout_of(target.tensors, configs.beside(target.path), None).name
     dtype = known.dtype if known is not None and known.dtype else options.dtype
     return dataclasses.replace(
         options, from_layout=from_layout, to_layout=to_layout, format=target.format, dtype=dtype, settings=settings
