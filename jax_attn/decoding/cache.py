@@ -212,9 +212,11 @@ class KeyValueCache:
     def _check_room(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Raise while a compiled function runs, and give it no numbers to go on with."""
         tokens = key.shape[1]
-        fits = self.length + tokens <= self.capacity
-        refuse = functools.partial(jax.debug.callback, validation.check_room, self.length, tokens, self.capacity)
-        lax.cond(fits, lambda: None, refuse)
+
+        def check(length: int) -> None:
+            validation.check_room(length, tokens, self.capacity)
+
+        fits = running.raise_unless(self.length + tokens <= self.capacity, check, self.length)
         return jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
 
     def _write(self, key: Array, value: Array, positions: Array, hidden: Array | None) -> KeyValueCache:
@@ -310,7 +312,7 @@ class KeyValueCache:
         if running.is_known(self.length):
             validation.check_has_context(bool(has_context))
         else:
-            running.raise_unless(has_context, validation.check_has_context, has_context)
+            has_context = running.raise_unless(has_context, validation.check_has_context, has_context)
             # One slot that everybody sees will do, and costs no copy of the others.
             first = jnp.where(has_context, self.value[:, 0], jnp.nan)
             cache = dataclasses.replace(self, value=self.value.at[:, 0].set(first))
@@ -348,7 +350,7 @@ class KeyValueCache:
             if self.rolling:
                 fits = fits & ((self.length <= slots) | (length == 0) | (length == self.length))
             check = functools.partial(validation.check_trim, slots=slots, rolling=self.rolling)
-            running.raise_unless(fits, check, length, self.length)
+            fits = running.raise_unless(fits, check, length, self.length)
             key, value = jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
         length = jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length)
         visible = self.visible if self.rolling else self.visible | (jnp.arange(slots) >= length)

@@ -93,7 +93,7 @@ class RecurrentCache:
         if mask_shape is not None and mask_shape[1] != self.capacity:
             fits = fits & (length == mask_shape[1])
         check = functools.partial(self._check_room, rows, tokens, mask_shape)
-        running.raise_unless(fits, check, self.length)
+        fits = running.raise_unless(fits, check, self.length)
         return self._become(jnp.where(fits, self.state, jnp.nan), self.conv_state, self.length)
 
     def _check_room(
@@ -125,7 +125,7 @@ class RecurrentCache:
             check_trim(length, int(self.length))
         elif not running.is_known(length) or length != 0:
             fits = (length == 0) | (length == self.length)
-            running.raise_unless(fits, check_trim, length, self.length)
+            fits = running.raise_unless(fits, check_trim, length, self.length)
             keep, lost = keep & fits, jnp.where(fits, 0.0, jnp.nan)
         state = jnp.where(keep, self.state, lost).astype(self.state.dtype)
         conv_state = self.conv_state

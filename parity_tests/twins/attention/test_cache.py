@@ -149,7 +149,7 @@ def test_running_past_the_capacity_is_an_error(rolling):
         cache = twin(x, cache=twin.init_cache(1, 5, rolling=rolling))[1]
         with pytest.raises(ValueError, match=message):
             twin(x, cache=cache)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
             jax.block_until_ready(flax_step(*nnx.split(twin), x, {}, cache))
 
 
@@ -234,7 +234,7 @@ def cached(tokens: int, capacity: int = 10, rolling: int | None = None) -> jax_a
 
 def silence(monkeypatch) -> None:
     """Let no check raise that waits for a compiled function to run, as where nobody waits for the error."""
-    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda holds, *_: holds)
 
 
 TOO_FAR = [
@@ -254,7 +254,7 @@ def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, rolling, len
     def run():  # traced anew each time, as a check may have been silenced
         return jax.jit(lambda cache, n: cache.trim(length if known else n))(cache, length)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
         jax.block_until_ready(run())
     silence(monkeypatch)
     trimmed = run()
@@ -285,7 +285,7 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index):
     def run():  # traced anew each time, as a check may have been silenced
         return jax.jit(lambda cache, order: cache.reorder(order))(cache, order)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
         jax.block_until_ready(run())
     silence(monkeypatch)
     for array, whole in ((run().key, cache.key), (run().value, cache.value)):
@@ -312,7 +312,9 @@ def test_a_compiled_look_into_an_empty_cache_is_an_error(monkeypatch):
 
     for mask in masks_given:
         assert np.isfinite(jax.jit(attend)(cached(3), mask)).all()
-        with pytest.raises(jax.errors.JaxRuntimeError, match="context must be given, or a cache that holds one"):
+        with pytest.raises(
+            (ValueError, jax.errors.JaxRuntimeError), match="context must be given, or a cache that holds one"
+        ):
             jax.block_until_ready(jax.jit(attend)(cached(0), mask))
     silence(monkeypatch)
     jax.clear_caches()

@@ -286,7 +286,7 @@ def test_a_full_cache_is_seen_by_a_compiled_step(x64):
     out, cache = step(state, x, theirs.init_cache(1, 3))
     assert np.isfinite(out).all()
     message = r"tokens in the cache \(2\) and new ones \(2\) must be at most capacity \(3\)"
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
         jax.block_until_ready(step(state, x, cache))
 
 
@@ -321,7 +321,7 @@ def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, length, know
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"length \({length}\) must be 0 or 6: a state does not tell"):
         jax.block_until_ready(run())
-    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda holds, *_: holds)
     trimmed = run()
     assert np.isnan(trimmed.state).all()
     assert np.isnan(trimmed.conv_state).all()
@@ -351,9 +351,9 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
     def run():  # traced anew each time, as a check may have been silenced
         return jax.jit(lambda cache, order: cache.reorder(order))(cache, order)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
         jax.block_until_ready(run())
-    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda holds, *_: holds)
     for array in (run().state, run().conv_state):
         assert np.isnan(array[1]).all()
         assert np.isfinite(array[::2]).all()
