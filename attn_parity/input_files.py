@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .sides.subject import Arguments, CannotPromoteError, ModuleFailedError
+from .sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError
 
 HOW = "give --inputs FILE.npz or --shape 2,8,16 (once per positional input)"
 
@@ -63,12 +63,18 @@ def arguments(arrays: dict[str, Any], where: str) -> Arguments:
     if missing is not None:
         raise ValueError(f"{where} has arr_{max(positional)} and no arr_{missing}")
     args = tuple(native.pop(positional[i]) for i in range(len(positional)))
-    return Arguments(args, native)
+    return Arguments(args, {name: _plain(one) for name, one in native.items()})
+
+
+def _plain(array: Array) -> Array | bool:
+    """Return a bool without axes as Python's: an argument such as ``deterministic``, on which code branches."""
+    return bool(array) if array.dtype == np.bool_ and array.ndim == 0 else array
 
 
 def write_npz(path: Path, call: Arguments) -> bool:
     """Write a call for `read_npz`; False if it holds more than arrays, and then nothing is written."""
-    arrays = {f"arr_{i}": one for i, one in enumerate(call.args)} | dict(call.kwargs)
+    switches = {name: np.asarray(one) for name, one in call.kwargs.items() if isinstance(one, bool)}
+    arrays = {f"arr_{i}": one for i, one in enumerate(call.args)} | dict(call.kwargs) | switches
     clash = any(_POSITIONAL.fullmatch(name) or name == "file" for name in call.kwargs)
     if clash or not all(isinstance(one, np.ndarray) and one.dtype.kind in "biufV" for one in arrays.values()):
         return False

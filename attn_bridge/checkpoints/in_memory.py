@@ -115,7 +115,7 @@ def prepared(source: PathLike | Arrays, target: PathLike, options: ConvertOption
         kind, _ = containers.with_settings(containers.format_of(path, options.format), options.settings)
         plan = requests.plan_of(reader, None, path, options, selection)
         plan = requests.with_notes(plan, None)
-        yield requests.Prepared(plan, reader, None, path, kind, configs.is_folder(path, kind))
+        yield requests.Prepared(plan, reader, None, path, kind, configs.is_folder(path, kind), options=options)
 
 
 def convert(
@@ -130,4 +130,4 @@ def convert(
         if planned is not None:
             planned(made.plan)
         job, budget = conducting.sole_job(made, options.max_memory)
-        return conducting.run(made, job, None, True, False, options.overwrite, progress, budget)
+        return conducting.run(made, job, None, True, progress, budget)

@@ -20,6 +20,7 @@ from ..samples import calls
 from ..samples.sampling import Outputs
 from ..sides.dropout_masks import differences
 from ..sides.dtypes import class_of, is_float
+from ..sides.modes import IN_TRAIN_MODE, Modes, called_with
 from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject
 
 LOOKED_AT = 256
@@ -61,7 +62,7 @@ def prepare(
     dtype = dtypes["first"] or dtypes["second"]
     given = calls.as_arguments(inputs)
     second_given = given if second_inputs is None else calls.as_arguments(second_inputs)
-    arguments = {
+    arguments: dict[Side, Arguments] = {
         "first": calls.in_dtype(given, dtype),
         "second": calls.in_dtype(second_given, dtypes["second"] or dtype),
     }
@@ -70,7 +71,7 @@ def prepare(
     pair = Pair(
         first=ours,
         second=theirs,
-        arguments=arguments,  # type: ignore[arg-type]
+        arguments=arguments,
         same_inputs=same_inputs,
         fixed=frozenset(calls.named_leaves("fixed", fixed, given, ours.argument_names)),
         vary=frozenset(calls.named_leaves("vary", vary, given, ours.argument_names)),
@@ -83,6 +84,8 @@ def prepare(
         progress=progress,
         notes=notes,
     )
+    modes = {side: Modes.of(pair.subject(side), arguments[side]) for side in SIDES}
+    _call_in_eval_mode(pair, modes, to_train=train)
     pair.outputs = _common_structure(pair, is_own=second_inputs is not None)
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
@@ -90,7 +93,7 @@ def prepare(
     matching.complete(pair, (first, second), rules, fold=fold)
     pair.notes += _replaced(pair)
     if train:
-        _start_to_train(pair)
+        _start_to_train(pair, modes)
     return pair
 
 
@@ -215,16 +218,39 @@ def _common_structure(pair: Pair, *, is_own: bool) -> Outputs:
     return list(ours)
 
 
-def _start_to_train(pair: Pair) -> None:
+def _call_in_eval_mode(pair: Pair, modes: Mapping[Side, Modes], *, to_train: bool) -> None:
+    """Have both sides called in eval mode; before train mode, the values that the user gave don't count either."""
+    for side, one in modes.items():
+        call, notes = one.in_eval_mode(pair.arguments[side], pair.shown[side])
+        if to_train:
+            bools = [name for name, value in one.given.items() if isinstance(value, bool)]
+            call = called_with(call, one.names, {name: not IN_TRAIN_MODE[name] for name in bools})
+        pair.arguments[side] = call
+        pair.notes += [] if to_train else notes
+
+
+def _start_to_train(pair: Pair, modes: Mapping[Side, Modes]) -> None:
     """Switch both sides to train mode, and compare the masks that they ask for."""
     pair.train = pair.first.train = pair.second.train = True
+    for side, one in modes.items():
+        in_train = {name: IN_TRAIN_MODE[name] for name in one.defaults}
+        pair.arguments[side] = called_with(pair.arguments[side], one.names, {**in_train, **one.given})
+        pair.notes += one.notes(pair.shown[side], train=True)
     ours, theirs = (pair.subject(side).run(pair.held[side], pair.arguments[side]) for side in SIDES)
     pair.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
     pair.masks = differences(ours.draws, theirs.draws, (pair.shown["first"], pair.shown["second"]))
-    pair.notes.append(
-        f"train mode: both sides drop by the same masks, {len(ours.draws)} per call"
-        if ours.draws or theirs.draws
-        else "train mode: neither side drops anything"
-    )
+    pair.notes.append(_on_masks(pair, len(ours.draws), len(theirs.draws)))
     if any(parameter.role == "statistic" for parameter in pair.first.parameters().values()):
         pair.notes.append("running statistics that train mode changes are not compared; parity.train does that")
+
+
+def _on_masks(pair: Pair, first: int, second: int) -> str:
+    """Return the note on how many dropout masks both sides draw per call."""
+    if pair.masks:
+        return (
+            f"train mode: the sides drop by masks that are not all the same, {first} per call in "
+            f"{pair.shown['first']} and {second} in {pair.shown['second']}"
+        )
+    if first or second:
+        return f"train mode: both sides drop by the same masks, {first} per call"
+    return "train mode: neither side drops anything"

@@ -15,6 +15,7 @@ from ..results.findings import shown
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST
 from ..sides.dtypes import class_of, is_float
+from ..sides.modes import Modes
 from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, is_array
 from ..verdict.runner import Live
 from .format import ORACLE, Dump
@@ -33,7 +34,7 @@ def alone(subject: Any, inputs: Any) -> Pair:
     )
     held: Arrays = subject.weights()
     own = calls.common_dtype(held)
-    call = calls.in_dtype(_without_weights(subject, calls.as_arguments(inputs), notes), own)
+    call = calls.in_dtype(_plain_call(subject, calls.as_arguments(inputs), notes), own)
     matches = tuple(_itself(name, one) for name, one in subject.parameters().items())
     return Pair(
         first=subject,
@@ -58,7 +59,7 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
     held = widened(own, subject, like.manifest.dtype)
     if held is not own:
         notes.append(narrowed(shown(subject.framework)))
-    given = _without_weights(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
+    given = _plain_call(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
     call = calls.in_dtype(given, calls.common_dtype(held) or like.manifest.dtype)
     outputs = list(subject.describe_outputs(held, call))
     pair = Pair(
@@ -117,8 +118,10 @@ def all_state(subject: Subject) -> Arrays:
     return {name: held[name] for name in names}
 
 
-def _without_weights(subject: Any, call: Arguments, notes: list[str]) -> Arguments:
-    """Return a call that a dump can hold; torch's own attention is asked for no weights, as Flax returns none."""
+def _plain_call(subject: Any, call: Arguments, notes: list[str]) -> Arguments:
+    """Return a call in eval mode that a dump can hold; torch's attention is asked for no weights, as Flax has none."""
+    call, of_mode = Modes.of(subject, call).in_eval_mode(call, shown(subject.framework))
+    notes += of_mode
     stock = subject.framework == "torch" and subject.name == "MultiheadAttention"
     if stock and "need_weights" in subject.argument_names and "need_weights" not in call.kwargs:
         notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")

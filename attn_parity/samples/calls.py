@@ -43,7 +43,7 @@ def as_arguments(inputs: Any) -> Arguments:
 
 
 def to_numpy(value: Any) -> Any:
-    """Return arrays of any framework, at any depth, as NumPy's; anything else as it is."""
+    """Return arrays of any framework, at any depth, as NumPy's, and NumPy's bools as Python's; the rest as it is."""
     if isinstance(value, (tuple, list)) and not _is_foreign(value):
         return (
             type(value)(map(to_numpy, value)) if not hasattr(value, "_fields") else type(value)(*map(to_numpy, value))
@@ -52,13 +52,13 @@ def to_numpy(value: Any) -> Any:
         return {key: to_numpy(one) for key, one in value.items()}
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)  # a switch: code branches on it, which no traced array allows
     if _is_foreign(value):
         if hasattr(value, "detach"):
             from attn_bridge import backends
 
             return backends.load("torch").to_numpy(value)
-        return np.asarray(value)
-    if isinstance(value, np.generic):
         return np.asarray(value)
     return value
 

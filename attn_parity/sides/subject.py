@@ -327,6 +327,9 @@ class Subject(Protocol):
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on."""
 
+    def modes(self, arguments: Arguments) -> dict[str, bool]:
+        """Return name -> default of the arguments of this call that switch between train and eval mode."""
+
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call in eval mode does not reach."""
 

@@ -21,6 +21,7 @@ from jax_attn.backend import to_numpy
 from ...sides.dropout_masks import Draw, Masks, Plan
 from ...sides.function import Function
 from ...sides.large import Lent, lends
+from ...sides.modes import mode_arguments
 from ...sides.subject import (
     Arguments,
     Arrays,
@@ -200,6 +201,10 @@ class JaxSubject:
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return self._adapter.settings()
+
+    def modes(self, arguments: Arguments) -> dict[str, bool]:
+        """Return name -> default of the arguments of this call that switch between train and eval mode."""
+        return mode_arguments(self._adapter.called(arguments.kwargs.get("method")))
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call does not reach."""

@@ -141,6 +141,10 @@ class TorchSubject:
         with ONE_AT_A_TIME:
             return {path: read_settings(child) for path, child in self.side.modules().items()}
 
+    def modes(self, arguments: Arguments) -> dict[str, bool]:
+        """Return nothing: torch modules hold their mode themselves."""
+        return {}
+
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe what a call does not reach, or what of it is not looked at."""
         found = []

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import attn_parity
+from attn_parity import input_files
 from attn_parity.pair import work_of
 from attn_parity.samples import calls, sampling
 from attn_parity.samples.sampling import FIRST, LARGE, QUICK, Effort, Planned, Sample
+from attn_parity.sides.modes import called_with, contradicted, given_modes, mode_arguments
 from attn_parity.sides.subject import Arguments, ModuleFailedError, Parameter
 
 JUDGE = Path(attn_parity.__file__).parent
@@ -280,3 +282,48 @@ def test_a_call_without_arrays_is_refused():
 def test_sampling_needs_no_framework():
     module = importlib.import_module("attn_parity.samples.sampling")
     assert not _imported(Path(module.__file__ or "")) & {"torch", "jax", "flax"}
+
+
+# ---- arguments that switch modes
+
+
+def test_a_bool_without_axes_is_a_python_bool(tmp_path):
+    path = tmp_path / "call.npz"
+    np.savez(path, x=np.arange(3.0), deterministic=np.array(False), mask=np.array([True, False]))
+    call = input_files.read_npz(path)
+    assert call.kwargs["deterministic"] is False
+    assert call.plain([]) == ["deterministic"]
+    assert calls.as_arguments({"x": np.arange(3.0), "train": np.True_}).kwargs["train"] is True
+    assert input_files.write_npz(tmp_path / "again.npz", call)
+    again = input_files.read_npz(tmp_path / "again.npz")
+    assert again.kwargs["deterministic"] is False
+    assert again.kwargs["mask"].tolist() == [True, False]
+
+
+GIVEN = np.arange(3.0)
+
+
+def flax_call(x, train: bool = False, *, deterministic: bool = True, training=None, mask=True):
+    raise NotImplementedError
+
+
+def test_bools_with_the_name_of_a_mode_switch_it():
+    assert mode_arguments(flax_call) == {"train": False, "deterministic": True}
+    assert mode_arguments(3) == {}
+
+
+def test_only_defaults_of_the_other_mode_contradict():
+    defaults = mode_arguments(flax_call)
+    assert contradicted((), defaults, train=False) == {}
+    assert contradicted((), defaults, train=True) == {"train": True, "deterministic": False}
+    assert contradicted(("train",), defaults, train=True) == {"deterministic": False}
+    assert contradicted((), {"train": True}, train=False) == {"train": False}
+
+
+def test_given_modes_keep_their_position():
+    names, defaults = ["x", "train"], mode_arguments(flax_call)
+    call = Arguments((GIVEN, True), {"mask": False})
+    assert given_modes(call, names, defaults) == {"train": True}
+    changed = called_with(call, names, {"train": False, "deterministic": True})
+    assert changed.args == (GIVEN, False)
+    assert changed.kwargs == {"mask": False, "deterministic": True}

@@ -72,6 +72,9 @@ class Adapter(Protocol):
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
 
+    def called(self, method: Any) -> Any:
+        """Return what a call runs: the side itself, or the method that the argument `method` names."""
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
 

@@ -59,6 +59,10 @@ class FunctionSide:
         """Return argument name -> whether it can be given by position; the weights are left out."""
         return dict(list(signature_of(self._call).items())[1:])
 
+    def called(self, method: Any) -> Any:
+        """Return the function."""
+        return self._call
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the weights by name."""
         return {

@@ -99,6 +99,11 @@ class LinenModule:
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module.__call__) if hasattr(self.module, "__call__") else {}  # noqa: B004
 
+    def called(self, method: Any) -> Any:
+        """Return the module's ``__call__``, or the method that is named or given."""
+        found = getattr(self.module, method, None) if isinstance(method, str) else method
+        return found or getattr(self.module, "__call__", None)  # noqa: B004
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name, and the state that `carry` named.
 

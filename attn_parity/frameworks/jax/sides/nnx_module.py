@@ -70,6 +70,10 @@ class NNXModule:
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module)
 
+    def called(self, method: Any) -> Any:
+        """Return the module, or the method that is named."""
+        return getattr(self.module, method, self.module) if isinstance(method, str) else self.module
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         return self._described(self._held())
