@@ -13,7 +13,10 @@ import numpy as np
 from . import backends
 from .printable import printable
 from .specs.stock_attention import PACKED
-from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, as_rules, everything, joint, slices
+from .specs.stock_layers import StockLayer
+from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, everything, joint, slices
+from .weights.advice import suggest_rules
+from .weights.user_rules import RulesOrPairs, Shapes, added, rules_between
 
 _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
 """Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
@@ -23,12 +26,14 @@ _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_pr
 class TransferReport:
     """What `transfer` copied: direction, and per tensor ``(source name, target name, target shape, dtype)``.
 
-    `redtyped` lists the target names whose dtype was changed to the source's, so that no bit is lost.
+    `redtyped` lists the target names whose dtype was changed to the source's, so that no bit is lost. `notes` lists
+    settings in which stock layers differ, so that they compute something else with the same weights.
     """
 
     direction: str
     tensors: tuple[tuple[str, str, tuple[int, ...], str], ...]
     redtyped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -38,10 +43,10 @@ class TransferReport:
         for source, target, shape, dtype in self.tensors:
             note = ", dtype taken from the source" if target in self.redtyped else ""
             lines.append(f"  {source} -> {target} {shape} {dtype}{note}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = None) -> TransferReport:
+def transfer(source: Any, target: Any, rules: RulesOrPairs | None = None) -> TransferReport:
     """Copy all weights of a torch module into its Flax twin, or back; the direction follows from the types.
 
     The copy is exact to the last bit: where the two differ in dtype, the target takes the source's. It is strict and
@@ -50,21 +55,23 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
     Args:
         source: a ``torch.nn.Module`` or ``flax.nnx.Module``.
         target: a module of the other framework, with the same parameters.
-        rules: the rule set; by default that of the modules' own config (or of our modules inside a larger one, at the
-            same path on both sides), and of `torch.nn.MultiheadAttention` and `flax.nnx.MultiHeadAttention` at the same
-            path, stock layers or our drop-ins. A tensor of the target that a rule drops keeps its numbers.
+        rules: rules for tensors that the built-in rules miss or pair otherwise: `Rule` objects, tables, a TOML file's
+            path, or the ``report.pairing`` of a comparison. Built-in rules cover our modules (by their config),
+            `torch.nn.MultiheadAttention` with `flax.nnx.MultiHeadAttention` (and our drop-ins), and stock layers of one
+            type: linear, embedding, convolutions, and norms; always at the same path on both sides. A tensor of the
+            target that a rule drops keeps its numbers.
 
     Returns:
         A report of every tensor copied; print it.
 
     Raises:
         TypeError: not one module of each framework, or a dtype that the target's framework would narrow.
-        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
-        ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or no rules are known.
+        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name, and rules for them.
+        ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or a rule is malformed.
     """
     side, other = _sides(source, target)
     reader, writer = backends.load(side), backends.load(other)
-    rule_set = _default_rules((reader, writer), (source, target), side) if rules is None else as_rules(rules)
+    rule_set, notes = _rules((reader, writer), (source, target), side, rules)
     with reader.together(source), writer.together(target):
         arrays: dict[str, LazyArray] = reader.lazy_weights(source)
         wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
@@ -81,13 +88,18 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
             if name in wanted and array.shape != wanted[name][0]:
                 misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
         if missing or unexpected or misshapen:
-            raise WeightsMismatchError(missing, unexpected, misshapen)
+            shapes = (
+                {name: array.shape for name, array in arrays.items()},
+                {name: one[0] for name, one in wanted.items()},
+            )
+            advice = _advice((reader, writer), (source, target), side, (set(unexpected), set(missing)), shapes)
+            raise WeightsMismatchError(missing, unexpected, misshapen, advice)
         check_same_meaning(reader.find_configs(source), writer.find_configs(target))
         write = writer.prepare_weights(target, converted)
     write()
     redtyped = tuple(name for name, array in converted.items() if array.dtype.name != wanted[name][1])
     rows = ((names[name], name, array.shape, array.dtype.name) for name, array in converted.items())
-    return TransferReport(f"{side} -> {other}", tuple(rows), redtyped)
+    return TransferReport(f"{side} -> {other}", tuple(rows), redtyped, notes)
 
 
 _COPIES: Mapping[Side, str] = {
@@ -109,20 +121,80 @@ def _sides(source: Any, target: Any) -> tuple[Side, Side]:
     return side, other
 
 
-def _default_rules(backends_of: tuple[ModuleType, ModuleType], modules: tuple[Any, Any], side: Side) -> Rules:
-    """Return the rules of the source's configs, and of the stock attention layers that both modules have."""
-    found = [backend.find_stock_attention(module) for backend, module in zip(backends_of, modules, strict=True)]
-    check_same_meaning(*found)
-    first = 0 if side == "torch" else 1
-    names = backends_of[first].describe_weights(modules[first]) if found[0] else {}
-    rules = [
-        rule
-        for path in found[0].keys() & found[1].keys()
-        for rule in found[0][path].rules(is_packed=f"{path}.{PACKED}".lstrip(".") in names).prefixed(path, path)
+def _rules(
+    backends_of: tuple[ModuleType, ModuleType], modules: tuple[Any, Any], side: Side, rules: RulesOrPairs | None
+) -> tuple[Rules, tuple[str, ...]]:
+    """Return the caller's rules and the built-in ones for all other tensors, and notes on settings that differ."""
+    pair = list(zip(backends_of, modules, strict=True))
+    if side == "flax":
+        pair.reverse()
+    torch, flax = ({name: row[0] for name, row in one.describe_weights(module).items()} for one, module in pair)
+    own = Rules() if rules is None else rules_between(rules, torch, flax)
+    attention = [backend.find_stock_attention(module) for backend, module in zip(backends_of, modules, strict=True)]
+    configs = backends_of[0].find_configs(modules[0])
+    both = attention[0].keys() & attention[1].keys()
+    described = [backend.find_stock_layers(module) for backend, module in zip(backends_of, modules, strict=True)]
+    layers = [
+        {path: one for path, one in some.items() if not _is_inside(path, {*both, *configs})} for some in described
     ]
-    if not rules or backends_of[0].find_configs(modules[0]):
-        rules += own_rules(backends_of[0], modules[0])
-    return Rules(rules)
+    if rules is None:
+        check_same_meaning(*attention)
+    _check_groups(*layers)
+    built_in = [
+        rule
+        for path in sorted(both)
+        for rule in attention[0][path].rules(is_packed=_below(path, PACKED) in torch).prefixed(path, path)
+    ]
+    shared = [path for path in layers[0].keys() & layers[1].keys() if layers[0][path].kind == layers[1][path].kind]
+    built_in += [rule for path in sorted(shared) for rule in layers[0][path].rules(path, torch, flax)]
+    built_in += own_rules(backends_of[0], modules[0]) if configs else ()
+    notes = [
+        f"{_below(path, 'eps')} is {layers[0][path].eps} in the source and {layers[1][path].eps} in the target"
+        for path in sorted(shared)
+        if None not in (layers[0][path].eps, layers[1][path].eps) and layers[0][path].eps != layers[1][path].eps
+    ]
+    return added(own, built_in), tuple(notes)
+
+
+def _is_inside(path: str, outer: Iterable[str]) -> bool:
+    """Whether a path equals one of several or is below it."""
+    return any(path == one or not one or path.startswith(f"{one}.") for one in outer)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _check_groups(ours: Mapping[str, StockLayer], theirs: Mapping[str, StockLayer]) -> None:
+    """Refuse group norms of other groups: their weights have the same shapes and another meaning."""
+    for path in sorted(ours.keys() & theirs.keys()):
+        if ours[path].kind == theirs[path].kind and ours[path].groups != theirs[path].groups:
+            numbers = f"{ours[path].groups} in the source and {theirs[path].groups} in the target"
+            raise ValueError(f"configs differ: {_below(path, 'num_groups')} is {numbers}")
+
+
+def _advice(
+    backends_of: tuple[ModuleType, ModuleType],
+    modules: tuple[Any, Any],
+    side: Side,
+    names: tuple[set[str], set[str]],
+    shapes: tuple[Shapes, Shapes],
+) -> str:
+    """Return the rules that would settle names of the source and of the target that no rule covers."""
+    ours = {
+        path for one, module in zip(backends_of, modules, strict=True) for path in one.find_configs(module)
+    }  # the names inside our modules follow from their configs, and no rule settles them
+    rest = [sorted(name for name in some if not _is_inside(name, ours)) for some in names]
+    free = [{name: shape[name] for name in some if name in shape} for some, shape in zip(rest, shapes, strict=True)]
+    classes = [one.module_classes(module) for one, module in zip(backends_of, modules, strict=True)]
+    parents = sorted({name.rpartition(".")[0] for name in free[0]} & {name.rpartition(".")[0] for name in free[1]})
+    differing = [
+        f"{path or 'the module'} is a {classes[0][path]} in the source and a {classes[1][path]} in the target"
+        for path in parents
+        if path in classes[0] and path in classes[1] and classes[0][path] != classes[1][path]
+    ]
+    torch, flax = free if side == "torch" else free[::-1]
+    return "; ".join([*differing[:2], *filter(None, [suggest_rules(torch, flax)])])
 
 
 def _converted(

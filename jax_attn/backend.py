@@ -19,12 +19,23 @@ from jax import Array
 import jax_attn
 from attn_bridge.specs import Config, Variant
 from attn_bridge.specs.stock_attention import StockAttention
+from attn_bridge.specs.stock_layers import StockLayer
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
+
+_KINDS: dict[type[nnx.Module], str] = {
+    nnx.Linear: "linear",
+    nnx.Embed: "embedding",
+    nnx.LayerNorm: "layer norm",
+    nnx.RMSNorm: "RMS norm",
+    nnx.GroupNorm: "group norm",
+    nnx.BatchNorm: "batch norm",
+}
+"""Class -> the kind of its layers, as `StockLayer` names it."""
 
 PLACES = "device"
 """What `held_parts` counts."""
@@ -225,6 +236,27 @@ def find_stock_attention(module: nnx.Module) -> dict[str, StockAttention]:
         for path, child in nnx.iter_modules(module)
         if isinstance(child, nnx.MultiHeadAttention)
     }
+
+
+def find_stock_layers(module: nnx.Module) -> dict[str, StockLayer]:
+    """Return path -> description of Flax's own layers inside `module` that the other framework has as well."""
+    return {
+        _name(path): StockLayer(kind, getattr(child, "num_groups", 0), getattr(child, "epsilon", None))
+        for path, child in nnx.iter_modules(module)
+        if (kind := _kind_of(child))
+    }
+
+
+def module_classes(module: nnx.Module) -> dict[str, str]:
+    """Return path -> name of the class of `module` ("") and of every module inside it."""
+    return {_name(path): type(child).__name__ for path, child in nnx.iter_modules(module)}
+
+
+def _kind_of(layer: nnx.Module) -> str:
+    """Return the kind of a stock layer as `StockLayer` names it, or ""."""
+    if isinstance(layer, nnx.Conv):
+        return f"{len(layer.kernel_size)}d convolution"
+    return next((kind for base, kind in _KINDS.items() if isinstance(layer, base)), "")
 
 
 def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Module:

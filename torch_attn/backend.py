@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import torch_attn
 from attn_bridge.specs import Config, Variant
 from attn_bridge.specs.stock_attention import StockAttention
+from attn_bridge.specs.stock_layers import StockLayer
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
 from .checkpoints import shared_weights
@@ -30,6 +31,16 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
+
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Embedding: "embedding",
+    nn.LayerNorm: "layer norm",
+    nn.RMSNorm: "RMS norm",
+    nn.GroupNorm: "group norm",
+    nn.modules.batchnorm._BatchNorm: "batch norm",
+}
+"""Class -> the kind of its layers, as `StockLayer` names it."""
 
 PLACES = "rank"
 """What `held_parts` counts."""
@@ -272,6 +283,27 @@ def find_stock_attention(module: nn.Module) -> dict[str, StockAttention]:
         for path, child in _unwrapped(module).named_modules()
         if isinstance(child, nn.MultiheadAttention)
     }
+
+
+def find_stock_layers(module: nn.Module) -> dict[str, StockLayer]:
+    """Return path -> description of torch's own layers inside `module` that the other framework has as well."""
+    return {
+        path: StockLayer(kind, getattr(child, "num_groups", 0), getattr(child, "eps", None))
+        for path, child in _unwrapped(module).named_modules(remove_duplicate=False)
+        if (kind := _kind_of(child))
+    }
+
+
+def module_classes(module: nn.Module) -> dict[str, str]:
+    """Return path -> name of the class of `module` ("") and of every module inside it."""
+    return {path: type(child).__name__ for path, child in _unwrapped(module).named_modules(remove_duplicate=False)}
+
+
+def _kind_of(layer: nn.Module) -> str:
+    """Return the kind of a stock layer as `StockLayer` names it, or ""."""
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return f"{len(layer.kernel_size)}d convolution"
+    return next((kind for base, kind in _KINDS.items() if isinstance(layer, base)), "")
 
 
 def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Module:

@@ -37,23 +37,33 @@ class WeightsMismatchError(ValueError):
         missing: names that the rules or the target expect and the source lacks.
         unexpected: names that no rule covers or the target lacks.
         misshapen: ``"name: expected (..), got (..)"`` for each wrong shape.
+        advice: what would settle it, at the end of the message, or "".
     """
 
-    def __init__(self, missing: Iterable[str] = (), unexpected: Iterable[str] = (), misshapen: Iterable[str] = ()):
-        self.missing = sorted(missing)
-        self.unexpected = sorted(unexpected)
+    def __init__(
+        self,
+        missing: Iterable[str] = (),
+        unexpected: Iterable[str] = (),
+        misshapen: Iterable[str] = (),
+        advice: str = "",
+    ):
+        self.missing = sorted(set(missing))
+        self.unexpected = sorted(set(unexpected))
         self.misshapen = sorted(misshapen)
+        self.advice = advice
+        both = set(self.missing) & set(self.unexpected)  # each name once
         shown = {
-            "missing": [printable(name) for name in self.missing],
-            "unexpected": [printable(name) for name in self.unexpected],
+            "missing": [printable(name) for name in self.missing if name not in both],
+            "unexpected": [printable(name) for name in self.unexpected if name not in both],
+            "without a rule on both sides": [printable(name) for name in sorted(both)],
             "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and what is wrong with its shape
         }
         parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
-        super().__init__(f"weights do not match: {'; '.join(parts)}")
+        super().__init__(f"weights do not match: {'; '.join([*parts, *([advice] if advice else [])])}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what it is made of, for another process to raise."""
-        return type(self), (self.missing, self.unexpected, self.misshapen)
+        return type(self), (self.missing, self.unexpected, self.misshapen, self.advice)
 
 
 class Rules:

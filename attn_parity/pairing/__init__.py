@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from .leftovers import Suited, UnpairedError, rule_of, rules_for, suited
 from .proposal import propose
-from .rules import AnyRules, from_rules, pair_parameters, partial, read_rules
+from .rules import from_rules, pair_parameters, partial
 from .settling import AGREE, MAX_CANDIDATES, Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [
     "AGREE",
     "MAX_CANDIDATES",
-    "AnyRules",
     "Cut",
     "Match",
     "Pairing",
@@ -29,7 +28,6 @@ __all__ = [
     "pair_parameters",
     "partial",
     "propose",
-    "read_rules",
     "rule_of",
     "rules_for",
     "suited",

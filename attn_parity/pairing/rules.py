@@ -5,41 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
 
-from attn_bridge.weights import Rule, Rules, WeightsMismatchError, joint, rule_from
+from attn_bridge.weights import Rule, Rules, WeightsMismatchError, joint
+from attn_bridge.weights.user_rules import AnyRules, read_rules
 
 from ..sides.subject import Parameter
 from .proposal import Labels, Order, in_order, propose
 from .settling import MAX_CANDIDATES, Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
-AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
-"""What a user gives as rules: a TOML file, a set, or rules and tables one by one."""
-
 Parameters = Mapping[str, Parameter]
-
-
-def read_rules(rules: AnyRules) -> Rules:
-    """Return rules as a set.
-
-    Raises:
-        TypeError: an element is neither a `Rule` nor a table.
-        ValueError: a table that is no rule; the message names its line, or its number.
-        OSError: the file cannot be read.
-    """
-    if isinstance(rules, Rules):
-        return rules
-    if isinstance(rules, (str, Path)):
-        return Rules.from_toml(rules)
-    if isinstance(rules, Rule):
-        return Rules([rules])
-    if isinstance(rules, Mapping):
-        raise TypeError("rules must be a TOML file's path, Rules, or a list of rules; got one table")
-    return Rules(
-        rule_from(rule, f"rule {number}") if isinstance(rule, Mapping) else rule for number, rule in enumerate(rules, 1)
-    )
 
 
 def from_rules(

@@ -346,9 +346,13 @@ def test_users_modules_transfer_with_their_rules(rules):
     assert snapshot(back) == snapshot(source)
 
 
-def test_a_pair_of_ones_own_without_rules_is_refused():
-    error = refuse(ValueError, TorchPair(), FlaxPair())
-    assert str(error) == "TorchPair has no config to take rules from; give rules=Rules([...])"
+def test_layers_at_other_paths_are_refused_with_rules_for_them():
+    error = refuse(WeightsMismatchError, TorchPair(), FlaxPair())
+    assert error.unexpected == ["fc.bias", "fc.weight", "heads.weight"]
+    assert error.missing == ["dense.bias", "dense.kernel", "heads"]
+    assert error.advice == (
+        "give rules=[Rule('fc.bias', 'dense.bias'), Rule('fc.weight', 'dense.kernel', 'o i -> i o')]"
+    )
 
 
 def test_rules_that_miss_a_weight_are_refused():

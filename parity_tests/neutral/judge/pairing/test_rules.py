@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, WeightsMismatchError
-from attn_parity.pairing import from_rules, partial, propose, read_rules
+from attn_bridge.weights.user_rules import read_rules
+from attn_parity.pairing import from_rules, partial, propose
 
 from .parameters import BARE, draw, parameters
 
