@@ -10,7 +10,7 @@ import dataclasses
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,9 @@ from ..weights import WeightsMismatchError
 from . import configs, containers, manifest, planning, verification
 from .containers.base import Array, CheckpointError, Reader, numpy_dtype
 from .elements import Elements, Parts
+from .module_plans import plan_for, selected, torch_names
 from .options import ConvertOptions
+from .python_words import advice, advising, python_errors
 from .readers import ArraysReader, NumberedReader, SharedReader
 from .requests import Prepared
 from .workers import conducting
@@ -53,6 +55,9 @@ def load(
     from_layout: str | None,
     settings: Mapping[str, Any] | None,
     *,
+    strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
+    rules: str | os.PathLike[str] | None = None,
     adopt: bool = False,
 ) -> None:
     """Write a checkpoint's tensors into a module; see ``torch_attn.checkpoints.load``.
@@ -61,21 +66,15 @@ def load(
     """
     backend = backends.load(side)
     wanted, config = backend.describe_weights(module), getattr(module, "config", None)
-    with backend.together(module), containers.open_reader(path) as reader:
-        if from_layout is None and reader.tensors.keys() == wanted.keys():
+    with python_errors(), backend.together(module), containers.open_reader(path) as opened:
+        reader, selection = selected(opened, strip, drop, keep_wrappers=rules is not None)
+        if rules is None and from_layout is None and reader.tensors.keys() == wanted.keys():
             before, plan = None, planning.make(reader, target_layout="same")
         else:
-            before = manifest.of(reader, path)
-            plan = planning.make(
-                reader,
-                source_layout=from_layout,
-                target_layout=side,
-                settings=settings,
-                config=configs.of_reader(reader),
-                manifest=before,
-                for_module=True,
-                tied=isinstance(config, ModelConfig) and bool(getattr(config, "tie", False)),
-            )
+            before = manifest.of(reader, path) if strip is None else None
+            options = ConvertOptions(from_layout=from_layout, settings=settings, rules=rules)
+            with advising(reader.tensors, [wanted, torch_names(config)]):
+                plan = plan_for(side, reader, config, before, options, selection)
         if side == "torch" and isinstance(config, ModelConfig):
             plan = planning.evened(plan)
         found = {one.info.name: one for one in plan.targets if not one.kept}
@@ -93,7 +92,8 @@ def load(
                 _check_tied(elements, found.pop(name), found[other])
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
-            raise WeightsMismatchError(missing, unexpected, misshapen)
+            hint = advice(missing, unexpected, found.keys(), wanted.keys()) if rules is None else ""
+            raise WeightsMismatchError(missing, unexpected, misshapen, hint)
         verification.check_dropped(plan, reader)
         shared, parts = backend.shared_names(module), Parts(reader, None if before is None else before.kept)
         lazy = {name: parts.of(found[name]) for name in found if name in shared}
@@ -288,9 +288,10 @@ def save(
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
     backend, options = backends.load(side), (path, to_layout, format, settings, overwrite, config)
     if not backend.shared_names(module):
-        _save(side, module, ArraysReader(backend.get_weights(module)), *options)
+        with python_errors():
+            _save(side, module, ArraysReader(backend.get_weights(module)), *options)
         return
-    with backend.together(module), backend.reading(module) as read:
+    with python_errors(), backend.together(module), backend.reading(module) as read:
         if read is not None:
             bound = verification.least_memory()
             _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)

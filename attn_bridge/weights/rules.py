@@ -27,6 +27,9 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 END = ""
 """Key of what ends in a tree of numbers."""
 
+_SHORT = 8
+"""Names that a message may list in front of its advice."""
+
 _NUMBER = re.compile(r"(?:\{[^{}]*\})+|[0-9]+")
 
 
@@ -37,7 +40,7 @@ class WeightsMismatchError(ValueError):
         missing: names that the rules or the target expect and the source lacks.
         unexpected: names that no rule covers or the target lacks.
         misshapen: ``"name: expected (..), got (..)"`` for each wrong shape.
-        advice: what would settle it, at the end of the message, or "".
+        advice: what would settle it, or ""; the message has it behind the names, in front of many.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class WeightsMismatchError(ValueError):
             "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and what is wrong with its shape
         }
         parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
-        super().__init__(f"weights do not match: {'; '.join([*parts, *([advice] if advice else [])])}")
+        hint = [advice] if advice else []
+        is_long = len(self.missing) + len(self.unexpected) > _SHORT
+        super().__init__(f"weights do not match: {'; '.join([*hint, *parts] if is_long else [*parts, *hint])}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what it is made of, for another process to raise."""

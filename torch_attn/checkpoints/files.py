@@ -6,7 +6,7 @@ The twin is `jax_attn.checkpoints.files`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,14 @@ PathLike = str | os.PathLike[str]
 
 
 def load(
-    path: PathLike, module: nn.Module, *, from_layout: str | None = None, settings: Mapping[str, Any] | None = None
+    path: PathLike,
+    module: nn.Module,
+    *,
+    from_layout: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
+    rules: PathLike | None = None,
 ) -> None:
     """Write a checkpoint's tensors into a module: all of them, or none; a parameter takes its tensor's dtype.
 
@@ -32,6 +39,9 @@ def load(
         module: a module of ours, or one whose names are the checkpoint's.
         from_layout: layout of the checkpoint; None detects it from the names.
         settings: what names and shapes don't tell.
+        strip: prefix that the checkpoint's names lose, such as ``model.``; tensors without it are left out.
+        drop: patterns of names, such as ``my.*``, that are left out; a pattern that fits no name is refused.
+        rules: a TOML file of rules from the checkpoint's names to the module's, instead of layouts.
 
     Raises:
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
@@ -40,7 +50,7 @@ def load(
         TypeError: `path` and `module` are taken for each other, or the framework lacks a dtype or would narrow it.
     """
     modules.check_arguments("load(path, module)", "torch.nn.Module", nn.Module, module, path)
-    modules.load("torch", Path(path), module, from_layout, settings)
+    modules.load("torch", Path(path), module, from_layout, settings, strip=strip, drop=drop, rules=rules)
 
 
 def save(
