@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..results.findings import shown
-from .case import Array, Arrays, Case, ratio_of
+from .case import FIT, Array, Arrays, Case, ratio_of
 from .layers import BY_WEIGHTS, LAYERS
 from .norms import norms
 from .relations import RELATIONS, variance
@@ -152,26 +152,46 @@ def _counts(evidence: Any) -> tuple[int, ...]:
 
 
 def of_statistic(
-    name: str, before: Array, first: Array, second: Array, count: int, labels: tuple[str, str] = ("torch", "flax")
+    name: str, before: Array, first: Array, second: Array, rows: int, labels: tuple[str, str] = ("torch", "flax")
 ) -> str:
     """Return what the difference of a running statistic after one update is consistent with, "" for nothing known.
 
     Args:
         name: its name, such as ``bn.running_var``.
-        before: its value before the update, the same on both sides.
+        before: its value before the update, the same on both sides, in float64 as the others.
         first: its value on the first side.
         second: its value on the second side.
-        count: how many numbers each element was estimated from.
+        rows: rows of the batch; each element was estimated from a multiple of that many numbers.
         labels: what the two sides are called.
     """
+    old, one, two = _wide(before), _wide(first), _wide(second)
     with np.errstate(all="ignore"):
-        ratio = ratio_of(_wide(first) - _wide(before), _wide(second) - _wide(before))
-    if ratio is None or abs(ratio - 1) < 1e-6:
+        ratio = ratio_of(one - old, two - old)
+    ours, theirs = (shown(label) for label in labels)
+    if ratio is not None:
+        changes = f"{name} changes {ratio:.6g} times as much in {theirs} as in {ours}"
+        momentum = "consistent with another momentum (torch's momentum is one minus Flax's)"
+        return "" if abs(ratio - 1) < 1e-6 else f"{changes}: {momentum}"
+    # With the momentum m of both sides, (1 - m) old + m estimate is the new value, whose estimates have one ratio.
+    parts = np.stack([one.ravel(), old.ravel()], axis=-1)
+    (ratio, kept), _, rank, _ = np.linalg.lstsq(parts, two.ravel(), rcond=None)
+    fits = np.abs(parts @ (ratio, kept) - two.ravel()).max(initial=0.0) <= FIT * np.abs(two).max(initial=0.0)
+    if one.size < 3 or rank < 2 or not fits or not 0.0 < kept / (1 - ratio) < 1.0:
         return ""
-    named = variance(ratio, count, 1e-3)
-    one, two = (shown(label) for label in labels)
-    changes = f"{name} changes {ratio:.6g} times as much in {two} as in {one}"
-    return changes + (named or ": consistent with another momentum (torch's momentum is one minus Flax's)")
+    count = _count_of(float(ratio))
+    if count < 2 or count % rows or not variance(float(ratio), count, 1e-3):
+        return ""
+    times = "n/(n-1)" if ratio > 1 else "1/(n/(n-1))"
+    return (
+        f"{name} takes in {times} times as much variance in {theirs} as in {ours}, with n = {count}: consistent with "
+        "the unbiased variance on one side alone"
+    )
+
+
+def _count_of(ratio: float) -> int:
+    """Return the whole number n for which n/(n-1) or its inverse is next to a ratio; 0 for none."""
+    larger = max(ratio, 1 / ratio) if ratio > 0 else 1.0
+    return round(larger / (larger - 1)) if larger > 1 else 0
 
 
 def _wide(array: Any) -> Array:

@@ -39,7 +39,15 @@ def check_modules(torch_module: Any, flax_module: Any) -> None:
     for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
         if backends.framework_of(module) != wanted or isinstance(module, tuple):
             position = "first" if wanted == "torch" else "second"
-            raise TypeError(f"train takes a {what} as its {position} argument, got {type(module).__name__}")
+            raise TypeError(f"train takes a {what} as its {position} argument, got {_described(module)}")
+
+
+def _described(module: Any) -> str:
+    """Return what a message calls what was given as a module."""
+    if not (isinstance(module, tuple) and len(module) == 2 and backends.framework_of(module) == "flax"):
+        return type(module).__name__
+    linen = f"the Linen module {type(module[0]).__name__} with its variables"
+    return f"{linen}; compare with train=True judges it in train mode"
 
 
 def batches_of(data: Any, loss: Any) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from attn_bridge.weights import Rule, Rules
 
 from ..adapters import load_adapter
 from ..compare.prepare import prepare
+from ..hints import of_statistic
 from ..interrupts import orderly_interrupts
+from ..matching.submodule_pairs import differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads
 from ..results.findings import shown, worst
 from ..samples import calls
@@ -40,7 +42,7 @@ from .judging import Judge
 from .live import LivePage
 from .optimizers import optimizers_of
 from .report import FirstDifference, TrainingReport
-from .stepping import State, Step
+from .stepping import SIDE_OF, State, Step
 
 
 def train(
@@ -158,7 +160,7 @@ class _Training:
         self.exact = trainers("float64")
         self.low = self.exact if self.precise else trainers(None)
         self.random = np.random.default_rng(self.seed)
-        self.judge = Judge(self.pairing, self.dtype, self.pair.notes)
+        self.judge = Judge(self.pairing, self.dtype, [*self.pair.notes, *differing_settings(self.pair)])
         if isinstance(optimizer, str):  # an optimizer of the user may leave out what the other side does not train
             self.judge.first = self._trained_once()
         self.dropped = dropout is not False
@@ -233,7 +235,10 @@ class _Training:
             runs[key] = trainer.gradients(start, given, targets, Masks(self.seed, step))
         if self.precise:
             runs |= {(side, True): runs[side, False] for side in ("torch", "flax")}
+        known = self.judge.first
         self.judge.gradients(step, runs)
+        if known is None and self.judge.first is not None:
+            self.judge.first = self._explained(self.judge.first, weights, runs, given)
 
         # The update is made of the same gradients on both sides.
         gradients = {"torch": torch.gradients, "flax": self._gradients_to_flax(torch.gradients)}
@@ -253,6 +258,19 @@ class _Training:
         if self.precise:
             updates |= {(side, True): updates[side, False] for side in ("torch", "flax")}
         self.judge.update(step, before, updates)
+
+    def _explained(
+        self, first: FirstDifference, before: Arrays, runs: Mapping[tuple[str, bool], Step], given: Arguments
+    ) -> FirstDifference:
+        """Return a first difference; that of a running statistic with what its numbers are consistent with."""
+        kind, _, name = first.tensor.partition(" ")
+        if kind != "statistic":
+            return first
+        old = self.pairing.aligned(cast(before, "float64"), "first")
+        new = [self.pairing.aligned(runs[side, True].statistics, SIDE_OF[side]) for side in ("torch", "flax")]
+        rows = max((len(leaf) for leaf in given.leaves if leaf.ndim), default=1)
+        hint = of_statistic(name, old[name], new[0][name], new[1][name], rows) if name in old else ""
+        return dataclasses.replace(first, message=f"{first.message}; {hint}") if hint else first
 
     def _to_flax(self, weights: Arrays) -> Arrays:
         converted = self.pairing.to_second(weights)

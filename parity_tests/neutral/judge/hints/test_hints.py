@@ -576,16 +576,20 @@ def test_gradients_are_looked_at_where_the_outputs_agree():
 
 
 def test_a_running_variance_by_n_minus_1_is_named():
-    before, batch = np.ones(16), X.reshape(-1, 16)
+    before, batch = np.linspace(0.5, 2.0, 16), X.reshape(-1, 16)
+    count = len(batch)
     first = 0.9 * before + 0.1 * batch.var(0, ddof=1)
     second = 0.9 * before + 0.1 * batch.var(0)
-    expected = np.float64(20 / 21)
-    assert (second - before) / (first - before) != pytest.approx(np.full(16, expected))  # the old value takes part
-    ratio = of_statistic("var", np.zeros(16), first - 0.9, second - 0.9, 21)
-    assert "= 1/(n/(n-1)) with n = 21: consistent with the unbiased variance on one side alone" in ratio
+    assert of_statistic("var", before, first, second, 3) == (
+        f"var takes in 1/(n/(n-1)) times as much variance in Flax as in torch, with n = {count}: "
+        "consistent with the unbiased variance on one side alone"
+    )
+    assert "takes in n/(n-1) times as much" in of_statistic("var", before, second, first, 3)
+    assert of_statistic("var", before, first, second, 4) == ""  # a batch of 4 rows makes no 21 numbers
     slower = 0.99 * before + 0.01 * batch.var(0, ddof=1)
-    assert "consistent with another momentum" in of_statistic("var", before, first, slower, 21)
-    assert of_statistic("var", before, first, first, 21) == ""
+    assert "consistent with another momentum" in of_statistic("var", before, first, slower, 3)
+    assert of_statistic("var", before, first, first, 3) == ""
+    assert of_statistic("var", before, first, first + RANDOM.normal(size=16), 3) == ""
 
 
 # ---- settings

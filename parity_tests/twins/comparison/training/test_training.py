@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 from torch import nn
 
 import attn_bridge
@@ -343,24 +343,42 @@ def test_a_first_moment_that_is_kept_in_bfloat16(side):
     assert lossy["mu a.weight"] == side
 
 
-def test_running_variances_differ_between_the_frameworks():
-    class TorchNormed(nn.Sequential):
-        pass
+class FlaxNormed(nnx.Module):
+    def __init__(self, momentum=0.9):
+        rngs = nnx.Rngs(1)
+        self.a, self.norm = nnx.Linear(5, 3, rngs=rngs), nnx.BatchNorm(3, momentum=momentum, epsilon=1e-5, rngs=rngs)
 
-    class FlaxNormed(nnx.Module):
-        def __init__(self):
-            rngs = nnx.Rngs(1)
-            self.a, self.norm = nnx.Linear(5, 3, rngs=rngs), nnx.BatchNorm(3, momentum=0.9, epsilon=1e-5, rngs=rngs)
+    def __call__(self, x):
+        return self.norm(self.a(x))
 
-        def __call__(self, x):
-            return self.norm(self.a(x))
 
+@pytest.mark.parametrize(
+    ("momentum", "tensor", "said"),
+    [
+        (
+            0.9,
+            "statistic norm.running_var",
+            "norm.running_var takes in 1/(n/(n-1)) times as much variance in Flax as in torch, with n = 6: "
+            "consistent with the unbiased variance on one side alone",
+        ),
+        (
+            0.99,
+            "statistic norm.running_mean",
+            "norm.running_mean changes 0.1 times as much in Flax as in torch: "
+            "consistent with another momentum (torch's momentum is one minus Flax's)",
+        ),
+    ],
+)
+def test_differing_running_statistics_are_explained(momentum, tensor, said):
     torch.manual_seed(2)
     net = nn.Sequential()
     net.add_module("a", nn.Linear(5, 3))
     net.add_module("norm", nn.BatchNorm1d(3))
-    report = train(net, FlaxNormed(), steps=2)  # torch keeps the unbiased variance, Flax the biased one
-    assert (report.first_difference.step, report.first_difference.tensor) == (1, "statistic norm.running_var")
+    report = train(net, FlaxNormed(momentum), steps=2)  # torch keeps the unbiased variance, Flax the biased one
+    assert (report.first_difference.step, report.first_difference.tensor) == (1, tensor)
+    assert report.first_difference.message.endswith(f"; {said}")
+    noted = "momentum of norm is 0.1 in torch and 0.01 (written 0.99) in Flax" in report.notes
+    assert noted == (momentum == 0.99)
 
 
 def test_other_random_numbers_of_flax_leave_it_open():
@@ -486,6 +504,17 @@ def test_bad_arguments(options, error, message):
 
 def test_numbers_of_numpy_are_learning_rates():
     assert train(lr=np.float32(0.05), steps=1).verdict == "equal"
+
+
+def test_a_linen_side_is_refused_by_name():
+    dense = linen.Dense(3)
+    side = dense, dense.init(jax.random.key(0), jnp.ones((6, 5)))
+    with pytest.raises(TypeError) as found:
+        parity.train(nn.Linear(5, 3), side, data())
+    assert str(found.value) == (
+        "train takes a flax.nnx.Module as its second argument, got the Linen module Dense with its variables; "
+        "compare with train=True judges it in train mode"
+    )
 
 
 def test_bad_data():
