@@ -17,7 +17,7 @@ import numpy as np
 from .pairing import Pairing
 from .results.findings import Side, shown
 from .samples import calls
-from .samples.sampling import Effort, Outputs, Sample, draw_weights
+from .samples.sampling import Effort, OutputStructure, Sample, draw_weights
 from .sides.dropout_masks import Difference
 from .sides.dtypes import is_float, wide
 from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
@@ -69,12 +69,12 @@ class Pair:
     first: Any
     second: Any
     arguments: dict[Side, Arguments]
-    same_inputs: list[calls.Place]
+    same_inputs: list[calls.Counterpart]
     fixed: frozenset[int]
     vary: frozenset[int]
     held: dict[Side, Arrays]
     dtype: str
-    outputs: Outputs
+    outputs: OutputStructure
     pairing: Pairing
     kept: frozenset[str] = frozenset()
     transfer: bool = True

@@ -16,7 +16,7 @@ from attn_bridge import whole_folders as folders
 from attn_bridge.weights import Rule, Rules
 
 from .factories import Factory, holds_tree, labels, load
-from .results.findings import SCHEMA, Pair
+from .results.findings import SCHEMA, PairedParameter
 from .results.report import Report
 from .sides.subject import Array, Arrays, flatten, replace
 
@@ -238,7 +238,9 @@ def _moved(factory: Factory, side: str) -> str:
     return f"sources/{side}/{Path(file).relative_to(factory.root).as_posix()}:{attribute}"
 
 
-def _rules_text(pairing: Sequence[Pair], first: Mapping[str, Array], second: Mapping[str, Array]) -> str | None:
+def _rules_text(
+    pairing: Sequence[PairedParameter], first: Mapping[str, Array], second: Mapping[str, Array]
+) -> str | None:
     """Return the rules file that says a pairing; None where rules can't, as for parts of a fused tensor."""
     rules = []
     try:

@@ -12,8 +12,7 @@ from attn_bridge.backends import Framework
 from attn_bridge.specs import Config, Variant
 
 from ..sides.dtypes import numpy_dtype
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+from ..sides.subject import Array, Arrays
 
 MODES = {"torch": ("eager", "aot", "inductor"), "flax": ("jit", "eager")}
 """Ways of running a twin; the first one runs everywhere. ``aot`` captures, differentiates and decomposes the whole
@@ -42,7 +41,7 @@ def mode_of(framework: Framework, mode: str, dtype: str, *, in_full: bool) -> st
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class TwinCase:
     """One shape of input and module.
 
     Attributes:
@@ -84,8 +83,8 @@ class Case:
         return (self.batch or 1) * self.tokens
 
 
-CASES: tuple[Case, ...] = (
-    Case(
+CASES: tuple[TwinCase, ...] = (
+    TwinCase(
         "odd-sizes",
         tokens=7,
         batch=3,
@@ -93,7 +92,7 @@ CASES: tuple[Case, ...] = (
         mask="padding",
         dtypes=("float64", "float32", "bfloat16", "float16"),
     ),
-    Case(
+    TwinCase(
         "large-scores",
         tokens=10,
         batch=2,
@@ -111,8 +110,8 @@ CASES: tuple[Case, ...] = (
         gain=2.0,
         dtypes=("float64", "float32"),
     ),
-    Case("one-head", tokens=6, sizes={"d_in": 3, "d_out": 5, "context_length": 6}),
-    Case(
+    TwinCase("one-head", tokens=6, sizes={"d_in": 3, "d_out": 5, "context_length": 6}),
+    TwinCase(
         "one-token",
         tokens=1,
         batch=2,
@@ -123,7 +122,7 @@ CASES: tuple[Case, ...] = (
 """Every variant without examples of its own runs every case; the first is also run through the other modes."""
 
 
-def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
+def cases_of(variant: Variant, is_brief: bool = False) -> tuple[TwinCase, ...]:
     """Return the cases that a variant runs: its own examples, or those that all variants of sizes share.
 
     Args:
@@ -134,7 +133,7 @@ def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
         return CASES
     fields = ("name", "tokens", "batch", "mask", "context", "return_weights", "dtypes", "config")
     own = tuple(
-        Case(sizes={"d_in": getattr(one.config, "d_in", None)}, **{name: getattr(one, name) for name in fields})
+        TwinCase(sizes={"d_in": getattr(one.config, "d_in", None)}, **{name: getattr(one, name) for name in fields})
         for one in variant.examples
     )
     if not is_brief:
@@ -144,39 +143,39 @@ def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
+class CaseNumbers:
     """What a module is given: parameters under torch names, keyword inputs, and one cotangent per output."""
 
     weights: Arrays
     inputs: Arrays
-    cotangents: list[np.ndarray[Any, Any]]
+    cotangents: list[Array]
 
-    def rounded(self, dtype: str) -> Numbers:
+    def rounded(self, dtype: str) -> CaseNumbers:
         """Return the numbers as `dtype` holds them, in that dtype."""
         return self._cast(lambda array: array.astype(numpy_dtype(dtype)))
 
-    def moved(self, seed: int, by: float = 2.0**-10) -> Numbers:
+    def moved(self, seed: int, by: float = 2.0**-10) -> CaseNumbers:
         """Return the numbers with every weight and input moved at random by a small part of itself."""
         random = np.random.default_rng([seed, len(self.weights)])
         moved = self._cast(lambda array: array * (1.0 + by * random.normal(size=array.shape)))
         return dataclasses.replace(moved, cotangents=self.cotangents)
 
-    def widened(self) -> Numbers:
+    def widened(self) -> CaseNumbers:
         """Return the same numbers in float64, exactly."""
         return self._cast(lambda array: array.astype(np.float64))
 
-    def _cast(self, cast: Any) -> Numbers:
-        def each(array: np.ndarray[Any, Any]) -> Any:
+    def _cast(self, cast: Any) -> CaseNumbers:
+        def each(array: Array) -> Any:
             return array if array.dtype == np.bool_ else cast(array)
 
-        return Numbers(
+        return CaseNumbers(
             {name: each(array) for name, array in self.weights.items()},
             {name: each(array) for name, array in self.inputs.items()},
             [each(array) for array in self.cotangents],
         )
 
 
-def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Numbers:
+def draw(case: TwinCase, variant: Variant, seed: int, weights: Mapping[str, Array] | None = None) -> CaseNumbers:
     """Draw the numbers of one case in float64, none of them degenerate.
 
     Biases and scales are neither 0 nor 1; token vectors differ in size by two orders of magnitude, some are nearly
@@ -197,23 +196,23 @@ def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarr
     takes_mask = variant.returns_weights or bool(variant.examples)
     if takes_mask and case.mask != "none":
         inputs["attention_mask"] = _draw_mask(random, case, getattr(config, "num_heads", 1))
-    return Numbers(drawn, inputs, [])
+    return CaseNumbers(drawn, inputs, [])
 
 
-def draw_cotangents(numbers: Numbers, shapes: list[tuple[int, ...]], case: Case, seed: int) -> Numbers:
+def draw_cotangents(numbers: CaseNumbers, shapes: list[tuple[int, ...]], case: TwinCase, seed: int) -> CaseNumbers:
     """Add a random cotangent for every output."""
     random = np.random.default_rng([seed, *case.name.encode(), len(shapes)])
     return dataclasses.replace(numbers, cotangents=[random.normal(size=shape) for shape in shapes])
 
 
-def _draw_weight(random: np.random.Generator, shape: tuple[int, ...], gain: float) -> np.ndarray[Any, Any]:
+def _draw_weight(random: np.random.Generator, shape: tuple[int, ...], gain: float) -> Array:
     if len(shape) == 1:
         return random.choice([-1.0, 1.0], size=shape) * random.uniform(0.2, 1.6, size=shape)
-    matrix: np.ndarray[Any, Any] = random.normal(size=shape) * gain / np.sqrt(shape[-1])
+    matrix: Array = random.normal(size=shape) * gain / np.sqrt(shape[-1])
     return matrix
 
 
-def _draw_mask(random: np.random.Generator, case: Case, num_heads: int) -> np.ndarray[Any, Any]:
+def _draw_mask(random: np.random.Generator, case: TwinCase, num_heads: int) -> Array:
     batch, tokens = case.batch or 1, case.tokens
     keys = tokens if case.context is None else case.context[0]
     positions = np.arange(keys)

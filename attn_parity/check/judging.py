@@ -16,9 +16,9 @@ from ..sides.subject import Array, ModuleFailedError
 from ..verdict.criterion import decide
 from ..verdict.measures import measure, sum_floor, with_error
 from ..verdict.probes import Moved
-from .cases import MODES, Numbers
+from .cases import MODES, CaseNumbers
 from .report import Cell
-from .twin_runs import Results, Row, Tensors, TwinDiffersError, Way
+from .twin_runs import CheckRow, Results, Tensors, TwinDiffersError, TwinMode
 
 MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
@@ -45,7 +45,7 @@ def message_of(error: BaseException) -> str:
 
 
 def judge_row(
-    row: Row, numbers: list[Numbers], futures: Futures, seeds: int, losses: Losses | None = None
+    row: CheckRow, numbers: list[CaseNumbers], futures: Futures, seeds: int, losses: Losses | None = None
 ) -> list[Cell]:
     """Judge all runs of a row: against the reference, against each other in float64, then each precision.
 
@@ -64,9 +64,9 @@ def judge_row(
     cells = _against_reference(row, numbers, results)
     for framework, other in OTHER.items():
         for way, found in results[framework].low.items():
-            if way == Way("torch", "float64", MODES["torch"][0]):
+            if way == TwinMode("torch", "float64", MODES["torch"][0]):
                 continue  # the Flax run of that precision says the same
-            trusted = results[other].low[Way(other, way.dtype, MODES[other][0])]
+            trusted = results[other].low[TwinMode(other, way.dtype, MODES[other][0])]
             exact = {one: results[one].exact[way.dtype] for one in OTHER}
             copies = row.copies((way.dtype,), True)
             judged = judge_tensors(
@@ -96,7 +96,7 @@ def _with_odd_one_out(cells: list[Cell]) -> list[Cell]:
     ]
 
 
-def _cell(row: Row, way: Way, tensors: tuple[TensorVerdict, ...], what: str) -> Cell:
+def _cell(row: CheckRow, way: TwinMode, tensors: tuple[TensorVerdict, ...], what: str) -> Cell:
     verdict = worst([tensor.verdict for tensor in tensors])
     return Cell(row.variant.name, row.case.name, way.dtype, what, verdict, tensors)
 
@@ -104,7 +104,7 @@ def _cell(row: Row, way: Way, tensors: tuple[TensorVerdict, ...], what: str) -> 
 def judge_tensors(
     low: Mapping[backends.Framework, list[Tensors]],
     exact: Mapping[backends.Framework, list[Tensors]],
-    way: Way,
+    way: TwinMode,
     *,
     copies: int = 1,
     rows: int = 0,
@@ -140,7 +140,9 @@ def judge_tensors(
     return tuple(judged)
 
 
-def _against_reference(row: Row, numbers: list[Numbers], results: Mapping[backends.Framework, Results]) -> list[Cell]:
+def _against_reference(
+    row: CheckRow, numbers: list[CaseNumbers], results: Mapping[backends.Framework, Results]
+) -> list[Cell]:
     """Judge the twins' float64 results against the NumPy reference: outputs, and gradients along random directions."""
     numbers = numbers[:MAX_REFERENCES]
     references = [row.reference(one) for one in numbers]
@@ -159,7 +161,7 @@ def _against_reference(row: Row, numbers: list[Numbers], results: Mapping[backen
             scale = scales[kind] * float(np.abs(direction).sum())
             got, wanted = np.array(np.sum(gradient * direction)), np.array(slope)
             judged.append(_meaning(f"{name} along a direction", kind, [got], [wanted], scale))
-        way = Way(framework, "float64", MODES[framework][0])
+        way = TwinMode(framework, "float64", MODES[framework][0])
         cells.append(_cell(row, way, tuple(judged), f"{way} vs {REFERENCE}"))
     return cells
 
@@ -181,7 +183,7 @@ def _meaning(
     return decide(name, name, kind, got[0].shape, "float64", measures)
 
 
-def _slopes(row: Row, numbers: Numbers, tensors: Tensors) -> dict[str, tuple[Array, float]]:
+def _slopes(row: CheckRow, numbers: CaseNumbers, tensors: Tensors) -> dict[str, tuple[Array, float]]:
     """Return for every gradient a random direction, and the reference's derivative along it by the complex step."""
     module = importlib.import_module("attn_bridge.reference")
     function = module.find(row.variant)

@@ -22,10 +22,10 @@ from ..adapters import load_adapter
 from ..results.findings import worst
 from ..sides.function import function
 from ..sides.subject import Arguments, ModuleFailedError
-from .cases import MODES, Numbers, mode_of
+from .cases import MODES, CaseNumbers, mode_of
 from .judging import OTHER, cause_of, judge_tensors, message_of
 from .report import Cell, LeftOut
-from .twin_runs import Tensors, Way
+from .twin_runs import Tensors, TwinMode
 
 NAME = "dot_product_attention"
 """What the command line and the rows call it."""
@@ -58,7 +58,7 @@ class KernelCase:
     dtypes: tuple[str, ...] = ("float64", "float32")
     in_full: bool = False
 
-    def draw(self, seed: int) -> Numbers:
+    def draw(self, seed: int) -> CaseNumbers:
         """Return operands ``(2, 150, 4, 8)`` with two key/value heads, and a cotangent, in float64."""
         random = np.random.default_rng([seed, *self.name.encode()])
         batch, tokens, heads, key_heads, width = 2, 150, 4, 2, 8
@@ -76,7 +76,7 @@ class KernelCase:
         if "padding" in self.operands:
             positions = np.arange(tokens)
             inputs["padding"] = np.stack([positions < tokens - 31, positions >= 17])
-        return Numbers({}, inputs, [random.normal(size=(batch, tokens, heads, self.value_width))])
+        return CaseNumbers({}, inputs, [random.normal(size=(batch, tokens, heads, self.value_width))])
 
 
 CASES = (
@@ -163,7 +163,7 @@ def _judge_all(
                 exact = found if (dtype, "float64") in found or not isinstance(plain, dict) else plain
                 pair = {framework: found[dtype, dtype], other: trusted[dtype, dtype]}
                 truths = {framework: exact[dtype, "float64"], other: trusted[dtype, "float64"]}
-                tensors = judge_tensors(pair, truths, Way(framework, dtype, "eager"))
+                tensors = judge_tensors(pair, truths, TwinMode(framework, dtype, "eager"))
                 cells.append(
                     dataclasses.replace(cell, verdict=worst([one.verdict for one in tensors]), tensors=tensors)
                 )
@@ -171,7 +171,7 @@ def _judge_all(
 
 
 def _run_all(
-    framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
+    framework: backends.Framework, case: KernelCase, numbers: list[CaseNumbers], dtypes: tuple[str, ...], in_full: bool
 ) -> tuple[dict[str, Runs | str], dict[str, str]]:
     """Return the results of every implementation that supports the case, or why it broke; and why others don't."""
     implementations = backends.load(framework, "implementations")
@@ -198,7 +198,7 @@ def _run(
     framework: backends.Framework,
     name: str,
     case: KernelCase,
-    numbers: list[Numbers],
+    numbers: list[CaseNumbers],
     dtypes: tuple[str, ...],
     in_full: bool,
 ) -> Runs:
@@ -226,7 +226,7 @@ def _run_in(
     framework: backends.Framework,
     name: str,
     case: KernelCase,
-    numbers: list[Numbers],
+    numbers: list[CaseNumbers],
     dtypes: tuple[str, ...],
     computed: str,
     in_full: bool,

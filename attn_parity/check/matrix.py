@@ -20,10 +20,10 @@ from ..adapters import load_adapter
 from ..settings.precision import environment
 from ..sides.dtypes import DTYPES
 from . import kernels
-from .cases import Numbers, cases_of
+from .cases import CaseNumbers, cases_of
 from .judging import Futures, judge_row
 from .report import Cell, CheckReport, LeftOut
-from .twin_runs import COPIES, Row, fused_losses, run_side
+from .twin_runs import COPIES, CheckRow, fused_losses, run_side
 
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
@@ -44,7 +44,7 @@ def check(
     dtypes: Iterable[str] = (),
     seeds: int = 3,
     full: bool = False,
-    subjects: Sequence[Row] | None = None,
+    subjects: Sequence[CheckRow] | None = None,
     jobs: int | None = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CheckReport:
@@ -95,8 +95,8 @@ def check(
 
 
 def _choose_rows(
-    variants: tuple[str, ...], cases: tuple[str, ...], subjects: Sequence[Row] | None, everywhere: bool
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    variants: tuple[str, ...], cases: tuple[str, ...], subjects: Sequence[CheckRow] | None, everywhere: bool
+) -> tuple[tuple[CheckRow, ...], tuple[str, ...]]:
     """Return the subjects, and the cases of the implementations of attention."""
     if subjects is not None:
         chosen = _choose("case", cases, tuple(subject.case.name for subject in subjects))
@@ -111,7 +111,7 @@ def _choose_rows(
     kernel_cases: tuple[str, ...] = ()
     if not variants or kernels.NAME in variants:
         kernel_cases = tuple(name for name in chosen if name in of_kernels)
-    found = tuple(Row(variant, case) for variant, case in of_variants if case.name in chosen)
+    found = tuple(CheckRow(variant, case) for variant, case in of_variants if case.name in chosen)
     if not found and not kernel_cases:
         raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
     return found, kernel_cases
@@ -121,7 +121,7 @@ def _choose_rows(
 class _Work:
     """Rows of the matrix, and how they are run; see `check`."""
 
-    subjects: tuple[Row, ...]
+    subjects: tuple[CheckRow, ...]
     kernel_cases: tuple[str, ...]
     dtypes: tuple[str, ...]
     everywhere: bool
@@ -189,11 +189,11 @@ def _judge_rows(work: _Work) -> Generator[_Judged]:
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
         pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
-        def submit(row: Row, numbers: list[Numbers], dtypes: tuple[str, ...], everywhere: bool) -> Futures:
+        def submit(row: CheckRow, numbers: list[CaseNumbers], dtypes: tuple[str, ...], everywhere: bool) -> Futures:
             arguments = (row, numbers, dtypes, everywhere, work.full, stop)
             return {name: pools[name].submit(run_side, name, *arguments) for name in FRAMEWORKS}
 
-        pending: list[tuple[Row, list[Numbers], Futures]] = []
+        pending: list[tuple[CheckRow, list[CaseNumbers], Futures]] = []
         try:
             for row in work.subjects:
                 numbers = row.numbers(range(seeds), row.copies(work.dtypes, work.everywhere))
@@ -243,7 +243,7 @@ def seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*former)
 
 
-def _with_note(cell: Cell, row: Row, seeds: int) -> Cell:
+def _with_note(cell: Cell, row: CheckRow, seeds: int) -> Cell:
     """Say that a verdict is that of a second look."""
     where = f"{row.variant.name}, {row.case.name}, {cell.dtype}"
     before = f"{seeds} seed{'s' if seeds > 1 else ''}"

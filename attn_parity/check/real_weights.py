@@ -15,8 +15,9 @@ from attn_bridge.models import layouts
 from attn_bridge.specs import find_variant
 
 from ..sides.dtypes import DTYPES
-from .cases import Arrays, Case
-from .twin_runs import Row
+from ..sides.subject import Arrays
+from .cases import TwinCase
+from .twin_runs import CheckRow
 
 BATCH, TOKENS = 2, 12
 """Size of the random input that each layer is run on."""
@@ -24,7 +25,7 @@ BATCH, TOKENS = 2, 12
 _NUM_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
 
 
-def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int] | None = None) -> list[Row]:
+def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int] | None = None) -> list[CheckRow]:
     """Return one subject per attention layer of a checkpoint.
 
     Args:
@@ -59,13 +60,15 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
         for index, weights in found.items()
     }
     options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
-    subjects = [Row(variant, _case(name, weights, num_heads), weights, options) for name, weights in layers.items()]
+    subjects = [
+        CheckRow(variant, _case(name, weights, num_heads), weights, options) for name, weights in layers.items()
+    ]
     for subject in subjects:
         _check_shapes(path, subject)
     return subjects
 
 
-def _check_shapes(path: Path, subject: Row) -> None:
+def _check_shapes(path: Path, subject: CheckRow) -> None:
     """Refuse a layer whose tensors do not fit each other, naming them."""
     config = subject.case.config_of(subject.variant)
     wanted = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
@@ -80,13 +83,13 @@ def _check_shapes(path: Path, subject: Row) -> None:
         raise ValueError(f"{path}, {subject.case.name}: {'; '.join(wrong)}")
 
 
-def _case(name: str, weights: Arrays, num_heads: int) -> Case:
+def _case(name: str, weights: Arrays, num_heads: int) -> TwinCase:
     if weights["W_query.weight"].ndim != 2:
         raise ValueError(f"{name}: W_query.weight must have 2 dimensions, got {weights['W_query.weight'].shape}")
     d_out, d_in = weights["W_query.weight"].shape
     sizes = {"d_in": d_in, "d_out": d_out, "context_length": TOKENS, "num_heads": num_heads}
     sizes["qkv_bias"] = "W_query.bias" in weights
-    return Case(name, TOKENS, sizes, batch=BATCH, mask="padding", dtypes=DTYPES)
+    return TwinCase(name, TOKENS, sizes, batch=BATCH, mask="padding", dtypes=DTYPES)
 
 
 def _read_num_heads(path: Path) -> int:

@@ -15,9 +15,9 @@ from attn_bridge import backends
 from attn_bridge.specs import Variant
 
 from ..adapters import load_adapter
-from ..sides.subject import Arguments, Array, Run
+from ..sides.subject import Arguments, Array, Arrays, Run
 from ..verdict.probes import Moved, moved_by
-from .cases import IN_FULL, IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents, mode_of
+from .cases import IN_FULL, IN_MODE, MODES, CaseNumbers, TwinCase, cases_of, draw, draw_cotangents, mode_of
 
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
@@ -28,7 +28,7 @@ FUSED = "logsumexp"
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class TwinMode:
     """One way of running one twin: a framework, a precision, and one of its `MODES`."""
 
     framework: backends.Framework
@@ -57,20 +57,20 @@ class Results:
         notes: what a reader has to know about how it was run.
     """
 
-    low: dict[Way, list[Tensors]] = dataclasses.field(default_factory=dict)
+    low: dict[TwinMode, list[Tensors]] = dataclasses.field(default_factory=dict)
     exact: dict[str, list[Tensors]] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CheckRow:
     """What is checked: a variant in one case, with weights of its own if they are given.
 
     `options` are the command-line options that choose those weights.
     """
 
     variant: Variant
-    case: Case
+    case: TwinCase
     weights: Mapping[str, Array] | None = None
     options: tuple[str, ...] = ()
 
@@ -102,9 +102,9 @@ class Row:
         variants = IN_FULL.get(dtype, ())
         return self.weights is not None or (self.is_first and (variants is None or self.variant.name in variants))
 
-    def numbers(self, seeds: range, copies: int) -> list[Numbers]:
+    def numbers(self, seeds: range, copies: int) -> list[CaseNumbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
-        found: list[Numbers] = []
+        found: list[CaseNumbers] = []
         shapes: list[tuple[int, ...]] = []
         for seed in seeds:
             numbers = draw(self.case, self.variant, seed, self.weights)
@@ -115,7 +115,7 @@ class Row:
             found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, copies))]
         return found
 
-    def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
+    def reference(self, numbers: CaseNumbers) -> tuple[Array, Array | None]:
         """Evaluate the NumPy float64 reference."""
         module = importlib.import_module("attn_bridge.reference")
         config = self.case.config_of(self.variant)
@@ -133,8 +133,8 @@ class Row:
 
 def run_side(
     framework: backends.Framework,
-    row: Row,
-    numbers: list[Numbers],
+    row: CheckRow,
+    numbers: list[CaseNumbers],
     dtypes: tuple[str, ...],
     everywhere: bool,
     full: bool,
@@ -144,10 +144,10 @@ def run_side(
     backend = backends.load(framework)
     chosen = row.precisions(dtypes, everywhere)
     main, *others = MODES[framework]
-    ways = [Way(framework, dtype, main) for dtype in chosen if dtype != "float64"]
+    ways = [TwinMode(framework, dtype, main) for dtype in chosen if dtype != "float64"]
     if row.is_first and "float32" in chosen:
         modes = [mode for mode in others if full or row.variant.name in IN_MODE[mode]]
-        ways += [Way(framework, "float32", mode) for mode in modes]
+        ways += [TwinMode(framework, "float32", mode) for mode in modes]
     results = Results()
     with backend.few_threads():
         with backend.precision("float64"):
@@ -157,7 +157,7 @@ def run_side(
                 if stop.is_set():
                     return results
                 results.exact[dtype] = [twin.run(one.rounded(dtype).widened(), mode) for one in numbers]
-        results.low[Way(framework, "float64", main)] = results.exact["float64"]
+        results.low[TwinMode(framework, "float64", main)] = results.exact["float64"]
         for way in ways:
             if stop.is_set():
                 return results
@@ -173,7 +173,7 @@ def run_side(
 class _Twin:
     """One twin of a row in one precision, run as the judge runs any module, with results in torch's layout."""
 
-    def __init__(self, framework: backends.Framework, row: Row, dtype: str):
+    def __init__(self, framework: backends.Framework, row: CheckRow, dtype: str):
         config = row.case.config_of(row.variant)
         module = backends.load(framework).build(row.variant, row.case.arguments(row.variant), dtype)
         own = getattr(module, "config", config)
@@ -188,11 +188,11 @@ class _Twin:
             found = ", ".join(self.subject.parameters())
             raise TwinDiffersError(f"{self.name} has the parameters {found}, expected {', '.join(sorted(names))}")
 
-    def run(self, numbers: Numbers, mode: str) -> Tensors:
+    def run(self, numbers: CaseNumbers, mode: str) -> Tensors:
         """Return every output and gradient."""
         return self._named(self._run(numbers, mode), numbers.inputs)
 
-    def moved(self, numbers: Numbers, mode: str) -> dict[str, Moved]:
+    def moved(self, numbers: CaseNumbers, mode: str) -> dict[str, Moved]:
         """Return how far each gradient moves when softmax is computed as fused kernels recompute it."""
         run = self._run(numbers, FUSED)
         if not run.moved:
@@ -201,7 +201,7 @@ class _Twin:
         names = [name for name, (kind, _) in before.items() if kind.endswith("gradient")]
         return {name: moved_by(before[name][1], after[name][1]) for name in names}
 
-    def _run(self, numbers: Numbers, mode: str) -> Run:
+    def _run(self, numbers: CaseNumbers, mode: str) -> Run:
         weights: Arrays = dict(numbers.weights)
         weights = self.rules.convert(weights, "torch") if self.framework == "flax" else weights
         call = Arguments((), {**numbers.inputs, **self.statics})
@@ -223,7 +223,7 @@ class _Twin:
             tensors[f"grad {name}"] = (kind, gradient)
         return tensors
 
-    def check_parameters(self, numbers: Numbers, mode: str) -> None:
+    def check_parameters(self, numbers: CaseNumbers, mode: str) -> None:
         """Poison each parameter in turn: one whose NaN changes nothing is left out of the computation.
 
         A gradient cannot tell: that of a key bias is zero although the bias is added. Most often NaN comes out; some
@@ -236,7 +236,9 @@ class _Twin:
                 raise TwinDiffersError(f"{self.name} does not use its parameter {name}")
 
 
-def fused_losses(framework: backends.Framework, row: Row, numbers: list[Numbers], dtype: str) -> list[dict[str, Moved]]:
+def fused_losses(
+    framework: backends.Framework, row: CheckRow, numbers: list[CaseNumbers], dtype: str
+) -> list[dict[str, Moved]]:
     """Return, per sample, how far each gradient moves when softmax is computed as fused kernels recompute it."""
     backend = backends.load(framework)
     twin, mode = _twin(framework, row, dtype), MODES[framework][0]
@@ -247,7 +249,7 @@ def fused_losses(framework: backends.Framework, row: Row, numbers: list[Numbers]
 _last = threading.local()
 
 
-def _twin(framework: backends.Framework, row: Row, dtype: str) -> _Twin:
+def _twin(framework: backends.Framework, row: CheckRow, dtype: str) -> _Twin:
     """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a precision)."""
     arguments = tuple(row.case.arguments(row.variant).items())
     key = (row.variant.name, arguments, row.returns_weights)

@@ -17,7 +17,7 @@ from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weig
 from ..pairing import Match, Pairing
 from ..results.findings import Side, shown
 from ..samples import calls
-from ..samples.sampling import Outputs
+from ..samples.sampling import OutputStructure
 from ..sides.dropout_masks import differences
 from ..sides.dtypes import class_of, is_float
 from ..sides.modes import IN_TRAIN_MODE, Modes, called_with
@@ -162,7 +162,7 @@ def _replaced(pair: Pair) -> Iterator[str]:
         )
 
 
-def _outputs(pair: Pair, *, is_own: bool) -> Iterator[Outputs]:
+def _outputs(pair: Pair, *, is_own: bool) -> Iterator[OutputStructure]:
     """Yield the structure of the outputs of each side.
 
     Raises:
@@ -196,7 +196,7 @@ def _can_be_called(pair: Pair, side: Side, given: Arguments) -> bool:
     return True
 
 
-def _common_structure(pair: Pair, *, is_own: bool) -> Outputs:
+def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
     """Check that both sides return the same structure, and return it."""
     ours, theirs = _outputs(pair, is_own=is_own)
     stock = pair.first.name == "MultiheadAttention" and "need_weights" in pair.first.argument_names

@@ -27,7 +27,7 @@ from ..sides.dtypes import class_of
 from ..sides.subject import Array, Call, Parameter, Run
 from ..sides.tables import Tables
 from ..verdict.probes import Kind, Moved, Probe
-from ..verdict.runner import Noise, Outputs
+from ..verdict.runner import Noise, OutputArrays
 from .format import FLASH, ORACLE, Dump, DumpError, key_of, of_side
 from .trials import RecordedTrials
 
@@ -204,7 +204,7 @@ class Replay:
         del side, matches, by
         return []
 
-    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
+    def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
         """Look up whether parameters reach the output; those that are not listed have a gradient, so they do."""
         del before
         reach = self.dumps[side].manifest.reach

@@ -2,6 +2,6 @@
 
 from ..hints import Evidence
 from .remainder import Remainder, remainder
-from .search import Aim, Found, find, find_in_calls
+from .search import Aim, Localisation, find, find_in_calls
 
-__all__ = ["Aim", "Evidence", "Found", "Remainder", "find", "find_in_calls", "remainder"]
+__all__ = ["Aim", "Evidence", "Localisation", "Remainder", "find", "find_in_calls", "remainder"]

@@ -20,7 +20,7 @@ PARALLEL = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PairedCall:
     """One call of a submodule inside the module in question.
 
     Attributes:
@@ -55,7 +55,7 @@ class Step:
             return None if found is None or found > limit else False
         return found > limit
 
-    def hands_on_to(self, following: Step, limit: float) -> bool:
+    def hands_on_to(self, following: PairedCall, limit: float) -> bool:
         """Tell whether all that differs in what it returned is what another step was given, on either side as it is."""
         for group in match_leaves(*(self.calls[side].outputs for side in SIDES)):
             one, two = (group.value(side, self.calls[side].outputs) for side in SIDES)
@@ -68,7 +68,7 @@ class Step:
         return True
 
 
-Gradients = Callable[[Step | None], Mapping[Side, Sequence[Array | None]]]
+Gradients = Callable[[PairedCall | None], Mapping[Side, Sequence[Array | None]]]
 """Returns the gradients with respect to the inputs of a step, or of the module itself, by side."""
 
 
@@ -88,7 +88,7 @@ def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
 
 def steps_of(
     pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str], *, loose: bool = False
-) -> list[Step]:
+) -> list[PairedCall]:
     """Return the steps of paired submodules in order of execution; one called more often on one side has none.
 
     Args:
@@ -103,19 +103,29 @@ def steps_of(
         its = [one for one in calls["second"] if one.path == second_path]
         if loose or len(mine) == len(its):
             both = zip(mine, its, strict=False)
-            found += [Step(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
+            found += [PairedCall(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
     return sorted(found, key=lambda step: step.order)
 
 
 def code_between(
-    path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
+    path: str,
+    steps: Sequence[PairedCall],
+    whole: dict[Side, Call],
+    direction: Direction,
+    limit: float,
+    backward: Gradients,
 ) -> tuple[str, str] | None:
     """Return two paths between which the code at fault lies, by the order of the calls; see `located`."""
     return next(iter(located(path, steps, whole, direction, limit, backward)[0]), None)
 
 
 def located(
-    path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
+    path: str,
+    steps: Sequence[PairedCall],
+    whole: dict[Side, Call],
+    direction: Direction,
+    limit: float,
+    backward: Gradients,
 ) -> tuple[list[tuple[str, str]], bool]:
     """Return pairs of paths between which the code at fault lies, given that the module itself is at fault.
 
@@ -137,7 +147,7 @@ def located(
     return _code_backward(path, steps, whole, limit, backward)
 
 
-def _code_forward(path: str, steps: Sequence[Step], limit: float) -> tuple[str, str] | None:
+def _code_forward(path: str, steps: Sequence[PairedCall], limit: float) -> tuple[str, str] | None:
     """Look for the first submodule that is given something else."""
     known = [(step, differs) for step in steps if (differs := step.differs("inputs", limit)) is not None]
     if not known:
@@ -149,7 +159,7 @@ def _code_forward(path: str, steps: Sequence[Step], limit: float) -> tuple[str, 
 
 
 def _code_backward(
-    path: str, steps: Sequence[Step], whole: dict[Side, Call], limit: float, backward: Gradients
+    path: str, steps: Sequence[PairedCall], whole: dict[Side, Call], limit: float, backward: Gradients
 ) -> tuple[list[tuple[str, str]], bool]:
     """Look for the last submodule whose gradient comes back different, then for the branch that it came through."""
     known = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
@@ -177,8 +187,8 @@ def _branches(
     gap: Array,
     path: str,
     before: str,
-    steps: Sequence[Step],
-    later: Sequence[Step],
+    steps: Sequence[PairedCall],
+    later: Sequence[PairedCall],
     whole: dict[Side, Call],
     backward: Gradients,
 ) -> list[tuple[str, str]]:
@@ -198,13 +208,13 @@ def _branches(
     return []
 
 
-def _next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call], path: str) -> str:
+def _next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Call], path: str) -> str:
     """Return the first submodule after a step that may get what the step returned, else the module's own end."""
     following = next_of(step, steps, whole)
     return path if following is None else following.path
 
 
-def next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call]) -> Step | None:
+def next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Call]) -> PairedCall | None:
     """Return the first step after one that may be given what it returned.
 
     One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not, nor

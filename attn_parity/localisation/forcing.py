@@ -12,9 +12,9 @@ from ..results.findings import Side
 from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, Call, Run
 from ..verdict.measures import scale_of
-from .between import Step
+from .between import PairedCall
 from .leaves import (
-    Group,
+    LeafGroup,
     apart,
     distance,
     fed,
@@ -40,7 +40,7 @@ class Feed:
         exchanged: whether the sides exchange integers, or the order of the inputs.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[LeafGroup]
     discrete: Sequence[tuple[int, int]] = ()
     exchanged: bool = False
 
@@ -125,7 +125,7 @@ def shapes_apart(calls: Mapping[Side, Call]) -> str:
     return f"its outputs have other shapes: {' and '.join(shapes)}"
 
 
-def apart_in(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:
+def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:
     """Return how far apart the outputs of two runs are, relative to the largest value of each."""
     return relative(
         [(one.value("first", runs["first"].outputs), one.value("second", runs["second"].outputs)) for one in outputs]
@@ -142,7 +142,12 @@ def compare_freely(calls: dict[Side, Call], limit: float) -> Trial:
 
 
 def run_both(
-    runner: SubmoduleRunner, paths: Paths, calls: dict[Side, Call], feed: Feed, outputs: Sequence[Group], source: Side
+    runner: SubmoduleRunner,
+    paths: Paths,
+    calls: dict[Side, Call],
+    feed: Feed,
+    outputs: Sequence[LeafGroup],
+    source: Side,
 ) -> dict[Side, Run]:
     """Run both sides on one side's numbers."""
     arguments = fed(calls, feed.groups, source, discrete=feed.discrete)
@@ -168,7 +173,7 @@ def _feeds(calls: dict[Side, Call], *, strict: bool) -> list[Feed]:
     return found
 
 
-def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Group]) -> dict[Side, Arrays]:
+def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafGroup]) -> dict[Side, Arrays]:
     """Return the gradients of both sides by name, with the first side's axes, where both have them."""
     found: dict[Side, Arrays] = {side: {} for side in SIDES}
     for position, group in enumerate(groups):
@@ -186,7 +191,7 @@ def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Gr
     return found
 
 
-def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Group]) -> tuple[float, str]:
+def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafGroup]) -> tuple[float, str]:
     """Return the largest difference of gradients, relative to the largest of them, and which one it is."""
     gradients = gradients_of(pairing, runs, groups)
     scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
@@ -234,7 +239,7 @@ def evidence_of(
     )
 
 
-def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[Step]) -> Evidence:
+def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[PairedCall]) -> Evidence:
     """Return what goes into the code between two submodules and what comes out of it on each side."""
     assert known.between is not None
     before, after = known.between
@@ -256,7 +261,7 @@ def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[S
     )
 
 
-def _values(groups: Sequence[Group], side: Side, leaves: Sequence[Array]) -> list[Array]:
+def _values(groups: Sequence[LeafGroup], side: Side, leaves: Sequence[Array]) -> list[Array]:
     return [wide(group.value(side, leaves)) for group in groups]
 
 

@@ -50,7 +50,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class LeafGroup:
     """Arrays that hold the same numbers on each side, by position among all of a call, and how axes correspond."""
 
     first: tuple[int, ...]
@@ -81,7 +81,7 @@ class Group:
         return result if side == "first" else self.turn.to_first(result)
 
 
-def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]:
+def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGroup]:
     """Match floating-point arrays of two calls; one that fits none by shape is left out."""
     ours, theirs = _same(first), _same(second)
     options = []
@@ -90,7 +90,7 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]
             found = _best_turn(first[mine[0]], second[its[0]])
             if found is not None and not (found[0] == 2 and _are_other_masks(first[mine[0]], second[its[0]])):
                 tier, turn = found
-                options.append((tier, not turn.is_plain, abs(i - j), i, j, Group(tuple(mine), tuple(its), turn)))
+                options.append((tier, not turn.is_plain, abs(i - j), i, j, LeafGroup(tuple(mine), tuple(its), turn)))
     options.sort(key=lambda option: option[:5])
     used: tuple[set[int], set[int]] = (set(), set())
     groups = []
@@ -102,7 +102,9 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
-def other_layouts(first: Sequence[Array], second: Sequence[Array], groups: Sequence[Group]) -> list[list[Group]]:
+def other_layouts(
+    first: Sequence[Array], second: Sequence[Array], groups: Sequence[LeafGroup]
+) -> list[list[LeafGroup]]:
     """Return the groups with another axis moved, where the numbers agree in none, so that only shapes told the axes.
 
     ``(B, 4, 4, 4)`` may be an image with its channels first or last.
@@ -124,7 +126,7 @@ def other_layouts(first: Sequence[Array], second: Sequence[Array], groups: Seque
     return found
 
 
-def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
+def match_by_place(first: Arguments, second: Arguments) -> list[LeafGroup] | None:
     """Match the floating-point arrays of two calls one by one, as they were given; None if they are not alike."""
     found = []
     for i, j in _places(first, second, floats=True) or ():
@@ -133,7 +135,7 @@ def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
         turn = _plain_turn(first.leaves[i].shape, second.leaves[j].shape)
         if turn is None:
             return None
-        found.append(Group((i,), (j,), turn))
+        found.append(LeafGroup((i,), (j,), turn))
     return found or None
 
 
@@ -268,7 +270,7 @@ def _refines(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
 
 def fed(
     calls: dict[Side, Call],
-    groups: Sequence[Group],
+    groups: Sequence[LeafGroup],
     source: Side,
     *,
     discrete: Sequence[tuple[int, int]] = (),
@@ -328,7 +330,7 @@ def fed_alike(calls: dict[Side, Call]) -> dict[Side, Call] | None:
 
 
 def fed_cotangents(
-    calls: dict[Side, Call], groups: Sequence[Group], source: Side, dtype: str | None = None
+    calls: dict[Side, Call], groups: Sequence[LeafGroup], source: Side, dtype: str | None = None
 ) -> dict[Side, list[Array | None]]:
     """Return the gradients for both sides' outputs, taken from one of them; an unmatched output gets none."""
     found: dict[Side, list[Array | None]] = {side: [None] * len(call.outputs) for side, call in calls.items()}
@@ -381,7 +383,7 @@ def relative(pairs: Sequence[tuple[Array, Array]]) -> float:
     )
 
 
-def apart(calls: dict[Side, Call], groups: Sequence[Group], what: str) -> float | None:
+def apart(calls: dict[Side, Call], groups: Sequence[LeafGroup], what: str) -> float | None:
     """Return how far apart the ``inputs``, ``outputs`` or ``cotangents`` of two calls are; None if nothing matches."""
     pairs = []
     for group in groups:
@@ -391,7 +393,7 @@ def apart(calls: dict[Side, Call], groups: Sequence[Group], what: str) -> float 
     return relative(pairs) if pairs else None  # type: ignore[arg-type]
 
 
-def _value(group: Group, side: Side, call: Call, what: str) -> Array | None:
+def _value(group: LeafGroup, side: Side, call: Call, what: str) -> Array | None:
     if what == "inputs":
         return group.value(side, call.arguments.leaves)
     if what == "outputs":

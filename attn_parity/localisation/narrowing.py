@@ -12,9 +12,9 @@ from ..results.findings import Candidate, Side
 from ..sides.subject import Arguments, Array, Call, Substitute
 from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
-from .between import Direction, Step, calls_inside, located, steps_of
+from .between import Direction, PairedCall, calls_inside, located, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
-from .leaves import Group, apart, fed, fed_cotangents, in_dtype, match_leaves
+from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
@@ -38,7 +38,7 @@ class Narrowed:
     """
 
     candidates: tuple[Candidate, ...] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[PairedCall] = ()
     chain: tuple[str, str] | None = None
 
 
@@ -70,17 +70,17 @@ class Narrowing:
                 return self._narrowed(node, calls, steps, direction)
         return Narrowed()
 
-    def _narrowed(self, node: Node, calls: dict[Side, Call], steps: list[Step], direction: Direction) -> Narrowed:
+    def _narrowed(self, node: Node, calls: dict[Side, Call], steps: list[PairedCall], direction: Direction) -> Narrowed:
         path, limit = node.path or "", self._limit_of(node, direction)
 
-        def backward(step: Step | None) -> dict[Side, list[Array | None]]:
+        def backward(step: PairedCall | None) -> dict[Side, list[Array | None]]:
             return self._input_gradients(node, calls, step)
 
         pairs, is_sure = located(path, steps, calls, direction, limit, backward)
         if not pairs:
             return Narrowed(steps=steps)
         chain = pairs[0]
-        taken: Sequence[Step] = []
+        taken: Sequence[PairedCall] = []
         if direction == "forward":
             pairs, taken = self._behind(node, calls, steps, chain)
         elif not is_sure:
@@ -119,8 +119,8 @@ class Narrowing:
         return Narrowed(tuple(Candidate(path, second, pair) for pair in pairs), steps, pairs[0])
 
     def _behind(
-        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], chain: tuple[str, str]
-    ) -> tuple[list[tuple[str, str]], Sequence[Step]]:
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
+    ) -> tuple[list[tuple[str, str]], Sequence[PairedCall]]:
         """Return the code in front of what is given something else, by the calls that feed it, and these calls."""
         path, limit = node.path or "", self._limit_of(node, "forward")
         target = next((step for step in steps if step.path == chain[1] and step.differs("inputs", limit)), None)
@@ -134,7 +134,7 @@ class Narrowing:
         return pairs, [steps[i] for i in positions if i != INPUTS]
 
     def _before(
-        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], chain: tuple[str, str]
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
     ) -> list[tuple[str, str]]:
         """Return the code behind what gets another gradient, by the calls that take what it returned."""
         path = node.path or ""
@@ -145,7 +145,7 @@ class Narrowing:
         return sorted(pairs, key=lambda pair: pair != chain)
 
     def _sources(
-        self, node: Node, calls: dict[Side, Call], steps: Sequence[Step], target: Step | None
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], target: PairedCall | None
     ) -> Sources | None:
         if self._runner is None:
             return None
@@ -154,7 +154,7 @@ class Narrowing:
         size = self._size(node, steps)
         return Sources(self._runner, node.paths, same, steps, target, self._limit_of(node, "forward"), size)
 
-    def _size(self, node: Node, steps: Sequence[Step]) -> int:
+    def _size(self, node: Node, steps: Sequence[PairedCall]) -> int:
         """Return the number of elements of a run: outputs of the submodules, and weights."""
         inside = f"{node.path}." if node.path else ""
         weights = sum(array.size for name, array in self._sides.weights["first"].items() if name.startswith(inside))
@@ -170,7 +170,7 @@ class Narrowing:
             found = inner
 
     def _with_unjudged(
-        self, node: Node, candidates: list[Candidate], taken: Sequence[Step], limit: float
+        self, node: Node, candidates: list[Candidate], taken: Sequence[PairedCall], limit: float
     ) -> list[Candidate]:
         """Add the submodules before the code that could not be judged, as their outputs have other shapes."""
         likeliest: list[Candidate] = []
@@ -189,7 +189,9 @@ class Narrowing:
             return [*candidates, *likeliest, *others]
         return [*likeliest, *candidates, *others]
 
-    def steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
+    def steps(
+        self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False
+    ) -> list[PairedCall]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides.
 
         Args:
@@ -207,7 +209,7 @@ class Narrowing:
         return steps_of(pairs, inside, exchanged, loose=loose)
 
     def _input_gradients(
-        self, node: Node, calls: dict[Side, Call], step: Step | None
+        self, node: Node, calls: dict[Side, Call], step: PairedCall | None
     ) -> dict[Side, list[Array | None]]:
         """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
         child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
@@ -290,7 +292,12 @@ def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Arra
 
 
 def shares(
-    runner: SubmoduleRunner, sides: Sides, paths: Paths, whole: dict[Side, Call], steps: Sequence[Step], copies: int
+    runner: SubmoduleRunner,
+    sides: Sides,
+    paths: Paths,
+    whole: dict[Side, Call],
+    steps: Sequence[PairedCall],
+    copies: int,
 ) -> list[float]:
     """Return the share of its allowance that the code in front of each step takes, and that of the outputs, last.
 
@@ -329,7 +336,7 @@ def _share(measures: Sequence[Measure], judged: Sequence[Side]) -> float:
     return max(used[side] for side in judged)
 
 
-def _taken(run: tuple[list[Array], Sequence[Call]], steps: Sequence[Step], side: Side) -> list[Sequence[Array]]:
+def _taken(run: tuple[list[Array], Sequence[Call]], steps: Sequence[PairedCall], side: Side) -> list[Sequence[Array]]:
     """Return the inputs of every step in one run, and the outputs."""
     outputs, calls = run
     by_path: dict[str, list[Call]] = {}
@@ -343,7 +350,7 @@ def _taken(run: tuple[list[Array], Sequence[Call]], steps: Sequence[Step], side:
     return [*found, outputs]
 
 
-def _substitutes(steps: Sequence[Step], side: Side, copy: int, dtype: str) -> Mapping[str, list[Substitute]]:
+def _substitutes(steps: Sequence[PairedCall], side: Side, copy: int, dtype: str) -> Mapping[str, list[Substitute]]:
     found: dict[str, list[Substitute]] = {}
     for number, step in enumerate(steps):
         call = step.calls[side]
@@ -356,7 +363,7 @@ def _substitutes(steps: Sequence[Step], side: Side, copy: int, dtype: str) -> Ma
     return found
 
 
-def _value(group: Group, step: Step, copy: int, number: int, dtype: str) -> Array:
+def _value(group: LeafGroup, step: PairedCall, copy: int, number: int, dtype: str) -> Array:
     """Return what a submodule returned on the first side, moved a little for each copy, in the working precision."""
     value = group.value("first", step.calls["first"].outputs)
     if copy:

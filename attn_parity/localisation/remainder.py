@@ -15,7 +15,7 @@ from ..results.findings import Divergence, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Array, Call, Run, Substitute
 from ..verdict.measures import scale_of
-from .between import Step
+from .between import PairedCall
 from .forcing import Feed, apart_in, gradients_of, run_both
 from .leaves import apart, distance, match_leaves
 from .search import LIMIT, SURE
@@ -145,7 +145,7 @@ def _place(
         its = second.get(pairs.get(call.path, ""), [])
         if call.number >= len(its):
             continue
-        step = Step(call.path, {"first": call, "second": its[call.number]})
+        step = PairedCall(call.path, {"first": call, "second": its[call.number]})
         if step.differs("inputs", limit):
             parent = call.path.rpartition(".")[0]
             inside = before if before.startswith(f"{parent}.") or not parent else parent

@@ -19,7 +19,7 @@ from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
-from .between import Direction, Step, next_of
+from .between import Direction, PairedCall, next_of
 from .forcing import Trial, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
@@ -42,7 +42,7 @@ Aim = Literal["meaning", "precision"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Localisation:
     """The module tree, the first divergence in it, and the numbers there; None if no submodule shows any."""
 
     tree: ModuleNode
@@ -57,7 +57,7 @@ def find(
     allowed: float | None = 0.0,
     *,
     outputs_agree: bool = False,
-) -> Found:
+) -> Localisation:
     """Return the module tree of a pair, the first divergence, and what the sides hold there.
 
     Args:
@@ -74,7 +74,7 @@ def find(
     return result
 
 
-def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agree: bool = False) -> Found:
+def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agree: bool = False) -> Localisation:
     """Do so for two subjects that can run."""
     runner = SubmoduleRunner(sides)
     calls, problems = calls_of(sides, runner)
@@ -94,7 +94,7 @@ def find_in_calls(
     allowed: float | None = 0.0,
     *,
     outputs_agree: bool = False,
-) -> Found:
+) -> Localisation:
     """Do so for recorded calls; without a runner the recorded numbers alone are looked at.
 
     Args:
@@ -129,7 +129,7 @@ class _Search:
         self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
         self.narrowing = Narrowing(sides, calls, runner, self._limit_of)
 
-    def found(self, directions: Sequence[Direction]) -> Found:
+    def found(self, directions: Sequence[Direction]) -> Localisation:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
         self._try_all()
         direction = next((one for one in directions if self._guilty(self.root, one)), None) or self._lossy()
@@ -157,7 +157,7 @@ class _Search:
             candidates=candidates,
         )
         evidence = self._evidence(node, direction, code.chain, code.steps)
-        return Found(self.root.frozen(self._is_different), divergence, evidence)
+        return Localisation(self.root.frozen(self._is_different), divergence, evidence)
 
     def _lossy(self) -> Direction | None:
         """Return the direction in which most precision is lost, where this sample alone stays within what is allowed.
@@ -172,18 +172,18 @@ class _Search:
         self.root.message = f"fed the same inputs, {used[direction]:.2g} of what may be lost is lost here ({direction})"
         return direction
 
-    def _found_in_whole_numbers(self) -> Found:
+    def _found_in_whole_numbers(self) -> Localisation:
         """Follow the first pair that was given the same and returned other integers or truth values, if any did."""
         node = self.root
         if self.aim == "precision" or not node.returns_other_numbers:
-            return Found(node.frozen(self._is_different), None)
+            return Localisation(node.frozen(self._is_different), None)
         while inner := [child for child in nearest(node) if child.returns_other_numbers]:
             node = min(inner, key=lambda child: child.order)
         node.first = True
         node.message = "fed the same inputs, the whole numbers or truth values returned are not the same"
         divergence = Divergence(node.path or "", node.second_path or "", "forward", node.message, None)
         tree = self.root.frozen(lambda one: one.returns_other_numbers or self._is_different(one))
-        return Found(tree, divergence)
+        return Localisation(tree, divergence)
 
     # ---- trying
 
@@ -379,7 +379,7 @@ class _Search:
         return differing(pairs, first, second, labels, {node.path: where}, SHOWN)
 
     def _evidence(
-        self, node: Node, direction: Direction, between: tuple[str, str] | None, steps: Sequence[Step]
+        self, node: Node, direction: Direction, between: tuple[str, str] | None, steps: Sequence[PairedCall]
     ) -> Evidence | None:
         """Return the numbers at the place of the fault; None if it can't be run once more."""
         if not node.calls:

@@ -16,9 +16,9 @@ from ..pair import SIDES
 from ..results.findings import Side, shown
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array, Call, Substitute
-from .between import Step
+from .between import PairedCall
 from .forcing import Paths
-from .leaves import Group, distance, fed, match_leaves, relative
+from .leaves import LeafGroup, distance, fed, match_leaves, relative
 from .sides import FAILURES, SubmoduleRunner
 
 INPUTS = -1
@@ -62,8 +62,8 @@ class Sources:
         runner: SubmoduleRunner,
         paths: Paths,
         whole: dict[Side, Call],
-        steps: Sequence[Step],
-        target: Step | None,
+        steps: Sequence[PairedCall],
+        target: PairedCall | None,
         limit: float,
         size: int,
     ):
@@ -92,13 +92,13 @@ class Sources:
         except (*FAILURES, _OutOfRunsError):
             return []
 
-    def fed_by(self, position: int) -> list[Step | None]:
+    def fed_by(self, position: int) -> list[PairedCall | None]:
         """Return the steps that take what a call returned, None for the module's outputs; nothing if unknown."""
         try:
             base, moved = (self._rerun("first", positions) for positions in ((), (position,)))
         except FAILURES:
             return []
-        ends: list[Step | None] = [*self._steps, None]
+        ends: list[PairedCall | None] = [*self._steps, None]
         both = ((step, self._taken("first", step, *base), self._taken("first", step, *moved)) for step in ends)
         return [
             step for step, one, two in both if len(one) != len(two) or relative([*zip(one, two, strict=True)]) > ANSWERS
@@ -189,7 +189,7 @@ class Sources:
         self._left[side] -= 1
         return self._taken(side, self._target, *self._rerun(side, moved))
 
-    def _taken(self, side: Side, step: Step | None, outputs: list[Array], calls: Sequence[Call]) -> list[Array]:
+    def _taken(self, side: Side, step: PairedCall | None, outputs: list[Array], calls: Sequence[Call]) -> list[Array]:
         """Return the inputs of a step in a run, or the outputs of the module; nothing if the step was not called."""
         if step is None:
             return outputs
@@ -234,7 +234,7 @@ class Sources:
         return arguments[side].with_leaves(found)
 
 
-def outputs_of(calls: Mapping[Side, Call]) -> list[Group] | None:
+def outputs_of(calls: Mapping[Side, Call]) -> list[LeafGroup] | None:
     """Return how the floating-point outputs of a call correspond; None if some have no counterpart."""
     outputs = [calls[side].outputs for side in SIDES]
     groups = match_leaves(*outputs)
@@ -300,7 +300,9 @@ def _rest(whole: Sequence[Array], parts: Sequence[Sequence[Array]]) -> list[Arra
     return [np.asarray(one - sum(part[i] for part in parts)) for i, one in enumerate(whole)]
 
 
-def edges(steps: Sequence[Step], target: Step | None, found: Sequence[int] | None, path: str) -> list[tuple[str, str]]:
+def edges(
+    steps: Sequence[PairedCall], target: PairedCall | None, found: Sequence[int] | None, path: str
+) -> list[tuple[str, str]]:
     """Return the places between which the code at fault may lie, the likeliest first: the call that began last.
 
     Args:

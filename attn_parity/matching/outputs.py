@@ -14,7 +14,7 @@ import numpy as np
 from ..pair import Pair
 from ..pairing import MAX_CANDIDATES, Pairing
 from ..results.findings import Side
-from ..samples.sampling import Outputs, draw_weights
+from ..samples.sampling import OutputStructure, draw_weights
 from ..sides.dtypes import is_float
 from ..sides.entries import WORD, shown
 from ..sides.subject import Arrays, ModuleFailedError, Run
@@ -35,7 +35,9 @@ MAX_IDLE = 64
 """Most parameters that are poisoned one by one to find those without effect."""
 
 
-def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str], entry: str | None = None) -> None:
+def check_outputs(
+    first: OutputStructure, second: OutputStructure, labels: Mapping[Side, str], entry: str | None = None
+) -> None:
     """Check that two sides return the same structure of the same shapes.
 
     An array alone is what a container of nothing but one array holds, as the logits that `transformers` returns.
@@ -77,7 +79,7 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str], e
         raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(first)})")
 
 
-def _entries(first: Outputs, second: Outputs, entry: str | None) -> str:
+def _entries(first: OutputStructure, second: OutputStructure, entry: str | None) -> str:
     """Return how to pick an entry, where a side returns a structure and none was picked."""
     names = [shown([(place, None) for place, _, _ in side]) for side in (first, second)]
     every = ", ".join(dict.fromkeys(filter(None, ", ".join(filter(None, names)).split(", "))))

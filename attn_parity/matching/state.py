@@ -20,7 +20,7 @@ from ..sides.dtypes import class_of, is_float, unit_of, wide
 from ..sides.subject import Array, Arrays, Parameter, Subject
 from .formulas import are_alike, is_computed, seems_computed
 
-Named = dict[str, Parameter]
+NamedParameters = dict[str, Parameter]
 
 MAX_SHOWN = 6
 """Most names in a note."""
@@ -62,7 +62,7 @@ class Carrying:
         """Names of the state that is carried, by side."""
         return dict(self._names)
 
-    def taking_part(self, side: Side) -> Named:
+    def taking_part(self, side: Side) -> NamedParameters:
         """Return the parameters of a side and its state that is carried."""
         carried = {name: one for name, one in self.state[side].items() if name in self._names[side]}
         return {**self.parameters[side], **carried}
@@ -115,15 +115,15 @@ class Carrying:
         return one.first.take(first), one.second.take(second)
 
 
-def _parted(pair: Pair) -> tuple[dict[Side, Named], dict[Side, Named]]:
+def _parted(pair: Pair) -> tuple[dict[Side, NamedParameters], dict[Side, NamedParameters]]:
     """Return the parameters and the state of both sides.
 
     Whole numbers and bools in a function's tree are parameters where the other side has a parameter of that name, else
     state.
     """
     every: dict[Side, Mapping[str, Parameter]] = {side: pair.subject(side).parameters() for side in SIDES}
-    parameters: dict[Side, Named] = {}
-    others: dict[Side, Named] = {}
+    parameters: dict[Side, NamedParameters] = {}
+    others: dict[Side, NamedParameters] = {}
     for side, other in zip(SIDES, reversed(SIDES), strict=True):
         subject: Subject = pair.subject(side)
         is_tree = subject.kind.endswith("function")

@@ -9,17 +9,17 @@ from __future__ import annotations
 from .leftovers import Suited, UnpairedError, rule_of, rules_for, suited
 from .proposal import propose
 from .rules import from_rules, pair_parameters, partial
-from .settling import AGREE, MAX_CANDIDATES, Partial, Probe
+from .settling import AGREE, MAX_CANDIDATES, Distance, Partial
 from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [
     "AGREE",
     "MAX_CANDIDATES",
     "Cut",
+    "Distance",
     "Match",
     "Pairing",
     "Partial",
-    "Probe",
     "Suited",
     "Tensor",
     "UnpairedError",

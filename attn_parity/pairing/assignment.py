@@ -21,7 +21,7 @@ IN_ORDER = 0.02
 """By how much it speaks against two tensors that one is the first of its like to be used and the other the last."""
 
 
-class Sides:
+class TensorSides:
     """The tensors of both sides with what their names say, and what two of them may have to do with each other.
 
     Args:
@@ -100,7 +100,7 @@ def _places(names: Sequence[Name]) -> Array:
     return places
 
 
-def equals(sides: Sides) -> list[tuple[int, int]]:
+def equals(sides: TensorSides) -> list[tuple[int, int]]:
     """Return the pairs that names settle by themselves: the same name on both sides, else names that mean the same.
 
     A name counts where it is the only one of its kind on each side. One that only means the same counts where the rest
@@ -130,7 +130,7 @@ def equals(sides: Sides) -> list[tuple[int, int]]:
     return found
 
 
-def _layers_fit(sides: Sides) -> Callable[[int, int], bool]:
+def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
     """Return a function that tells whether the layers of two tensors have shapes that fit, role by role."""
     members: list[dict[str, dict[str, int]]] = [{}, {}]
     for roles, names in zip(members, sides.names, strict=True):
@@ -216,7 +216,7 @@ def arranged(
 
 
 @dataclasses.dataclass
-class Group:
+class LayerGroup:
     """Layers that could exchange their counterparts: role -> position of the tensor, for each, on both sides in turn.
 
     A layer's weight and bias go together.
@@ -226,9 +226,9 @@ class Group:
     second: list[dict[str, int]]
 
 
-def by_layers(sides: Sides, groups: Sequence[Sequence[int]], assignment: Sequence[int]) -> list[Group]:
+def by_layers(sides: TensorSides, groups: Sequence[Sequence[int]], assignment: Sequence[int]) -> list[LayerGroup]:
     """Return groups of tensors as groups of layers, those of the same layers made one."""
-    found: dict[Hashable, Group] = {}
+    found: dict[Hashable, LayerGroup] = {}
     for number, group in enumerate(groups):
         ours = {sides.names[0][i].layer: i for i in group}
         theirs = {sides.names[1][assignment[i]].layer: assignment[i] for i in group}
@@ -237,7 +237,7 @@ def by_layers(sides: Sides, groups: Sequence[Sequence[int]], assignment: Sequenc
         role = next(iter(roles)) if is_plain else ""
         key: Hashable = (frozenset(ours), frozenset(theirs)) if is_plain else number
         if key not in found:
-            found[key] = Group([{role: i} for i in group], [{role: assignment[i]} for i in group])
+            found[key] = LayerGroup([{role: i} for i in group], [{role: assignment[i]} for i in group])
             continue
         for members, names, mine in (
             (found[key].first, sides.names[0], ours),

@@ -17,7 +17,7 @@ import numpy as np
 from attn_bridge.weights import WeightsMismatchError
 
 from ..sides.dtypes import class_of
-from .assignment import Sides, equals, template
+from .assignment import TensorSides, equals, template
 from .tensors import Match, Tensor, unstacked
 
 DROP = "REASON"
@@ -74,7 +74,7 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
     if not first or not second:
         return []
     first, second = unstacked(first, second), unstacked(second, first)
-    sides = Sides(first, second)
+    sides = TensorSides(first, second)
     kinds = [np.array([class_of(one.parameter.dtype) for one in side], dtype=object) for side in (first, second)]
     scores = np.where(kinds[0][:, None] == kinds[1][None, :], sides.likeness(), -np.inf)
     named = [(i, j) for i, j in equals(sides) if math.isfinite(scores[i, j])]
@@ -166,7 +166,7 @@ def rule_of(first: str, second: str) -> str:
 
 def _pattern(one: Suited) -> str | None:
     """Return the pattern between two tensors, "" for equal axes, and None where a short rule can't say it."""
-    ways = Sides([one.first], [one.second]).options(0, 0).ways
+    ways = TensorSides([one.first], [one.second]).options(0, 0).ways
     if not ways or ways[0].flips or ways[0].sizes:
         return None
     return "" if ways[0].pattern == "... -> ..." else ways[0].pattern

@@ -96,7 +96,7 @@ def _groups(side: str) -> list[list[str]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class TensorKind:
     """What decides how a tensor's axes lie: its shape, and the layer and the framework that it belongs to."""
 
     shape: Shape
@@ -123,13 +123,13 @@ class Options:
     is_open: bool = False
 
 
-def kind_of(tensor: Tensor, last: str) -> Kind:
+def kind_of(tensor: Tensor, last: str) -> TensorKind:
     """Return a tensor's kind; `last` is the last word of its name."""
-    return Kind(tensor.shape, tensor.framework, tensor.parameter.owner, last)
+    return TensorKind(tensor.shape, tensor.framework, tensor.parameter.owner, last)
 
 
 @functools.lru_cache(maxsize=65536)
-def options(one: Kind, two: Kind, equal_names: bool) -> Options:
+def options(one: TensorKind, two: TensorKind, equal_names: bool) -> Options:
     """Return the ways that may lead from one kind of tensor to another.
 
     Args:
@@ -159,7 +159,7 @@ def options(one: Kind, two: Kind, equal_names: bool) -> Options:
     return Options(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
 
 
-def _is_transposed(one: Kind, two: Kind) -> bool:
+def _is_transposed(one: TensorKind, two: TensorKind) -> bool:
     """Tell whether a square matrix usually lies the other way round on the other side."""
     guesses = _guess(one), _guess(two)
     if guesses[0] and guesses[1]:
@@ -167,7 +167,7 @@ def _is_transposed(one: Kind, two: Kind) -> bool:
     return any(guesses) and one.framework != two.framework
 
 
-def _guess(kind: Kind) -> str:
+def _guess(kind: TensorKind) -> str:
     """Return the usual axes of a matrix of that kind, or ""."""
     letters = _letters(kind)
     if letters and len(letters) == 2:
@@ -177,7 +177,7 @@ def _guess(kind: Kind) -> str:
     return "oi" if kind.last == "weight" else ""
 
 
-def _letters(kind: Kind) -> tuple[str, ...]:
+def _letters(kind: TensorKind) -> tuple[str, ...]:
     """Return what the axes of a framework's own layer are; none where that is not known."""
     rank, owner, last = len(kind.shape), kind.owner, kind.last
     is_matrix = last in ("weight", "kernel")
@@ -198,7 +198,7 @@ def _letters(kind: Kind) -> tuple[str, ...]:
     return ("n", "d") if rank == 2 and last == "embedding" and owner == "Embed" else ()
 
 
-def _said(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
+def _said(one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
     """Return the ways that two known layers leave; None where they say nothing about each other."""
     if ours == ("*",) or theirs == ("*",):
         return _general(one, two, ours, theirs)
@@ -234,7 +234,9 @@ def _pointwise(mine: Shape, its: Shape, ours: tuple[str, ...], theirs: tuple[str
     return (Way(" -> ".join(texts)),)
 
 
-def _transposed_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> Iterator[Way]:
+def _transposed_convolution(
+    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+) -> Iterator[Way]:
     """Yield the ways between torch's transposed convolution and Flax's.
 
     Flax does not turn the kernel round, as the transpose of a convolution does, unless it is told to transpose the
@@ -250,7 +252,9 @@ def _transposed_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs:
             yield Way(f"{' '.join(first)} -> {' '.join(second)}", (), flips if flipped else ())
 
 
-def _unknown_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...]:
+def _unknown_convolution(
+    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+) -> tuple[Way, ...]:
     """Return the layouts that libraries have for a kernel of which one side's layer is known, the usual one first.
 
     None of them exchanges axes of space: where a port does, that is a fault and not a layout. Shapes alone would allow
@@ -278,7 +282,9 @@ def _unknown_convolution(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tu
     return tuple(ways)
 
 
-def _general(one: Kind, two: Kind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
+def _general(
+    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+) -> tuple[Way, ...] | None:
     """Return the way between linear layers of which one has several axes, for inputs and then for outputs."""
     if ours == theirs:
         return (Way("... -> ..."),) if one.shape == two.shape else None

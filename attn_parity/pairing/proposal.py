@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ..sides.subject import Array, Parameter
-from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
+from .assignment import LayerGroup, TensorSides, arranged, best, by_layers, equals, left_over, open_groups, template
 from .leftovers import UnpairedError
 from .names import is_counted_alike, last_word, layer_of, read
 from .parts import Split, splits
 from .patterns import Lay, Options, Way, kind_of, lay, options
-from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Link, Partial, Probe, joined, names_of, settle, together
+from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Distance, Link, Partial, joined, names_of, settle, together
 from .tensors import Pairing, Tensor, uncovered, unstacked, whole
 
 MAX_PERMUTED = 6
@@ -37,7 +37,7 @@ Order = Mapping[str, int]
 def propose(
     first: Mapping[str, Parameter],
     second: Mapping[str, Parameter],
-    probe: Probe | None = None,
+    probe: Distance | None = None,
     given: Partial | None = None,
     labels: Labels = ("torch", "Flax"),
     orders: Callable[[], tuple[Order, Order]] | None = None,
@@ -104,7 +104,7 @@ def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> lis
 
 def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the pairs that are settled, and the choices that are open."""
-    sides = Sides(first, second)
+    sides = TensorSides(first, second)
     pairs = equals(sides)
     fixed = [_link(sides, i, j, "name") for i, j in pairs]
     taken = {i for i, _ in pairs}, {j for _, j in pairs}
@@ -128,7 +128,7 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
-    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
+    more, open_ones = _assigned(TensorSides(ours, theirs), fixed, labels)
     return fixed + more, choices + open_ones
 
 
@@ -142,7 +142,7 @@ def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequen
         and link.second.name in theirs
         and not is_counted_alike(ours[link.first.name], theirs[link.second.name])
     ]
-    sides = Sides([link.first for link in some], [link.second for link in some])
+    sides = TensorSides([link.first for link in some], [link.second for link in some])
     groups = open_groups(sides.likeness(numbers=False), range(len(some)))
     return [dataclasses.replace(some[i], how="order") for i in sorted(i for group in groups for i in group)]
 
@@ -153,7 +153,7 @@ def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...]
         sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
         for side, order in zip(([one.first for one in links], [one.second for one in links]), uses, strict=True)
     )
-    sides = Sides(ours, theirs)
+    sides = TensorSides(ours, theirs)
     scores = sides.likeness(numbers=False)
     assignment = best(scores)
     if assignment is None:
@@ -173,7 +173,7 @@ def is_in_order(links: Sequence[Link], uses: tuple[Order, Order]) -> bool:
     return all(sorted(some) == sorted(some, key=lambda both: both[::-1]) for some in times.values())
 
 
-def _link(sides: Sides, i: int, j: int, how: str) -> Link:
+def _link(sides: TensorSides, i: int, j: int, how: str) -> Link:
     layers = sides.layers[0][i], sides.layers[1][j]
     return Link(sides.first[i], sides.second[j], sides.options(i, j), layers, how)
 
@@ -224,7 +224,7 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
     return choice
 
 
-def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
+def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the best bijection of what is left, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
@@ -253,7 +253,7 @@ def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[li
     return fixed, choices
 
 
-def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
+def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
     limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
     known: dict[tuple[int, int], Link] = {}
@@ -267,7 +267,7 @@ def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     return choice
 
 
-def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> UnpairedError:
+def _no_bijection(sides: TensorSides, scores: Array, labels: Labels) -> UnpairedError:
     """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
     left, right = left_over(scores)
     over = [sides.first[i] for i in left], [sides.second[j] for j in right]

@@ -11,7 +11,7 @@ from attn_bridge.weights.user_rules import AnyRules, read_rules
 
 from ..sides.subject import Parameter
 from .proposal import Labels, Order, in_order, propose
-from .settling import MAX_CANDIDATES, Partial, Probe
+from .settling import MAX_CANDIDATES, Distance, Partial
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 Parameters = Mapping[str, Parameter]
@@ -53,7 +53,7 @@ def partial(
 def pair_parameters(
     first: Parameters,
     second: Parameters,
-    probe: Probe | None = None,
+    probe: Distance | None = None,
     rules: AnyRules | None = None,
     labels: Labels = ("torch", "Flax"),
     orders: Callable[[], tuple[Order, Order]] | None = None,

@@ -44,7 +44,7 @@ _KERAS_GRU = re.compile(r"(^|[./])gru_cell(_\d+)?[./](kernel|recurrent_kernel|bi
 _KERNELS = re.compile(r"(^|[./])(kernel|recurrent_kernel|bias)$")
 """Names that trees of weights have from Keras, or from code like it, which may as well keep torch's order."""
 
-Probe = Callable[[Pairing], float]
+Distance = Callable[[Pairing], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def settle(
     given: Partial,
     choices: Sequence[Choice],
     fixed: Sequence[Link],
-    probe: Probe | None,
+    probe: Distance | None,
     limit: int = MAX_CANDIDATES,
     *,
     is_ordered: bool = False,
@@ -157,7 +157,7 @@ def settle(
     return _doubtful(first, by_name, why, _listed(some, names))
 
 
-def _distances(tried: Sequence[Pairing], probe: Probe, ordered: Pairing | None) -> list[float]:
+def _distances(tried: Sequence[Pairing], probe: Distance, ordered: Pairing | None) -> list[float]:
     """Return how far apart the outputs are under each candidate, as far as they are tried.
 
     Once one agrees, only others of which something else is which matter; none does where it is the order of execution.

@@ -18,7 +18,7 @@ import numpy as np
 
 from attn_bridge.weights import Rule
 
-from ..results.findings import Pair
+from ..results.findings import PairedParameter
 from ..sides.large import is_large
 from ..sides.subject import Array, Arrays, Parameter
 
@@ -184,9 +184,11 @@ class Pairing:
             for name, one in parameters.items()
         }
 
-    def rows(self) -> list[Pair]:
+    def rows(self) -> list[PairedParameter]:
         """Return the pairs for a report."""
-        return [Pair(match.first.name, match.second.name, match.pattern, match.how) for match in self.matches]
+        return [
+            PairedParameter(match.first.name, match.second.name, match.pattern, match.how) for match in self.matches
+        ]
 
     def _convert(self, arrays: Mapping[str, Array], source: Which) -> Arrays:
         target: Which = "second" if is_first(source) else "first"

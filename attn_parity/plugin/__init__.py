@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from .availability import skip_if_absent, skip_if_not_installed
-from .comparing import Cell, Parity
+from .comparing import Combination, Parity
 from .settings import AXES, SETTINGS, Settings, add_options, read_markers
 from .summary import Summary, hand_over
 
@@ -51,18 +51,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.fail.Exception(f"{metafunc.definition.name}: {error}", pytrace=False) from None
     axes = {one: said[plural] for plural, one in AXES.items() if plural in said}
     if axes:
-        cells = [Cell(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+        cells = [Combination(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
         metafunc.parametrize(CELL, cells, indirect=True, ids=map(str, cells))
 
 
 @pytest.fixture
-def _parity_cell(request: pytest.FixtureRequest) -> Cell:
-    cell: Cell = getattr(request, "param", Cell())
+def _parity_cell(request: pytest.FixtureRequest) -> Combination:
+    cell: Combination = getattr(request, "param", Combination())
     return cell
 
 
 @pytest.fixture
-def parity(request: pytest.FixtureRequest, _parity_cell: Cell) -> Parity:
+def parity(request: pytest.FixtureRequest, _parity_cell: Combination) -> Parity:
     """Compare any two sides, such as a torch and a Flax module: ``parity(first, second, inputs)``."""
     skip_if_not_installed()
     skip_if_absent(_parity_cell.device)

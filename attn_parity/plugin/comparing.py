@@ -23,7 +23,7 @@ FOUND = pytest.StashKey[list[dict[str, Any]]]()
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Combination:
     """One combination that a test runs in; None is what nothing was said about."""
 
     variant: str | None = None
@@ -59,7 +59,7 @@ class Parity:
         first_seed: the first seed.
     """
 
-    def __init__(self, node: Any, cell: Cell):
+    def __init__(self, node: Any, cell: Combination):
         settings = node.config.stash[SETTINGS]
         said = {**settings.values, **read_markers(node)}
         self.variant, self.dtype, self.device, self.mode = cell.variant, cell.dtype, cell.device, cell.mode

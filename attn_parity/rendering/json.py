@@ -13,7 +13,7 @@ import numpy as np
 
 from attn_bridge import whole_files as files
 
-from ..results.findings import SCHEMA, Divergence, ModuleNode, Pair, TensorVerdict, Worst
+from ..results.findings import SCHEMA, Divergence, ModuleNode, PairedParameter, TensorVerdict, Worst
 
 if TYPE_CHECKING:
     from ..results.report import Report
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMER: dict[type, tuple[str, ...]] = {
     Worst: ("torch", "flax"),
     TensorVerdict: ("flax_name", "torch_used", "flax_used", "torch_ulps", "flax_ulps"),
-    Pair: ("torch", "flax"),
+    PairedParameter: ("torch", "flax"),
     ModuleNode: ("flax_path", "torch_type", "flax_type", "amplification"),
     Divergence: ("flax_path",),
 }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..results.findings import ModuleNode, Pair, shown
+from ..results.findings import ModuleNode, PairedParameter, shown
 
 if TYPE_CHECKING:
     from ..results.report import Report
@@ -87,7 +87,7 @@ def state(node: ModuleNode, report: Report | None = None) -> str:
     return node.verdict or NOT_JUDGED
 
 
-def ways(pairing: Sequence[Pair]) -> str:
+def ways(pairing: Sequence[PairedParameter]) -> str:
     """Return how many parameters were paired in which way."""
     counts = Counter(pair.how for pair in pairing)
     return ", ".join(f"{count:,} by {how}" for how, count in counts.items())

@@ -154,7 +154,7 @@ class TensorVerdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class PairedParameter:
     """One parameter on both sides.
 
     Attributes:

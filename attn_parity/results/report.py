@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .changes import Changes, changes, read
-from .findings import SEVERITY, Allowance, Divergence, ModuleNode, Pair, Picture, TensorVerdict, Verdict, shown
+from .findings import (
+    SEVERITY,
+    Allowance,
+    Divergence,
+    ModuleNode,
+    PairedParameter,
+    Picture,
+    TensorVerdict,
+    Verdict,
+    shown,
+)
 
 if TYPE_CHECKING:
     from ..training.report import TrainingReport
@@ -64,7 +74,7 @@ class Report:
     unexercised: list[str] = dataclasses.field(default_factory=list)
     invariances: list[str] = dataclasses.field(default_factory=list)
     unreached: list[str] = dataclasses.field(default_factory=list)
-    pairing: list[Pair] = dataclasses.field(default_factory=list)
+    pairing: list[PairedParameter] = dataclasses.field(default_factory=list)
     noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     message: str = ""

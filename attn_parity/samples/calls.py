@@ -105,23 +105,23 @@ class Rearranged:
         return np.ascontiguousarray(moved.transpose(np.argsort(self.axes)))
 
 
-Place = int | Rearranged | None
+Counterpart = int | Rearranged | None
 """The first side's array whose numbers one of the second holds, rearranged or not; None where there is none."""
 
 
-def place_index(place: Place) -> int | None:
+def place_index(place: Counterpart) -> int | None:
     """Return the position of the first side's array that one of the second holds."""
     return place.index if isinstance(place, Rearranged) else place
 
 
-def alike(first: Arguments, second: Arguments) -> list[Place]:
+def alike(first: Arguments, second: Arguments) -> list[Counterpart]:
     """Return, per array of the second call, that of the first which holds the same numbers; None for one of its own.
 
     Numbers are the same if they are once both are rounded to the coarser of the two dtypes. One that stands in the same
     place goes before others, one of the same shape before one that is rearranged.
     """
     ours, theirs = first.leaves, second.leaves
-    found: list[Place] = [None] * len(theirs)
+    found: list[Counterpart] = [None] * len(theirs)
     free = list(range(len(ours)))
     own_paths, paths = first.paths, second.paths
     for j, leaf in enumerate(theirs):
@@ -138,11 +138,11 @@ def alike(first: Arguments, second: Arguments) -> list[Place]:
     return found
 
 
-def _in_place(index: int, first: Array, second: Array) -> Place:
+def _in_place(index: int, first: Array, second: Array) -> Counterpart:
     return index if _same(first, second) else None
 
 
-def _rearranged(index: int, one: Array, two: Array) -> Place:
+def _rearranged(index: int, one: Array, two: Array) -> Counterpart:
     if one.size != two.size or one.size < 2 or _class_of(one) != _class_of(two):
         return None
     orders = [tuple(range(one.ndim))]
@@ -198,7 +198,7 @@ def is_mask(leaf: Array) -> bool:
     return bool(np.all((values == 0.0) | (values == 1.0) | (values <= -1e4)))
 
 
-def like(arguments: Arguments, source: Arguments, matches: Sequence[Place]) -> Arguments:
+def like(arguments: Arguments, source: Arguments, matches: Sequence[Counterpart]) -> Arguments:
     """Return the arguments with the arrays that `source` has, too, taken from there."""
     leaves = source.leaves
     found = []

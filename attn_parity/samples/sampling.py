@@ -19,7 +19,7 @@ from ..sides.dtypes import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, Parameter
 from .calls import masks
 
-Outputs = list[tuple[str, tuple[int, ...], str]]
+OutputStructure = list[tuple[str, tuple[int, ...], str]]
 """Place, shape and dtype of every output."""
 
 MOVE = 2.0**-10
@@ -283,7 +283,7 @@ def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
     return result
 
 
-def cotangents(outputs: Outputs, seed: tuple[int, ...], dtype: str | None) -> list[Array]:
+def cotangents(outputs: OutputStructure, seed: tuple[int, ...], dtype: str | None) -> list[Array]:
     """Draw a gradient of the loss for every output, as the precision of the run holds it."""
     random = np.random.default_rng([*(abs(one) for one in seed), 3])
     found = []

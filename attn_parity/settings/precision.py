@@ -21,7 +21,7 @@ from attn_bridge import backends
 
 from ..adapters import load_adapter
 
-State = Literal["safe", "unsafe", "note", "no effect here", "info"]
+SwitchState = Literal["safe", "unsafe", "note", "no effect here", "info"]
 
 LABELS: dict[backends.Framework, str] = {framework: extra for framework, (_, extra) in backends.PACKAGES.items()}
 """Framework -> the library whose settings, versions and devices are meant."""
@@ -49,7 +49,7 @@ class Row:
     meaning: str
     value: str
     safe: str
-    state: State
+    state: SwitchState
     held: bool
     key: bool
     advice: str
@@ -96,7 +96,7 @@ class Switch:
     def row(self, framework: str, present: Collection[str]) -> Row:
         """Return it as it is now, judged for the kinds of devices that are `present`."""
         value = self.read()
-        state: State
+        state: SwitchState
         if self.safe is None:
             state = "info"
         elif value == self.safe or value in self.accepted:

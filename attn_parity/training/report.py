@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..results.findings import Pair, TensorVerdict, Verdict
+from ..results.findings import PairedParameter, TensorVerdict, Verdict
 from ..results.report import ParityError
 
 
@@ -72,7 +72,7 @@ class TrainingReport:
     message: str
     steps: int
     dtype: str
-    pairing: list[Pair] = dataclasses.field(default_factory=list)
+    pairing: list[PairedParameter] = dataclasses.field(default_factory=list)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     divergence: dict[str, list[float]] = dataclasses.field(default_factory=dict)

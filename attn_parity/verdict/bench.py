@@ -20,7 +20,7 @@ from ..sides.large import is_large
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, beyond, decide
-from .measures import Explained, Key, Measure, measure, scale_of, sum_floor
+from .measures import Explained, Measure, MeasureKey, measure, scale_of, sum_floor
 from .notes import Reached
 from .probes import Probing
 from .runner import Noise, Runner
@@ -84,11 +84,11 @@ class Bench:
         self.runner, self.dtype, self.modes = runner, dtype, modes
         self.pair: Pair = runner.pair
         self.noise = Noise()
-        self.measures: dict[Key, list[Measure]] = {}
+        self.measures: dict[MeasureKey, list[Measure]] = {}
         self.planned: list[Planned] = []
         self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self.exactly: dict[str, str] = {}
-        self.probed: dict[Side, dict[Key, list[Measure]]] = {}
+        self.probed: dict[Side, dict[MeasureKey, list[Measure]]] = {}
         self.pictures: list[Picture] = []
         self.held: dict[Side, list[Array]] = {}
         self.furthest: Sample | None = None
@@ -183,7 +183,8 @@ class Bench:
         """Note where devices hold other copies of one result than others do."""
         runs = [(side, run) for (side, _), run in taken.low.items()] + list(taken.exact.items())
         for side, run in runs:
-            self.mesh |= run.shares.sizes
+            if run.shares.parameters or any(any(cut.axes) for cut in run.shares.outputs):
+                self.mesh |= run.shares.sizes
             for line in run.shares.apart:
                 what, _, how = line.partition(": ")
                 self.apart.setdefault((side, what), how)

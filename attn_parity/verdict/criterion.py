@@ -25,15 +25,15 @@ import numpy as np
 
 from ..results.findings import Side, TensorVerdict, Verdict, shown
 from ..sides.dtypes import unit_of
+from ..sides.subject import Array
 from .measures import (
     CHUNK,
     FLOOR_ULPS,
     GROUP_FACTOR,
     MAX_LIMIT,
     RMS_LIMIT,
-    Array,
-    Key,
     Measure,
+    MeasureKey,
     chunk,
     meaning_limit,
     scale_of,
@@ -180,7 +180,7 @@ def allowed_meaning(one: Measure, dtype: str) -> float:
     return meaning_limit((one.first_max, one.second_max), one.scale, one.meaning_scale, dtype) + one.given
 
 
-def beyond(last: Mapping[Key, Measure], dtype: str) -> dict[Key, float]:
+def beyond(last: Mapping[MeasureKey, Measure], dtype: str) -> dict[MeasureKey, float]:
     """Return by how much the float64 results of a sample differ by more than they may, where they do."""
     excess = {key: (one.meaning or 0.0) - allowed_meaning(one, dtype) for key, one in last.items()}
     return {key: more for key, more in excess.items() if more > 0.0}

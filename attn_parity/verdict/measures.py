@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ..results.findings import Side, Worst
 from ..samples.sampling import Sample
 from ..sides.dtypes import unit_of
 from ..sides.large import release
+from ..sides.subject import Array
 
 MEANING_LIMIT = 1e-12
 RMS_LIMIT = 3.0
@@ -87,9 +87,7 @@ def flushed_below(dtype: str) -> float:
     return float(np.finfo(np.float32).tiny) / unit_of(dtype)
 
 
-Array = np.ndarray[Any, Any]
-
-Key = tuple[str, str]
+MeasureKey = tuple[str, str]
 """Name of a tensor, and mode."""
 
 CHUNK = 1 << 16

@@ -19,11 +19,11 @@ from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Array
 from .criterion import precision_used
-from .measures import Key, Measure, flushed_below
+from .measures import Measure, MeasureKey, flushed_below
 
 if TYPE_CHECKING:
     from .bench import Findings
-    from .runner import Outputs, Runner
+    from .runner import OutputArrays, Runner
 
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
@@ -34,7 +34,7 @@ NOTED = 2.0
 MAX_NAMES = 4
 """How many small tensors are named."""
 
-Measures = Mapping[Key, Sequence[Measure]]
+Measures = Mapping[MeasureKey, Sequence[Measure]]
 
 
 def on_stress(
@@ -242,7 +242,7 @@ def _cover(runner: Runner, matches: dict[str, Match], found: Coverage) -> None:
             found.unexercised.append(name)
 
 
-def _cover_large(runner: Runner, matches: list[Match], held: Outputs, found: Coverage) -> None:
+def _cover_large(runner: Runner, matches: list[Match], held: OutputArrays, found: Coverage) -> None:
     """Do the same with one run of one side: all parameters without a gradient change at once."""
     names = [match.first.name for match in matches]
     if matches and held and runner.reaches("first", held, matches, 1.0):

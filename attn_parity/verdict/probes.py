@@ -34,8 +34,8 @@ from .measures import (
     LITERAL_LIMIT,
     TABLE_LIMIT,
     Explained,
-    Key,
     Measure,
+    MeasureKey,
     chunk,
     with_error,
     with_flash_loss,
@@ -162,8 +162,8 @@ class Probing:
     # ---- what differs in meaning
 
     def explain(
-        self, sample: Sample, exact: Mapping[Side, Run], last: Mapping[Key, Measure], kinds: Mapping[str, str]
-    ) -> tuple[dict[Key, Measure], Explained]:
+        self, sample: Sample, exact: Mapping[Side, Run], last: Mapping[MeasureKey, Measure], kinds: Mapping[str, str]
+    ) -> tuple[dict[MeasureKey, Measure], Explained]:
         """Measure what tables, literals and fused attention explain of differences in meaning.
 
         Args:
@@ -181,7 +181,7 @@ class Probing:
         self._allow_flash(sample, exact, measures, kinds, explained)
         return measures, explained
 
-    def _allow_tables(self, sample: Sample, measures: dict[Key, Measure], explained: Explained) -> None:
+    def _allow_tables(self, sample: Sample, measures: dict[MeasureKey, Measure], explained: Explained) -> None:
         """Measure what tables in float32 explain of a difference in meaning that only they might explain."""
         doubted = beyond(measures, self.dtype)
         if not doubted or _largest_meaning(measures, doubted) > TABLE_LIMIT:
@@ -192,7 +192,7 @@ class Probing:
                 allowed = measures[name, mode] = with_table_error(measures[name, mode], moved[name])
                 explained.tables = max(explained.tables, min(allowed.given, allowed.meaning or 0.0))
 
-    def _allow_literals(self, sample: Sample, measures: dict[Key, Measure], explained: Explained) -> None:
+    def _allow_literals(self, sample: Sample, measures: dict[MeasureKey, Measure], explained: Explained) -> None:
         """Measure what literals of float32 accuracy and branches closer than float32 tells apart explain."""
         doubted = beyond(measures, self.dtype)
         is_seen = self.dtype == "float64" or _largest_meaning(measures, doubted) > LITERAL_LIMIT
@@ -209,7 +209,7 @@ class Probing:
         self,
         sample: Sample,
         exact: Mapping[Side, Run],
-        measures: dict[Key, Measure],
+        measures: dict[MeasureKey, Measure],
         kinds: Mapping[str, str],
         explained: Explained,
     ) -> None:
@@ -305,9 +305,9 @@ class Probing:
         self,
         side: Side,
         plan: Sequence[Planned],
-        measures: Mapping[Key, Sequence[Measure]],
+        measures: Mapping[MeasureKey, Sequence[Measure]],
         floors: Mapping[str, float],
-    ) -> dict[Key, list[Measure]]:
+    ) -> dict[MeasureKey, list[Measure]]:
         """Return measures with the errors of one side raised to what it loses under other roundings, per sample.
 
         Args:
@@ -316,7 +316,7 @@ class Probing:
             measures: tensor and mode -> a measure per sample.
             floors: tensor -> units of the last place that the sides differ from themselves.
         """
-        found: dict[Key, list[Measure]] = {}
+        found: dict[MeasureKey, list[Measure]] = {}
         for position, planned in enumerate(plan):
             self.pair.progress(f"redrawing the roundings of {self.pair.shown[side]}", position, len(plan))
             sample = self.runner.sample(planned)
@@ -346,11 +346,11 @@ class Probing:
             yield self._tables(one, sample, seed)
 
 
-def _largest_meaning(measures: Mapping[Key, Measure], keys: Iterable[Key]) -> float:
+def _largest_meaning(measures: Mapping[MeasureKey, Measure], keys: Iterable[MeasureKey]) -> float:
     return max((measures[key].meaning or 0.0 for key in keys), default=0.0)
 
 
-def _is_hopeless(side: Side, found: Mapping[Key, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
+def _is_hopeless(side: Side, found: Mapping[MeasureKey, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
     """Tell whether the first sample says that other roundings of one side can't explain what the other loses."""
     accused = 1 if side == "first" else 0
     shares = [precision_used(measures, floors.get(key[0], 0.0))[accused] for key, measures in found.items()]

@@ -30,10 +30,10 @@ ULP_SEEDS = 8
 HALVES_SIZE = 1 << 18
 """Most elements of an input whose batch is also run in halves."""
 
-Outputs = Mapping[Side, list[Array]]
+OutputArrays = Mapping[Side, list[Array]]
 """The outputs of each side, in float64."""
 
-Named = Mapping[str, tuple[str, Array]]
+NamedArrays = Mapping[str, tuple[str, Array]]
 """Name -> kind and array."""
 
 
@@ -85,7 +85,7 @@ class Runner(Protocol):
     def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
         """Return the outputs of one side with some parameters poisoned (NaN) or changed at random."""
 
-    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
+    def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
         """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
 
 
@@ -207,7 +207,7 @@ class Live:
                 return f"the {pair.shown[side]} module is not deterministic: {found}"
         return ""
 
-    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
+    def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
         """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
         large = self.pair.effort.large
         pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
@@ -317,7 +317,7 @@ def measured_noise(
     return found
 
 
-def relative(one: Named, two: Named) -> float:
+def relative(one: NamedArrays, two: NamedArrays) -> float:
     """Return the largest difference of two runs, relative to the largest value of its tensor."""
     largest = 0.0
     for name, (_, first) in one.items():
@@ -347,7 +347,7 @@ def perturbed(runner: Live, dtype: str) -> dict[str, float]:
     return floors
 
 
-def _units(one: Named, two: Named, dtype: str) -> dict[str, float]:
+def _units(one: NamedArrays, two: NamedArrays, dtype: str) -> dict[str, float]:
     """Return how far two runs are apart per tensor, in units of the last place of its largest value."""
     found = {}
     for name, (_, first) in one.items():

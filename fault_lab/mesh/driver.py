@@ -12,7 +12,7 @@ from pathlib import Path
 from attn_bridge.backends import Framework
 from attn_parity.check.mesh.processes import (
     FRAMEWORKS,
-    Task,
+    MeshTask,
     check_mesh_sizes,
     chosen_frameworks,
     installed,
@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class MutationTask(Task):
+class MutationTask(MeshTask):
     """What one process of a mesh judges.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_bridge.masks import causal, full, sliding_window
 from attn_bridge.specs import VARIANTS, Alibi, Config, GroupedQueryAttentionConfig, Rotary, find_variant
-from attn_parity.check.cases import CASES, Case, draw
+from attn_parity.check.cases import CASES, TwinCase, draw
 from attn_parity.check.mesh.cases import MODELS, MeshCase, mesh_cases
 
 DTYPES = ("float32", "float32", "bfloat16")
@@ -62,7 +62,7 @@ def _drawn(random: np.random.Generator, sizes: Mapping[str, int], method: str, s
     if random.random() < 0.2:
         variant = find_variant("MultiHeadAttention")
         arguments = {"d_in": width, "d_out": 4 * heads, "context_length": tokens, "num_heads": heads, "qkv_bias": bias}
-        case = Case("drawn", tokens, {**CASES[0].sizes, **arguments, "dropout": 0.0}, batch, mask)
+        case = TwinCase("drawn", tokens, {**CASES[0].sizes, **arguments, "dropout": 0.0}, batch, mask)
     else:
         variant = find_variant("GroupedQueryAttention")
         config = GroupedQueryAttentionConfig(
@@ -77,7 +77,7 @@ def _drawn(random: np.random.Generator, sizes: Mapping[str, int], method: str, s
             softcap=_one_of(random, (None, None, 5.0)),
             sinks=bool(random.random() < 0.3),
         )
-        case = Case("drawn", tokens, {"d_in": width}, batch, mask, config=config)
+        case = TwinCase("drawn", tokens, {"d_in": width}, batch, mask, config=config)
     name = f"{variant.name} drawn"
     return MeshCase(name, variant.name, case.arguments(variant), case.config_of(variant), draw(case, variant, seed))
 

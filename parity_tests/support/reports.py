@@ -7,7 +7,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from attn_parity.results.findings import Divergence, ModuleNode, Pair, Picture, TensorVerdict, Worst
+from attn_parity.results.findings import Divergence, ModuleNode, PairedParameter, Picture, TensorVerdict, Worst
 from attn_parity.results.report import Report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\ud800\u202e]]>"
@@ -175,11 +175,13 @@ def different_report() -> Report:
         TensorVerdict("weight probe", "probe", "weight", (3,), "float32", "inconclusive", "Flax alone returned it"),
     ]
     pairing = [
-        Pair(f"blocks.{index}.attn.{name}.weight", f"layers.{index}.attn.{name}.kernel", "o i -> i o", "names")
+        PairedParameter(
+            f"blocks.{index}.attn.{name}.weight", f"layers.{index}.attn.{name}.kernel", "o i -> i o", "names"
+        )
         for index in range(12)
         for name in ("W_query", "W_key", "W_value", "out_proj")
     ]
-    pairing.append(Pair("head.weight", "head.kernel", "o i -> i o", "probe"))
+    pairing.append(PairedParameter("head.weight", "head.kernel", "o i -> i o", "probe"))
     return Report(
         verdict="different",
         tensors=tensors,
@@ -267,7 +269,7 @@ def hostile_report() -> Report:
         [HOSTILE],
         [HOSTILE],
         [HOSTILE],
-        [Pair(HOSTILE, HOSTILE, HOSTILE, "probe")],
+        [PairedParameter(HOSTILE, HOSTILE, HOSTILE, "probe")],
         {HOSTILE: 0.5},
         [HOSTILE],
         HOSTILE,

@@ -22,7 +22,7 @@ from attn_bridge.specs import VARIANTS
 from attn_parity import workers
 from attn_parity.check import cases, kernels, matrix
 from attn_parity.check.cases import CASES
-from attn_parity.check.twin_runs import Row
+from attn_parity.check.twin_runs import CheckRow
 
 from ..support import cover
 from ..twins.mutation.faults import FAULTS
@@ -382,7 +382,7 @@ def test_real_weights_are_the_same_from_several_processes():
     case = dataclasses.replace(CASES[0], dtypes=("float64",))
     numbers = [cases.draw(case, variant, seed).weights for seed in (1, 2)]
     subjects = [
-        Row(variant, dataclasses.replace(case, name=f"layer-{index}"), weights, ("--weights", "x"))
+        CheckRow(variant, dataclasses.replace(case, name=f"layer-{index}"), weights, ("--weights", "x"))
         for index, weights in enumerate(numbers)
     ]
     one, two = (check(subjects=subjects, seeds=1, jobs=jobs) for jobs in (1, 2))

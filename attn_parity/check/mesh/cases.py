@@ -36,7 +36,7 @@ from attn_bridge.specs import (
     find_variant,
 )
 
-from ..cases import CASES, Case, Numbers, cases_of, draw
+from ..cases import CASES, CaseNumbers, TwinCase, cases_of, draw
 
 HEADS, TOKENS, BATCH, VOCABULARY, WIDTH = 8, 16, 2, 32, 16
 
@@ -60,7 +60,7 @@ class MeshCase:
     class_name: str
     arguments: dict[str, Any]
     config: Config
-    numbers: Numbers
+    numbers: CaseNumbers
 
     def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the keyword inputs, those that are floating point in a dtype."""
@@ -84,7 +84,7 @@ def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     return found + [_model(name, config, seed) for name, config in MODELS.items() if not wanted or name in wanted]
 
 
-def _cases_of(variant: Variant) -> list[Case]:
+def _cases_of(variant: Variant) -> list[TwinCase]:
     if not variant.examples:
         return [dataclasses.replace(CASES[0], name="shared", tokens=TOKENS, batch=BATCH, sizes=SIZES)]
     return [
@@ -101,7 +101,7 @@ def _cases_of(variant: Variant) -> list[Case]:
     ]
 
 
-def _case(variant: Variant, case: Case, seed: int) -> MeshCase:
+def _case(variant: Variant, case: TwinCase, seed: int) -> MeshCase:
     name = f"{variant.name} {case.name}"
     return MeshCase(name, variant.name, case.arguments(variant), case.config_of(variant), draw(case, variant, seed))
 
@@ -175,4 +175,4 @@ def _model(name: str, config: Config, seed: int) -> MeshCase:
         ids = {"source": random.integers(0, VOCABULARY, size=(BATCH, TOKENS)), **ids}
     if isinstance(config, GPTModelConfig | BertEncoderConfig):
         ids = {"ids": ids["tokens"]}
-    return MeshCase(name, name.split()[0], {"config": config}, config, Numbers(weights, dict(ids), []))
+    return MeshCase(name, name.split()[0], {"config": config}, config, CaseNumbers(weights, dict(ids), []))

@@ -31,11 +31,11 @@ FAILED = "failed"
 _POLL = 0.2
 """Seconds between two looks at how far the processes are."""
 
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class MeshTask:
     """What one process of a mesh does; its text is its name in messages.
 
     Attributes:
@@ -57,7 +57,7 @@ class Task:
         return f"process {self.rank} of the {self.framework} mesh"
 
 
-OfTask = TypeVar("OfTask", bound=Task)
+OfTask = TypeVar("OfTask", bound=MeshTask)
 
 
 def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> None:
@@ -108,7 +108,7 @@ def process_count(framework: backends.Framework, sizes: Mapping[str, int]) -> in
     return math.prod(sizes.values()) if framework == "torch" else 1
 
 
-def results_of(function: Callable[[OfTask], list[Found]], tasks: list[OfTask]) -> list[Found]:
+def results_of(function: Callable[[OfTask], list[Outcome]], tasks: list[OfTask]) -> list[Outcome]:
     """Run the processes of a mesh, and return what the first one found; all of them find the same.
 
     Raises:
@@ -157,7 +157,7 @@ def told(folder: Path, progress: Callable[[str, int, int], None] | None, before:
 
 
 @contextlib.contextmanager
-def joined(task: Task) -> Iterator[Any]:
+def joined(task: MeshTask) -> Iterator[Any]:
     """Return the mesh that a process is part of; where it fails, it says so to the others' reader."""
     meshes = load_adapter(task.framework, "meshes")
     try:
@@ -170,7 +170,7 @@ def joined(task: Task) -> Iterator[Any]:
         meshes.leave()
 
 
-def tell_done(task: Task, what: str) -> None:
+def tell_done(task: MeshTask, what: str) -> None:
     """Say that something is done."""
     if task.rank == 0:
         with (task.folder / "progress").open("a") as file:

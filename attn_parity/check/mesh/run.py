@@ -18,7 +18,7 @@ from ...settings.precision import environment
 from ...sides.dtypes import LOW_PRECISIONS
 from .cases import MODELS, MeshCase, mesh_cases
 from .processes import (
-    Task,
+    MeshTask,
     check_mesh_sizes,
     chosen_frameworks,
     installed,
@@ -32,7 +32,7 @@ from .report import MeshReport, MeshRow
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckTask(Task):
+class CheckTask(MeshTask):
     """What one process of a mesh judges.
 
     Attributes:

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attn_bridge import backends
 from attn_bridge.checkpoints import containers, modules
 from attn_bridge.specs import DecoderConfig
 
 from ...adapters import load_adapter
-
-Array = np.ndarray[Any, Any]
+from ...sides.subject import Array
 
 
 class Twin:

@@ -10,7 +10,7 @@ from ...results.findings import SEVERITY, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Worst:
+class WorstTensor:
     """A tensor of a part that is furthest beyond what it may be: its name, its verdict, and why."""
 
     name: str
@@ -41,7 +41,7 @@ class PairVerdict:
     place: str
     direction: str
     hint: str
-    worst: tuple[Worst, ...]
+    worst: tuple[WorstTensor, ...]
     tensors: int
     notes: tuple[str, ...]
     seconds: float

@@ -27,9 +27,10 @@ from ...pairing import Pairing
 from ...results.findings import SEVERITY
 from ...results.report import Report
 from ...sides.large import LARGE
+from ...sides.subject import Array
 from . import decoding, same_elements
-from .makers import Array, Maker, Theirs, Twin, dtype_of
-from .report import ModelReport, PairVerdict, PartVerdict, Worst
+from .makers import Maker, Theirs, Twin, dtype_of
+from .report import ModelReport, PairVerdict, PartVerdict, WorstTensor
 
 ROWS = 1 << 25
 """Numbers of the embedding table that the judge takes its tokens from; a whole one is compared bit for bit."""
@@ -263,7 +264,7 @@ def _verdict(name: str, first: str, report: Report, seconds: float) -> PairVerdi
     bad = sorted(
         (one for one in report.tensors if one.verdict != "equal"), key=lambda one: -SEVERITY.index(one.verdict)
     )
-    found = tuple(Worst(one.second_name, one.verdict, one.message) for one in bad[:SHOWN])
+    found = tuple(WorstTensor(one.second_name, one.verdict, one.message) for one in bad[:SHOWN])
     place = direction = hint = ""
     if report.first_divergence is not None:
         one = report.first_divergence

@@ -23,7 +23,7 @@ OPEN = 3
 
 MAP_SIZE, HEAD_SIZE = 256, 84
 CHART_WIDTH, CHART_HEIGHT = 340, 190
-Labels = tuple[str, str]
+SideLabels = tuple[str, str]
 """What the two sides are called."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -62,7 +62,7 @@ def section(report: Report) -> list[Markup]:
 # ---- heat maps
 
 
-def _maps(picture: Picture, labels: Labels) -> Markup:
+def _maps(picture: Picture, labels: SideLabels) -> Markup:
     one, two = picture.first, picture.second
     if not one.size or one.shape != two.shape:
         why = "it has no elements"
@@ -81,7 +81,7 @@ def _maps(picture: Picture, labels: Labels) -> Markup:
     return _figure(picture.name, [(None, *both)], MAP_SIZE, caption, labels)
 
 
-def _head_maps(picture: Picture, labels: Labels) -> Markup:
+def _head_maps(picture: Picture, labels: SideLabels) -> Markup:
     """Return one small map per head of one sample of attention weights ``(B, H, T, S)``."""
     batch, heads, queries, keys = picture.first.shape
     sample, chosen = pictures.chosen_heads(picture.first, picture.second)
@@ -94,7 +94,7 @@ def _head_maps(picture: Picture, labels: Labels) -> Markup:
     return _figure(picture.name, maps, HEAD_SIZE, caption, labels)
 
 
-def _largest(first: Array, second: Array, place: Sequence[Any], labels: Labels) -> str:
+def _largest(first: Array, second: Array, place: Sequence[Any], labels: SideLabels) -> str:
     one, two = float(first[tuple(place)]), float(second[tuple(place)])
     if one == two or (one != one and two != two):
         return ""
@@ -102,7 +102,7 @@ def _largest(first: Array, second: Array, place: Sequence[Any], labels: Labels) 
 
 
 def _figure(
-    name: str, maps: Sequence[tuple[str | None, Array, Array]], size: int, caption: str, labels: Labels
+    name: str, maps: Sequence[tuple[str | None, Array, Array]], size: int, caption: str, labels: SideLabels
 ) -> Markup:
     """Return a table of pictures: a column per map, a row per side, and one of differences, with two scales."""
     first = [pictures.shrink(one) for _, one, _ in maps]
@@ -183,7 +183,7 @@ def _scale(title: str, low: str, high: str, *, diverging: bool) -> Markup:
 # ---- histograms
 
 
-def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: Labels) -> Markup | None:
+def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: SideLabels) -> Markup | None:
     """Return one side's errors as bars upwards and the other's as bars downwards, over their size in octaves."""
     oracle = picture.oracle
     if oracle is None:
@@ -218,7 +218,7 @@ def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: Labels) -
     )
 
 
-def _chart(first: Array, second: Array, title: str, labels: Labels) -> Markup:
+def _chart(first: Array, second: Array, title: str, labels: SideLabels) -> Markup:
     bins = len(first)
     left, bottom = 54, 36
     step = (CHART_WIDTH - left - 6) / bins

@@ -59,7 +59,7 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Ma
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class Exchange:
     """One exchange: of which parameters, along which of their axes, by how many parts.
 
     Attributes:
@@ -82,7 +82,9 @@ class Way:
         return np.roll(array.reshape(shape), self.shift, at + 1).reshape(array.shape)
 
 
-def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Way]:
+def _ways(
+    cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+) -> Iterator[Exchange]:
     """Return what devices may have exchanged: parts that they hold, or heads that they got for tokens."""
     several = sorted((name, size) for name, size in sizes.items() if size > 1)
     for axis, size in several:
@@ -95,7 +97,7 @@ def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes:
         sets += [[*one, *two] for one, two in itertools.combinations(owners.values(), 2)]
         sets += [list(held)] if len(owners) > 2 else []
         for shift in range(1, min(size, 3)):
-            yield from (Way({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
+            yield from (Exchange({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
     for axis, size in several:
         alike: dict[tuple[int, int], dict[str, int]] = {}
         for name, shape in shapes.items():
@@ -108,7 +110,7 @@ def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes:
             for count in (1, 2):
                 for (outer, _), places in alike.items():
                     for names in itertools.combinations(places, count):
-                        yield Way({name: places[name] for name in names}, axis, size, outer, shift)
+                        yield Exchange({name: places[name] for name in names}, axis, size, outer, shift)
 
 
 def _place(cut: Cut, axis: str) -> int | None:

@@ -11,13 +11,13 @@ from attn_bridge.specs import VARIANTS
 from attn_parity import workers
 from attn_parity.check import kernels, matrix
 from attn_parity.check.cases import MODES, cases_of
-from attn_parity.check.twin_runs import Row
+from attn_parity.check.twin_runs import CheckRow
 from attn_parity.sides.dtypes import DTYPES
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_every_variant_runs_every_case_and_users_case_in_full(variant):
-    subjects = [Row(variant, case) for case in cases_of(variant, is_brief=True)]
+    subjects = [CheckRow(variant, case) for case in cases_of(variant, is_brief=True)]
     assert [one.case.name for one in subjects] == [case.name for case in cases_of(variant)]
     assert all("float64" in one.precisions(DTYPES, everywhere=False) for one in subjects)
     (first,) = (one for one in subjects if one.is_first)
@@ -29,7 +29,7 @@ def test_every_variant_runs_every_case_and_users_case_in_full(variant):
 
 def test_users_weights_are_run_in_full():
     (variant,) = (one for one in VARIANTS if one.name == "MultiHeadAttention")
-    subject = Row(variant, cases_of(variant)[-1], weights={})
+    subject = CheckRow(variant, cases_of(variant)[-1], weights={})
     assert all(subject.is_in_full(dtype) for dtype in DTYPES)
 
 

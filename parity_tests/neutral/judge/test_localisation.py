@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from attn_parity.localisation.between import Step, calls_inside, code_between
+from attn_parity.localisation.between import PairedCall, calls_inside, code_between
 from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
 from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
@@ -172,7 +172,7 @@ def chain(faults=(), direction="forward"):
             "first": call(path, order, x, result, gradient),
             "second": call(path, order, given, second_result, back),
         }
-        steps.append(Step(path, calls))
+        steps.append(PairedCall(path, calls))
         x = result * 2
     return steps
 
@@ -204,7 +204,7 @@ def test_the_code_between_two_steps(direction, faults, between):
 def test_nothing_is_located_without_comparable_calls():
     assert code_between("m", [], WHOLE, "forward", 1e-11, nothing) is None
     odd = {"first": call("a", 0, draw(4), draw(4)), "second": call("a", 0, draw(5), draw(5))}
-    assert code_between("m", [Step("a", odd)], WHOLE, "forward", 1e-11, nothing) is None
+    assert code_between("m", [PairedCall("a", odd)], WHOLE, "forward", 1e-11, nothing) is None
     assert code_between("m", chain("", "backward"), WHOLE, "backward", 1e-11, nothing) is None
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_located_without_comparable_calls():
 def test_an_embeddings_inputs_are_compared_by_its_outputs(moved, between):
     ids, result = np.arange(4), draw(4)
     calls = {"first": call("m.embed", -1, ids, result), "second": call("m.embed", -1, ids, result * moved)}
-    assert code_between("m", [Step("m.embed", calls), *chain("a")], WHOLE, "forward", 1e-11, nothing) == between
+    assert code_between("m", [PairedCall("m.embed", calls), *chain("a")], WHOLE, "forward", 1e-11, nothing) == between
 
 
 def test_a_backward_fault_before_the_first_step_is_located():

@@ -16,7 +16,7 @@ import torch
 from flax import nnx
 from torch import nn
 
-from attn_parity.localisation import Found
+from attn_parity.localisation import Localisation
 from attn_parity.localisation.search import find_on
 from attn_parity.localisation.sides import Sides
 from attn_parity.sides.subject import Arguments
@@ -345,6 +345,6 @@ def sides_of(first: Any, second: Any, *inputs: Any, second_inputs: Any = None) -
     )
 
 
-def place(first: Any, second: Any, *inputs: Any, **more: Any) -> Found:
+def place(first: Any, second: Any, *inputs: Any, **more: Any) -> Localisation:
     """Return where two modules part."""
     return find_on(sides_of(first, second, *inputs, **more), "meaning")

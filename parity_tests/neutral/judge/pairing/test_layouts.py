@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_parity.pairing import propose
-from attn_parity.pairing.patterns import Kind, Options, Way, options
+from attn_parity.pairing.patterns import Options, TensorKind, Way, options
 
 from .parameters import draw, parameters
 
@@ -214,7 +214,7 @@ def test_stacked_fused_layers_are_split_by_layer_and_part():
 
 
 def test_only_tensors_of_one_class_must_share_an_orientation():
-    mixer = Kind((4, 6), "torch", "Mixer", "mix")
+    mixer = TensorKind((4, 6), "torch", "Mixer", "mix")
     assert options(mixer, mixer, False) == Options((Way("... -> ..."),))
     assert len(options(mixer, dataclasses.replace(mixer, shape=(6, 4)), False).ways) > 0
     square = dataclasses.replace(mixer, shape=(4, 4))
@@ -239,5 +239,5 @@ SQUARES = [
 
 @pytest.mark.parametrize(("first", "second", "usual"), SQUARES)
 def test_square_matrices_lie_as_their_names_suggest(first, second, usual):
-    kinds = [Kind((4, 4), framework, owner, last) for (framework, last), owner in ((first, "A"), (second, "B"))]
+    kinds = [TensorKind((4, 4), framework, owner, last) for (framework, last), owner in ((first, "A"), (second, "B"))]
     assert options(*kinds, False).ways[0] == usual
