@@ -46,7 +46,7 @@ class Feed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class CallTrial:
     """What one pair of calls showed; differences are relative to the largest value and None where nothing was run.
 
     Attributes:
@@ -76,7 +76,7 @@ def force(
     limit: float,
     *,
     strict: bool = False,
-) -> Trial:
+) -> CallTrial:
     """Run a pair of submodules by itself, fed by each side in turn.
 
     Args:
@@ -89,10 +89,10 @@ def force(
     """
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
     feeds = _feeds(calls, strict=strict)
-    free = Trial(apart(calls, feeds[0].groups, "inputs"), apart(calls, outputs, "outputs"))
+    free = CallTrial(apart(calls, feeds[0].groups, "inputs"), apart(calls, outputs, "outputs"))
     if not outputs:
         return dataclasses.replace(free, problem=shapes_apart(calls))
-    best: Trial | None = None
+    best: CallTrial | None = None
     for feed in feeds:
         found = dataclasses.replace(free, exchanged=feed.exchanged)
         matched = outputs
@@ -132,13 +132,13 @@ def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:
     )
 
 
-def compare_freely(calls: dict[Side, Call], limit: float) -> Trial:
+def compare_freely(calls: dict[Side, Call], limit: float) -> CallTrial:
     """Compare one recorded call of each side: only where the inputs agree do the outputs say something."""
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
     error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
     agree = (error_in or 0.0) <= limit and not whole_numbers(calls["first"].arguments, calls["second"].arguments)
-    return Trial(error_in, error_out, error_out if agree else None)
+    return CallTrial(error_in, error_out, error_out if agree else None)
 
 
 def run_both(

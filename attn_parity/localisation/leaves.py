@@ -23,7 +23,7 @@ _MAX_AXES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class AxisTurn:
     """How an array of the first side becomes one of the second: axes permuted on one side, then reshaped."""
 
     first: tuple[int, ...]
@@ -55,7 +55,7 @@ class LeafGroup:
 
     first: tuple[int, ...]
     second: tuple[int, ...]
-    turn: Turn
+    turn: AxisTurn
 
     def places(self, side: Side) -> tuple[int, ...]:
         """Return the positions on one side."""
@@ -109,7 +109,7 @@ def other_layouts(
 
     ``(B, 4, 4, 4)`` may be an image with its channels first or last.
     """
-    unsure: dict[int, dict[tuple[int, ...], Turn]] = {}
+    unsure: dict[int, dict[tuple[int, ...], AxisTurn]] = {}
     for position, group in enumerate(groups):
         one, two = first[group.first[0]], second[group.second[0]]
         if len(one.shape) == len(two.shape) and relative([(group.turn.to_second(one), two)]) >= _CLOSE:
@@ -194,11 +194,11 @@ def _are_other_masks(one: Array, two: Array) -> bool:
     return are_added[0] != are_added[1] and bool((two if are_added[0] else one).any())
 
 
-def _best_turn(one: Array, two: Array) -> tuple[int, Turn] | None:
+def _best_turn(one: Array, two: Array) -> tuple[int, AxisTurn] | None:
     """Return how one array may be the other, and 0 if the numbers agree, 1 if roughly, 2 if only the shapes do."""
     if one.size != two.size:
         return None
-    best: tuple[int, Turn] | None = None
+    best: tuple[int, AxisTurn] | None = None
     for turn, needs_values in _turns(one.shape, two.shape):
         apart = relative([(turn.to_second(one), two)])
         tier = 0 if apart < _CLOSE else 1 if apart < _ALIKE else 2
@@ -209,7 +209,7 @@ def _best_turn(one: Array, two: Array) -> tuple[int, Turn] | None:
     return best
 
 
-def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, bool]]:
+def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[AxisTurn, bool]]:
     """Yield the ways in which one shape may become the other, and whether only numbers can tell that it does."""
     plain = _plain_turn(one, two)
     if plain is not None:
@@ -217,11 +217,11 @@ def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, b
     if len(one) == len(two):
         for axes in _orders(len(one)):
             if tuple(one[axis] for axis in axes) == two and axes != tuple(range(len(one))):
-                yield Turn(one, two, axes), False
+                yield AxisTurn(one, two, axes), False
     elif max(len(one), len(two)) <= _MAX_AXES:
         side: Side = "first" if len(one) > len(two) else "second"
         for axes in itertools.permutations(range(max(len(one), len(two)))):
-            yield Turn(one, two, axes, side), True
+            yield AxisTurn(one, two, axes, side), True
 
 
 def _orders(count: int) -> Iterator[tuple[int, ...]]:
@@ -242,10 +242,10 @@ def _moves_one_axis(axes: tuple[int, ...]) -> bool:
     )
 
 
-def _plain_turn(one: tuple[int, ...], two: tuple[int, ...]) -> Turn | None:
+def _plain_turn(one: tuple[int, ...], two: tuple[int, ...]) -> AxisTurn | None:
     """Return the reshape from one shape to the other if it only merges, splits or drops neighbouring axes."""
     if one == two or (len(one) != len(two) and _bare(one) == _bare(two)) or _refines(one, two) or _refines(two, one):
-        return Turn(one, two, tuple(range(len(one))))
+        return AxisTurn(one, two, tuple(range(len(one))))
     return None
 
 

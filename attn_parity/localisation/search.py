@@ -20,7 +20,7 @@ from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
-from .forcing import Trial, compare_freely, evidence_between, evidence_of, force
+from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -217,13 +217,13 @@ class _Search:
                 trial = self._trial(node, calls)
             except FAILURES as error:
                 problem = f"could not be run by itself: {error}"
-                free = Trial() if node.refed else compare_freely(calls, self._limit_of(node, "forward"))
+                free = CallTrial() if node.refed else compare_freely(calls, self._limit_of(node, "forward"))
                 trial = dataclasses.replace(free, problem=problem)
             node.add(trial)
 
-    def _trial(self, node: Node, calls: dict[Side, Call]) -> Trial:
+    def _trial(self, node: Node, calls: dict[Side, Call]) -> CallTrial:
         if self.runner is None:
-            return Trial() if node.refed else compare_freely(calls, self.limits["forward"])
+            return CallTrial() if node.refed else compare_freely(calls, self.limits["forward"])
         if self.aim == "meaning":
             strict = node is self.root
             trial = force(self.runner, self.sides.pairing, node.paths, calls, self.limits["forward"], strict=strict)
@@ -235,7 +235,7 @@ class _Search:
             if used[key] > 1.0
         ]
         node.message = node.message or (f"fed the same inputs, the {loses[0]}" if loses else "")
-        return Trial(forward=used.get("forward"), backward=used.get("backward"), problem=problem)
+        return CallTrial(forward=used.get("forward"), backward=used.get("backward"), problem=problem)
 
     def _try_other_pairs(self, node: Node) -> None:
         """Where several nested modules hold the same weights, take the pair of them that agrees, if there is one."""

@@ -9,7 +9,7 @@ from typing import Literal
 from ..pair import SIDES
 from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
-from .forcing import Trial
+from .forcing import CallTrial
 from .leaves import fed_alike, whole_numbers, whole_outputs
 
 MAX_CALLS = 3
@@ -33,7 +33,7 @@ class Node:
     rounding: float | None = None
     tables: dict[str, float] | None = None
     calls: list[tuple[Call, Call]] = dataclasses.field(default_factory=list)
-    trials: list[Trial] = dataclasses.field(default_factory=list)
+    trials: list[CallTrial] = dataclasses.field(default_factory=list)
     children: list[Node] = dataclasses.field(default_factory=list)
 
     @property
@@ -59,7 +59,7 @@ class Node:
     @property
     def worst(self) -> str:
         """The gradient that differs the most."""
-        return max(self.trials, key=lambda trial: trial.backward or 0.0, default=Trial()).worst
+        return max(self.trials, key=lambda trial: trial.backward or 0.0, default=CallTrial()).worst
 
     @property
     def returns_other_numbers(self) -> bool:
@@ -70,7 +70,7 @@ class Node:
         """Return the difference in one direction."""
         return self.forward if direction == "forward" else self.backward
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: CallTrial) -> None:
         """Take what one more call showed."""
         self.trials.append(trial)
         self.message = self.message or trial.problem

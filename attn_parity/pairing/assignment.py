@@ -11,7 +11,7 @@ import numpy as np
 
 from ..sides.subject import Array
 from .names import Name, layer_of, likeness, read
-from .patterns import Options, kind_of, options
+from .patterns import WayOptions, kind_of, options
 from .tensors import Tensor
 
 MARGIN = 0.15
@@ -42,7 +42,7 @@ class TensorSides:
             for kinds, names in zip(self.kinds, self.names, strict=True)
         ]
 
-    def options(self, i: int, j: int) -> Options:
+    def options(self, i: int, j: int) -> WayOptions:
         """Return the ways from one of the first side's tensors to one of the second's."""
         equal = self.names[0][i].same == self.names[1][j].same
         return options(self.kinds[0][i], self.kinds[1][j], equal)

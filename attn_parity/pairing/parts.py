@@ -25,7 +25,7 @@ MAX_PARTS = 4
 MAX_TIED = 4
 """Most fused tensors whose parts are thought of in every order."""
 
-Scores = Mapping[tuple[int, int], float]
+BundleScores = Mapping[tuple[int, int], float]
 """(position of a fused tensor, of a bundle) -> how much names speak for it to hold them."""
 
 MAX_SIBLINGS = 8
@@ -36,7 +36,7 @@ _BY_HEAD = ("query_key_value", "wqkv")
 
 
 @dataclasses.dataclass(frozen=True)
-class Bundle:
+class PartBundle:
     """Tensors of one side that may be the parts of one on the other.
 
     Attributes:
@@ -141,7 +141,7 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
     return [_orders(group, split) for group in groups]
 
 
-def _is_tied(one: tuple[float, int, int, Split], two: tuple[float, int, int, Split], scores: Scores) -> bool:
+def _is_tied(one: tuple[float, int, int, Split], two: tuple[float, int, int, Split], scores: BundleScores) -> bool:
     """Tell whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
     (_, i, k, _), (_, j, m, _) = one, two
     held = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
@@ -160,7 +160,7 @@ def _orders(
     return [usual, *(some for some in turned if all(one.arrangements for one in some))]
 
 
-def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collection[int]) -> Iterator[Bundle]:
+def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collection[int]) -> Iterator[PartBundle]:
     """Yield the siblings that may be one tensor on the other side, which has one of so many elements."""
     siblings: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for i, name in enumerate(names):
@@ -179,7 +179,7 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
                 parts = tuple(words[label][0] for label in labels)
                 if frozenset(parts) not in known:
                     known.add(frozenset(parts))
-                    yield Bundle(parts, labels, key.split()[0], which=which or ())
+                    yield PartBundle(parts, labels, key.split()[0], which=which or ())
         ordered = sorted(group, key=lambda i: names[i].natural)
         place = {i: k for k, i in enumerate(ordered)}
         for length in range(2, min(len(ordered), MAX_PARTS) + 1):
@@ -190,10 +190,10 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
             for parts in candidates:
                 if frozenset(parts) not in known and sum(math.prod(tensors[i].shape) for i in parts) in totals:
                     labels = tuple(names[i].spelled or str(i) for i in parts)
-                    yield Bundle(parts, labels, "", place[parts[-1]] - place[parts[0]] >= length)
+                    yield PartBundle(parts, labels, "", place[parts[-1]] - place[parts[0]] >= length)
 
 
-def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[Name]) -> Array:
+def _speaks(fused: Sequence[Name], bundles: Sequence[PartBundle], others: Sequence[Name]) -> Array:
     """Return how much names speak for each fused tensor to hold each bundle."""
     owners = [others[bundle.parts[0]].owner for bundle in bundles]
     owners = [
@@ -211,7 +211,7 @@ def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[N
 
 
 def _arrangements(
-    tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: Bundle, lays: Lays
+    tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: PartBundle, lays: Lays
 ) -> Iterator[Arrangement]:
     """Yield the ways to cut a tensor into a bundle, the usual one first; all its parts lie alike."""
     said = bool(bundle.word)

@@ -111,7 +111,7 @@ class TensorKind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class WayOptions:
     """The ways from one tensor to another.
 
     Attributes:
@@ -129,7 +129,7 @@ def kind_of(tensor: Tensor, last: str) -> TensorKind:
 
 
 @functools.lru_cache(maxsize=65536)
-def options(one: TensorKind, two: TensorKind, equal_names: bool) -> Options:
+def options(one: TensorKind, two: TensorKind, equal_names: bool) -> WayOptions:
     """Return the ways that may lead from one kind of tensor to another.
 
     Args:
@@ -138,25 +138,25 @@ def options(one: TensorKind, two: TensorKind, equal_names: bool) -> Options:
         equal_names: whether both have one name, so that two bare arrays of one shape lie alike.
     """
     if math.prod(one.shape) != math.prod(two.shape):
-        return Options()
+        return WayOptions()
     known = _letters(one), _letters(two)
     if known[0] and known[1]:
         said = _said(one, two, *known)
         if said is not None:
-            return Options(said, len(said) > 1)
+            return WayOptions(said, len(said) > 1)
     convolution = _unknown_convolution(one, two, *known)
     if convolution:
-        return Options(convolution, len(convolution) > 1)
+        return WayOptions(convolution, len(convolution) > 1)
     found = list(dict.fromkeys(_free(one.shape, two.shape)))
     identity = Way("... -> ...")
     same_class = one.framework == two.framework and one.layer == two.layer and bool(one.owner)
     plain = any("Norm" in kind.owner or "Embed" in kind.owner for kind in (one, two))
     if identity in found and (plain or same_class or len(one.shape) < 2):
-        return Options((identity,))
+        return WayOptions((identity,))
     transposed = _is_transposed(one, two)
     found.sort(key=lambda way: _rank(way, one.shape, transposed))
     bare = equal_names and one.last == two.last and not (known[0] or known[1])
-    return Options(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
+    return WayOptions(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
 
 
 def _is_transposed(one: TensorKind, two: TensorKind) -> bool:

@@ -19,7 +19,7 @@ from .assignment import LayerGroup, TensorSides, arranged, best, by_layers, equa
 from .leftovers import UnpairedError
 from .names import is_counted_alike, last_word, layer_of, read
 from .parts import Split, splits
-from .patterns import Lay, Options, Way, kind_of, lay, options
+from .patterns import Lay, Way, WayOptions, kind_of, lay, options
 from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Distance, Link, Partial, joined, names_of, settle, together
 from .tensors import Pairing, Tensor, uncovered, unstacked, whole
 
@@ -30,7 +30,7 @@ LAYER = 2.0
 """By how much a settled matrix speaks for the other tensors of its layer."""
 
 Labels = tuple[str, str]
-Order = Mapping[str, int]
+UseOrder = Mapping[str, int]
 """Name of a parameter -> when it first meets data."""
 
 
@@ -40,7 +40,7 @@ def propose(
     probe: Distance | None = None,
     given: Partial | None = None,
     labels: Labels = ("torch", "Flax"),
-    orders: Callable[[], tuple[Order, Order]] | None = None,
+    orders: Callable[[], tuple[UseOrder, UseOrder]] | None = None,
     limit: int = MAX_CANDIDATES,
 ) -> Pairing:
     """Return the pairing that names, classes and shapes suggest.
@@ -147,7 +147,7 @@ def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequen
     return [dataclasses.replace(some[i], how="order") for i in sorted(i for group in groups for i in group)]
 
 
-def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...] | None:
+def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link, ...] | None:
     """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
     ours, theirs = (
         sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
@@ -162,7 +162,7 @@ def as_run(links: Sequence[Link], uses: tuple[Order, Order]) -> tuple[Link, ...]
     return tuple(_link(sides, i, j, "order") for i, j in enumerate(assignment))
 
 
-def is_in_order(links: Sequence[Link], uses: tuple[Order, Order]) -> bool:
+def is_in_order(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> bool:
     """Tell whether both sides use the tensors of these links in one order, those of each shape by themselves."""
     times: dict[Hashable, list[tuple[int, int]]] = collections.defaultdict(list)
     for link in links:
@@ -197,7 +197,7 @@ def _lays_turned(second: Tensor, first: Tensor, cut: frozenset[int]) -> dict[Way
     return {way: lay(way, second.shape, is_left=False, cut=cut) for way in _options(first, second).ways}
 
 
-def _options(first: Tensor, second: Tensor) -> Options:
+def _options(first: Tensor, second: Tensor) -> WayOptions:
     return options(kind_of(first, last_word(first)), kind_of(second, last_word(second)), equal_names=False)
 
 
@@ -218,7 +218,7 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
         for pair, lays in zip(pairs, found, strict=True):
             first, second = pair[::-1] if turned else pair
             ways = tuple(way for way, how in lays.items() if how in common)
-            options = Options(ways, _options(first, second).is_open and len(ways) > 1)
+            options = WayOptions(ways, _options(first, second).is_open and len(ways) > 1)
             links.append(Link(first, second, options, _layers(first, second), "name"))
         choice.append(tuple(links))
     return choice

@@ -10,7 +10,7 @@ from attn_bridge.weights import Rule, Rules, WeightsMismatchError, joint
 from attn_bridge.weights.user_rules import AnyRules, read_rules
 
 from ..sides.subject import Parameter
-from .proposal import Labels, Order, in_order, propose
+from .proposal import Labels, UseOrder, in_order, propose
 from .settling import MAX_CANDIDATES, Distance, Partial
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
@@ -56,7 +56,7 @@ def pair_parameters(
     probe: Distance | None = None,
     rules: AnyRules | None = None,
     labels: Labels = ("torch", "Flax"),
-    orders: Callable[[], tuple[Order, Order]] | None = None,
+    orders: Callable[[], tuple[UseOrder, UseOrder]] | None = None,
     limit: int = MAX_CANDIDATES,
 ) -> Pairing:
     """Return the pairing that rules say, and for what they do not name the one that is proposed."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from .assignment import template
 from .leftovers import rules_of
-from .patterns import Options, Way
+from .patterns import Way, WayOptions
 from .tensors import Match, Pairing, Tensor
 
 MAX_CANDIDATES = 256
@@ -66,7 +66,7 @@ class Link:
 
     first: Tensor
     second: Tensor
-    options: Options
+    options: WayOptions
     layers: Hashable
     how: str
 

@@ -278,7 +278,7 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """Tensors below a path whose axis counts layers."""
 
     path: str
@@ -287,7 +287,7 @@ class Stack:
     count: int
 
 
-def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Stack]:
+def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[LayerStack]:
     """Yield the stacks of one side whose layers the other side numbers, each tensor in one at most."""
     mine, theirs = _families(tensors), _families(others)
     numbered = collections.Counter((len(numbers), total) for numbers, total in mine.values())
@@ -301,14 +301,14 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Sta
         if found is None:
             layers = [one for one in others if one.spelled.startswith(prefix)]
             alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
-            found = Stack("", frozenset(alone), 0, count) if alone else None
+            found = LayerStack("", frozenset(alone), 0, count) if alone else None
         if found is not None:
             wanted[count, total] -= 1
             taken |= found.names
             yield found
 
 
-def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[Stack]:
+def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[LayerStack]:
     """Yield the stacks of so many layers and elements that are all there is below some path."""
     for path, below in _paths(tensors).items():
         if sum(math.prod(tensor.shape) for tensor in below) != total:
@@ -316,7 +316,7 @@ def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[Stack]
         axes = range(min(len(tensor.shape) for tensor in below))
         axis = next((axis for axis in axes if all(one.shape[axis] == count for one in below)), None)
         if axis is not None:
-            yield Stack(path, frozenset(tensor.name for tensor in below), axis, count)
+            yield LayerStack(path, frozenset(tensor.name for tensor in below), axis, count)
 
 
 def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:

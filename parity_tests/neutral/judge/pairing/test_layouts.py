@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_parity.pairing import propose
-from attn_parity.pairing.patterns import Options, TensorKind, Way, options
+from attn_parity.pairing.patterns import TensorKind, Way, WayOptions, options
 
 from .parameters import draw, parameters
 
@@ -215,7 +215,7 @@ def test_stacked_fused_layers_are_split_by_layer_and_part():
 
 def test_only_tensors_of_one_class_must_share_an_orientation():
     mixer = TensorKind((4, 6), "torch", "Mixer", "mix")
-    assert options(mixer, mixer, False) == Options((Way("... -> ..."),))
+    assert options(mixer, mixer, False) == WayOptions((Way("... -> ..."),))
     assert len(options(mixer, dataclasses.replace(mixer, shape=(6, 4)), False).ways) > 0
     square = dataclasses.replace(mixer, shape=(4, 4))
     assert options(square, square, False).ways == (Way("... -> ..."),)

@@ -143,6 +143,9 @@ def test_a_fused_name_prefers_the_parts_it_names():
     others = names.read(
         [whole(f"block.{one}.weight", Parameter((4, 4), "float32", "Linear", f"block.{one}")) for one in layers]
     )
-    attention, rest = parts.Bundle((0, 1, 2), layers[:3], "qkv", False), parts.Bundle((3, 4, 5), layers[3:], "", False)
+    attention, rest = (
+        parts.PartBundle((0, 1, 2), layers[:3], "qkv", False),
+        parts.PartBundle((3, 4, 5), layers[3:], "", False),
+    )
     ((own, other),) = parts._speaks(fused, [attention, rest], others)
     assert own - other > 2.0
