@@ -30,7 +30,7 @@ from ..samples.limits import MAX_SEEDS
 from ..settings import precision
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
-from ..verdict.bench import Findings, judge_in
+from ..verdict.bench import judge_in
 from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
 from ..verdict.devices.shards import copies_compared, on_shards
@@ -38,7 +38,7 @@ from ..verdict.devices.softmaxes import mixed
 from ..verdict.mask_senses import on_mask_senses
 from ..verdict.masked_rows import on_masked_rows
 from ..verdict.measures import Explained
-from ..verdict.notes import Coverage, covered, on_literals
+from ..verdict.notes import Coverage, Findings, covered, on_literals
 from ..verdict.runner import Live, Runner
 from .prepare import prepare
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,11 @@ def shown(label: str) -> str:
     return SHOWN.get(label, label)
 
 
+def former(name: str) -> Any:
+    """Return a property that is the former name of an attribute."""
+    return property(operator.attrgetter(name), doc=f"Former name of `{name}`.")
+
+
 def worst(verdicts: Iterator[Verdict] | list[Verdict]) -> Verdict:
     """Return the worst of some verdicts; of none, ``equal``."""
     return max(verdicts, key=SEVERITY.index, default="equal")
@@ -44,15 +50,8 @@ class Worst:
     second: float
     oracle: float | None
 
-    @property
-    def torch(self) -> float:
-        """Former name of `first`."""
-        return self.first
-
-    @property
-    def flax(self) -> float:
-        """Former name of `second`."""
-        return self.second
+    torch = former("first")
+    flax = former("second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,30 +122,11 @@ class TensorVerdict:
         """The sample that the numbers are of, in words."""
         return self.sample or {"held": "your weights", "own": "random weights"}.get(self.weights, self.weights)
 
-    @property
-    def flax_name(self) -> str:
-        """Former name of `second_name`."""
-        return self.second_name
-
-    @property
-    def torch_used(self) -> float | None:
-        """Former name of `first_used`."""
-        return self.first_used
-
-    @property
-    def flax_used(self) -> float | None:
-        """Former name of `second_used`."""
-        return self.second_used
-
-    @property
-    def torch_ulps(self) -> float | None:
-        """Former name of `first_ulps`."""
-        return self.first_ulps
-
-    @property
-    def flax_ulps(self) -> float | None:
-        """Former name of `second_ulps`."""
-        return self.second_ulps
+    flax_name = former("second_name")
+    torch_used = former("first_used")
+    flax_used = former("second_used")
+    torch_ulps = former("first_ulps")
+    flax_ulps = former("second_ulps")
 
     def __str__(self) -> str:
         line = f"{self.name}: {self.verdict}"
@@ -170,15 +150,8 @@ class PairedParameter:
     pattern: str
     how: str
 
-    @property
-    def torch(self) -> str:
-        """Former name of `first`."""
-        return self.first
-
-    @property
-    def flax(self) -> str:
-        """Former name of `second`."""
-        return self.second
+    torch = former("first")
+    flax = former("second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,20 +188,9 @@ class ModuleNode:
     first: bool = False
     children: tuple[ModuleNode, ...] = ()
 
-    @property
-    def flax_path(self) -> str | None:
-        """Former name of `second_path`."""
-        return self.second_path
-
-    @property
-    def torch_type(self) -> str:
-        """Former name of `first_type`."""
-        return self.first_type
-
-    @property
-    def flax_type(self) -> str:
-        """Former name of `second_type`."""
-        return self.second_type
+    flax_path = former("second_path")
+    torch_type = former("first_type")
+    flax_type = former("second_type")
 
     @property
     def amplification(self) -> float | None:
@@ -314,10 +276,7 @@ class Divergence:
         rest = (one for one in self.candidates if one != own)
         object.__setattr__(self, "candidates", (own, *rest))
 
-    @property
-    def flax_path(self) -> str:
-        """Former name of `second_path`."""
-        return self.second_path
+    flax_path = former("second_path")
 
     @property
     def others(self) -> str:
@@ -350,15 +309,8 @@ class Picture:
     second: Array
     oracle: Array | None = None
 
-    @property
-    def torch(self) -> Array:
-        """Former name of `first`."""
-        return self.first
-
-    @property
-    def flax(self) -> Array:
-        """Former name of `second`."""
-        return self.second
+    torch = former("first")
+    flax = former("second")
 
 
 @dataclasses.dataclass(frozen=True)

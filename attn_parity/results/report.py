@@ -17,6 +17,7 @@ from .findings import (
     Picture,
     TensorVerdict,
     Verdict,
+    former,
     shown,
 )
 
@@ -98,15 +99,8 @@ class Report:
             named = dataclasses.replace(first, first_name=self.first_name, second_name=self.second_name)
             object.__setattr__(self, "first_divergence", named)
 
-    @property
-    def torch_name(self) -> str:
-        """Former name of `first_name`."""
-        return self.first_name
-
-    @property
-    def flax_name(self) -> str:
-        """Former name of `second_name`."""
-        return self.second_name
+    torch_name = former("first_name")
+    flax_name = former("second_name")
 
     @property
     def sides(self) -> str:

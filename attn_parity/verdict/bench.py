@@ -21,7 +21,7 @@ from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, beyond, decide
 from .measures import Explained, Measure, MeasureKey, measure, scale_of, sum_floor
-from .notes import Reached
+from .notes import Findings, Reached
 from .probes import Probing
 from .runner import Noise, Runner
 
@@ -38,43 +38,6 @@ class Taken:
     sample: Sample
     low: dict[tuple[Side, str], Run]
     exact: dict[Side, Run]
-
-
-@dataclasses.dataclass
-class Findings:
-    """What is known about a pair in one precision.
-
-    Attributes:
-        verdicts: one per tensor.
-        seeds: how many times numbers were drawn.
-        samples: how many samples were taken.
-        noise: variation -> relative difference.
-        zero: parameters whose gradient is zero in every sample.
-        pictures: tensors of the first sample.
-        furthest: the sample on which the sides are furthest apart.
-        held: outputs of each side on the pair's own weights, where a large pair was run on them.
-        explained: what other numbers explain of differences in meaning.
-        notes: what a reader has to know.
-        unreached: rows and columns of matrices that no gradient reached, in words.
-        compared: names of the tensors that were compared.
-        apart: side and name of a result -> how the copies of it that devices hold differ.
-        mesh: how many devices each axis has that cuts a result.
-    """
-
-    verdicts: list[TensorVerdict]
-    seeds: int
-    samples: int
-    noise: dict[str, float]
-    zero: list[str]
-    pictures: list[Picture]
-    furthest: Sample | None
-    held: dict[Side, list[Array]]
-    explained: Explained
-    notes: list[str]
-    unreached: list[str]
-    compared: frozenset[str]
-    apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
-    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Bench:

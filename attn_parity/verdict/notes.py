@@ -1,29 +1,27 @@
-"""What a reader has to know beside the verdicts: where little or nothing was compared, and what nothing reached.
+"""What is known about a pair in one precision, and what a reader has to know beside the verdicts.
 
-A parameter without a gradient is used or not, and the outputs depend on it or not; branches may not have been entered.
+Notes say where little or nothing was compared, and what nothing reached: a parameter without a gradient is used or not,
+and the outputs depend on it or not; branches may not have been entered.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..results.findings import Side, TensorVerdict, shown
+from ..results.findings import Picture, Side, TensorVerdict, shown
 from ..samples import calls
+from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
 from ..sides.large import release
 from ..sides.subject import Array
 from .criterion import precision_used
-from .measures import Measure, MeasureKey, flushed_below
-
-if TYPE_CHECKING:
-    from .bench import Findings
-    from .runner import OutputArrays, Runner
+from .measures import Explained, Measure, MeasureKey, flushed_below
+from .runner import OutputArrays, Runner
 
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
@@ -35,6 +33,43 @@ MAX_NAMES = 4
 """How many small tensors are named."""
 
 Measures = Mapping[MeasureKey, Sequence[Measure]]
+
+
+@dataclasses.dataclass
+class Findings:
+    """What is known about a pair in one precision.
+
+    Attributes:
+        verdicts: one per tensor.
+        seeds: how many times numbers were drawn.
+        samples: how many samples were taken.
+        noise: variation -> relative difference.
+        zero: parameters whose gradient is zero in every sample.
+        pictures: tensors of the first sample.
+        furthest: the sample on which the sides are furthest apart.
+        held: outputs of each side on the pair's own weights, where a large pair was run on them.
+        explained: what other numbers explain of differences in meaning.
+        notes: what a reader has to know.
+        unreached: rows and columns of matrices that no gradient reached, in words.
+        compared: names of the tensors that were compared.
+        apart: side and name of a result -> how the copies of it that devices hold differ.
+        mesh: how many devices each axis has that cuts a result.
+    """
+
+    verdicts: list[TensorVerdict]
+    seeds: int
+    samples: int
+    noise: dict[str, float]
+    zero: list[str]
+    pictures: list[Picture]
+    furthest: Sample | None
+    held: dict[Side, list[Array]]
+    explained: Explained
+    notes: list[str]
+    unreached: list[str]
+    compared: frozenset[str]
+    apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
+    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def on_stress(

@@ -13,8 +13,8 @@ from ...samples.sampling import Sample
 from ...sides.dtypes import wide
 from ...sides.shards import Cut, named, where
 from ...sides.subject import Run
-from ..bench import Findings
 from ..measures import MEANING_LIMIT, scale_of
+from ..notes import Findings
 from ..runner import Live, Runner
 
 TOUCHED = 1e-3
