@@ -12,7 +12,7 @@ import numpy as np
 
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.index import Index, stems_of
+from ..weights.index import Index, kinds_of, stems_of
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
 from . import fitting
@@ -173,16 +173,19 @@ class Layout:
         """
         names = list(names)
         ending = self._ending(names)
+        bares = tuple(name.removesuffix(ending) for name in names)
+        kinds = kinds_of(bares)
+        samples = dict(zip(kinds, bares, strict=True))
         best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
         for prefix in self.prefixes:
             if len(best[1]) == len(names) or (best[1] and not any(name.startswith(prefix) for name in names)):
                 continue
             found = {}
-            for name in names:
-                bare = name.removesuffix(ending)
+            rows = {kind: some for kind, bare in samples.items() if (some := self._theirs[prefix].find(bare))}
+            for name, bare, kind in zip(names, bares, kinds, strict=True) if rows else ():
                 hits = [
                     (row, values)
-                    for row in self._theirs[prefix].find(bare)
+                    for row in rows.get(kind, ())
                     if (values := row.match_theirs(bare, (prefix,))) is not None
                 ]
                 if len(hits) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
@@ -12,6 +13,11 @@ from .templates import PLACEHOLDER, expanded
 Thing = TypeVar("Thing")
 
 _TOKEN = re.compile(r"[0-9]+|\.|[^.0-9]+")
+
+_DIGITS = re.compile(r"[0-9]+")
+
+_spelled: set[str] = set()
+"""Digits that templates spell out, such as that of ``w1``: names that differ in others fall under the same ones."""
 
 NUMBER = None
 """Token of a template that stands for digits: a placeholder of an integer, with digits that touch it."""
@@ -70,6 +76,7 @@ class Index(Generic[Thing]):
             number = numbers.setdefault(id(thing), len(self._things))
             if number == len(self._things):
                 self._things.append(thing)
+            _spelled.update(_DIGITS.findall(template))
             first, is_whole = _beginning(template, integers)
             last = [] if is_whole else _end(template, integers)
             if len(first) > len(last) or is_whole:
@@ -81,6 +88,22 @@ class Index(Generic[Thing]):
         """Return what may cover a name, in the order given."""
         tokens = _TOKEN.findall(name)
         return [self._things[n] for n in sorted({*self._forward.find(tokens), *self._backward.find(tokens[::-1])})]
+
+
+def kinds_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kind of each name: `Index.find` gives the same for all names of a kind, of every index.
+
+    A checkpoint has few kinds, and is held against all layouts.
+    """
+    return _kinds_of(names, len(_spelled))
+
+
+@functools.lru_cache(maxsize=16)
+def _kinds_of(names: tuple[str, ...], spelled: int) -> tuple[str, ...]:
+    def shortened(run: re.Match[str]) -> str:
+        return run[0] if run[0] in _spelled else "\0"
+
+    return tuple(name if "\0" in name else _DIGITS.sub(shortened, name) for name in names)
 
 
 def _pieces(template: str, integers: frozenset[str] | None) -> list[str | None]:

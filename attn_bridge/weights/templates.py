@@ -65,7 +65,9 @@ def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> 
     if hit is None:
         return None
     values = hit.groupdict()
-    return {name: "0" if value is None else value for name, value in values.items()}  # the first one of `LATER`
+    if "i" in values and values["i"] is None:  # the first one of `LATER`
+        values["i"] = "0"
+    return values
 
 
 @functools.cache

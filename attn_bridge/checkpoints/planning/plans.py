@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ class Plan:
     files: tuple[str, ...] = ()
     selection: Selection = dataclasses.field(default_factory=Selection)
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of all target tensors."""
         return sum(target.info.nbytes for target in self.targets)
@@ -122,10 +123,14 @@ class Plan:
         """About how much memory the conversion takes without a bound, in bytes."""
         return IDLE + 3 * max((target.info.nbytes for target in self.targets), default=0)
 
+    @functools.cached_property
+    def _plain_targets(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(target) for target in self.targets]
+
     def identity(self, reader: Reader) -> str:
         """Return a digest of what will be written, and of the files it is read from."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
-        parts: list[Any] = [dataclasses.asdict(target) for target in self.targets]
+        parts: list[Any] = [*self._plain_targets]
         parts += [self.selection.prefix] if self.selection.prefix else []
         parts += [dict(self.selection.dropped)] if self.selection.dropped else []
         parts += [sorted(self.selection.unwrapped)] if self.selection.unwrapped else []
