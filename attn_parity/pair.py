@@ -293,3 +293,27 @@ def input_notes(pair: Pair) -> Iterator[str]:
                 f"input {name} is {float(leaf.flat[0]):g} everywhere: taken for a mask and so as given in every "
                 "sample; give other numbers if it is none, or one that masks something"
             )
+
+
+def unlike_inputs(pair: Pair) -> str:
+    """Return which inputs of the two sides are as large and hold different numbers, "" for none; masks may differ."""
+    shared = {place for place in map(calls.place_index, pair.same_inputs) if place is not None}
+    lone: dict[Side, dict[str, Array]] = {}
+    own = {j for j, place in enumerate(pair.same_inputs) if place is not None}
+    matches: dict[Side, set[int]] = {"first": shared, "second": own}
+    for side, matched in matches.items():
+        call, names = pair.arguments[side], pair.subject(side).argument_names
+        named = zip(call.named(names), call.leaves, strict=True)
+        lone[side] = {
+            name: leaf for place, (name, leaf) in enumerate(named) if place not in matched and not _may_be_mask(leaf)
+        }
+    for name, one in lone["first"].items():
+        for other, two in lone["second"].items():
+            if one.size == two.size and is_float(one) == is_float(two):
+                labels = pair.shown
+                return f"the inputs hold different numbers: {name} of {labels['first']}, {other} of {labels['second']}"
+    return ""
+
+
+def _may_be_mask(leaf: Array) -> bool:
+    return calls.is_mask(leaf) or (not is_float(leaf) and bool(np.isin(leaf, (0, 1)).all()))

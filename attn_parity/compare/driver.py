@@ -22,7 +22,7 @@ from ..hints import hint_for, of_devices
 from ..interrupts import orderly_interrupts
 from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import differing_settings
-from ..pair import SIDES, Pair, Progress, few_threads
+from ..pair import SIDES, Pair, Progress, few_threads, unlike_inputs
 from ..results.allowances import accept, checked
 from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
@@ -262,6 +262,8 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
+    if verdict == "different":
+        message = unlike_inputs(pair)
     report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
     explained = Explained()

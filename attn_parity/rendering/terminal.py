@@ -120,7 +120,7 @@ class _Page:
 
     def _top(self) -> Lines:
         report, first = self.report, self.report.first_divergence
-        most = 2 if report.tensors or report.passed else 8
+        most = (3 if report.message else 2) if report.tensors or report.passed else 8
         found = self._wrapped(coloured(one_line(report.summary()), report.verdict), most)
         if first is not None:
             inside = "" if first.between is not None else "in "

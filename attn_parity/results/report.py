@@ -52,7 +52,7 @@ class Report:
         pairing: which parameter is which.
         noise: what the sides do to themselves: name of the variation -> relative difference.
         notes: what a reader has to know, such as a side that has no float64.
-        message: what is missing, when the verdict is inconclusive.
+        message: what is missing, when the verdict is inconclusive; inputs that differ, when it is different.
         seeds: how many times numbers were drawn.
         samples: how many runs each verdict is pooled over.
         environment: versions, devices and precision switches.

@@ -99,6 +99,24 @@ def test_unmatched_inputs_are_not_varied_and_are_named():
     wrong = judge(scale, lambda m, x: x * m.w * 0.5, flax_inputs=2.5 * X)
     assert wrong.verdict == "different"
     assert any("inputs[0] of torch, inputs[0] of Flax; taken" in note for note in wrong.notes)
+    assert wrong.message == "the inputs hold different numbers: inputs[0] of torch, inputs[0] of Flax"
+    assert wrong.message in " ".join(str(wrong).splitlines()[:3])
+
+
+def test_whole_numbers_that_differ_lead_the_report():
+    def looked_up(m, x, ids):
+        return x * m.w[ids]
+
+    wrong = judge(looked_up, inputs=(X, IDS), flax_inputs=(X, (IDS + 1) % 11), shapes={"w": (11, 8)})
+    assert wrong.message == "the inputs hold different numbers: inputs[1] of torch, inputs[1] of Flax"
+    keep = IDS > 4
+    masked = judge(
+        lambda m, x, k: x * m.w * k[..., None],
+        lambda m, x, k: x * m.w * k[..., None],
+        (X, keep),
+        flax_inputs=(X, ~keep),
+    )
+    assert (masked.verdict, masked.message) == ("different", "")
 
 
 def test_the_orientation_of_constant_inputs_is_not_guessed():
