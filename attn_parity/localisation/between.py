@@ -107,18 +107,6 @@ def steps_of(
     return sorted(found, key=lambda step: step.order)
 
 
-def code_between(
-    path: str,
-    steps: Sequence[PairedCall],
-    whole: dict[Side, Call],
-    direction: Direction,
-    limit: float,
-    backward: Gradients,
-) -> tuple[str, str] | None:
-    """Return two paths between which the code at fault lies, by the order of the calls; see `located`."""
-    return next(iter(located(path, steps, whole, direction, limit, backward)[0]), None)
-
-
 def located(
     path: str,
     steps: Sequence[PairedCall],

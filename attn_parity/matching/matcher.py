@@ -98,7 +98,7 @@ def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing
     if own is not None:
         with contextlib.suppress(ValueError):
             parameters = matcher.carrying.parameters
-            return from_rules(own, parameters["first"], parameters["second"], how="rule")
+            return from_rules(own, parameters["first"], parameters["second"])
     return None
 
 

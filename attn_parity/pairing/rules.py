@@ -17,16 +17,14 @@ from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 Parameters = Mapping[str, Parameter]
 
 
-def from_rules(
-    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
-) -> Pairing:
+def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairing:
     """Return the pairing that rules say, which must name every parameter.
 
     Raises:
         WeightsMismatchError: lists every parameter that they miss, lack or misshape.
         ValueError: two rules claim one parameter.
     """
-    found, problems = _read(rules, first, second, how, labels)
+    found, problems = _read(rules, first, second, ("torch", "Flax"))
     taken = {match.second.source for match in found.matches} | {name for _, name in problems.misnamed}
     known = {match.first.source for match in found.matches} | problems.named
     dropped = {(side, name) for side, name, _ in found.dropped}
@@ -36,16 +34,14 @@ def from_rules(
     return in_order(Pairing(found.matches, found.dropped), first)
 
 
-def partial(
-    rules: AnyRules, first: Parameters, second: Parameters, how: str = "rule", labels: Labels = ("torch", "Flax")
-) -> Partial:
+def partial(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels = ("torch", "Flax")) -> Partial:
     """Return what rules say about the parameters that they name.
 
     Raises:
         WeightsMismatchError: lists names that they give and that are not there, and shapes that do not fit.
         ValueError: two rules claim one parameter.
     """
-    found, problems = _read(rules, first, second, how, labels)
+    found, problems = _read(rules, first, second, labels)
     problems.refuse()
     return found
 
@@ -66,8 +62,9 @@ def pair_parameters(
 
 @dataclasses.dataclass
 class _Problems:
-    """What is wrong with rules, collected to be said all at once."""
+    """What is wrong with rules of two sides of these names, collected to be said all at once."""
 
+    labels: Labels
     missing: list[str] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
     misshapen: list[str] = dataclasses.field(default_factory=list)
@@ -80,22 +77,18 @@ class _Problems:
             raise WeightsMismatchError(self.missing, self.unexpected, self.misshapen)
 
 
-def _read(
-    rules: AnyRules, first: Parameters, second: Parameters, how: str, labels: Labels
-) -> tuple[Partial, _Problems]:
+def _read(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels) -> tuple[Partial, _Problems]:
     found = read_rules(rules)
     if [_framework(first, "torch"), _framework(second, "flax")] == ["flax", "torch"]:
         found = Rules(rule if rule.by_side else rule.turned() for rule in found)
-    problems = _Problems()
-    matches = [
-        *_plain_matches(Rules(rule for rule in found if not rule.is_joint), first, second, how, labels, problems)
-    ]
+    problems = _Problems(labels)
+    matches = _plain_matches(Rules(rule for rule in found if not rule.is_joint), first, second, problems)
     dropped: list[tuple[str, str, str]] = []
     of_first, of_second = joint.covered(found, first, "torch"), joint.covered(found, second, "flax")
     for (rule, covered), (_, others) in zip(of_first, of_second, strict=True):
         firsts, seconds = {name: first[name] for name in covered}, {name: second[name] for name in others}
         if not rule.drop:
-            matches += _joint_matches(rule, firsts, seconds, how, labels, problems)
+            matches += _joint_matches(rule, firsts, seconds, problems)
             continue
         for side, names, parameters in (("first", rule.torch_names, firsts), ("second", rule.flax_names, seconds)):
             hits = [name for name in parameters if any(joint.matches(one, name) for one in names)]
@@ -110,9 +103,7 @@ def _framework(parameters: Parameters, default: str) -> str:
     return own.pop() if len(own) == 1 else default
 
 
-def _plain_matches(
-    rules: Rules, first: Parameters, second: Parameters, how: str, labels: Labels, problems: _Problems
-) -> list[Match]:
+def _plain_matches(rules: Rules, first: Parameters, second: Parameters, problems: _Problems) -> list[Match]:
     """Return the matches of rules from one tensor to one."""
     places = {rule: rule.where for rule in rules}
     pairs, missing, _ = rules.pair(first, "torch")
@@ -133,17 +124,15 @@ def _plain_matches(
         if shape != second[other].shape:
             problems.misshapen.append(f"{places[rule]}{other}: expected {second[other].shape}, the rules give {shape}")
         concrete = Rule(name, other, rule.pattern, **rule.sizes)
-        matches.append(Match(whole(name, first[name], "torch"), whole(other, second[other], "flax"), concrete, how))
+        matches.append(Match(whole(name, first[name], "torch"), whole(other, second[other], "flax"), concrete, "rule"))
     return matches
 
 
-def _joint_matches(
-    rule: Rule, first: Parameters, second: Parameters, how: str, labels: Labels, problems: _Problems
-) -> list[Match]:
+def _joint_matches(rule: Rule, first: Parameters, second: Parameters, problems: _Problems) -> list[Match]:
     """Return the matches of a rule between one tensor and several: a part of the one for each of them."""
     single_is_first = joint.parts_side(rule) == "flax"
     singles, others = (first, second) if single_is_first else (second, first)
-    label = labels[1] if single_is_first else labels[0]
+    label = problems.labels[1 if single_is_first else 0]
     row = joint.row_of(rule)
     wholes, wrong = joint.placed(rule, row, {name: one.shape for name, one in singles.items()})
     problems.misshapen += wrong
@@ -171,7 +160,7 @@ def _joint_matches(
             )
             it = whole(other, others[other], "flax" if single_is_first else "torch")
             axes = [[f"a{i}" for i in range(*span)] for span in _spans([len(axis) for axis in place.axes])]
-            matches.append(_match(it, piece, axes, rule.pattern, how, single_is_first=single_is_first))
+            matches.append(_match(it, piece, axes, rule.pattern, single_is_first=single_is_first))
     lost = uncovered([match.first if single_is_first else match.second for match in matches])
     if not wrong and not problems.missing and not problems.misshapen:
         problems.misshapen += [f"{rule.where}{name}: the parts are not all of it" for name in lost]
@@ -186,15 +175,15 @@ def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool) -> Match:
+def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, *, single_is_first: bool) -> Match:
     """Return the match of a part and its piece of the single tensor, whose axes are those of the part taken apart."""
     sizes = dict(zip([axis for group in axes for axis in group], piece.shape, strict=True))
     known = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}
     apart = " ".join(axis for group in axes for axis in group) or "..."
     together = " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in axes) or "..."
     if single_is_first:
-        return Match(piece, part, Rule("torch", "flax", f"{apart} -> {together}", **known), how, text)
-    return Match(part, piece, Rule("torch", "flax", f"{together} -> {apart}", **known), how, text)
+        return Match(piece, part, Rule("torch", "flax", f"{apart} -> {together}", **known), "rule", text)
+    return Match(part, piece, Rule("torch", "flax", f"{together} -> {apart}", **known), "rule", text)
 
 
 def _label(name: str, names: Iterable[str]) -> str:

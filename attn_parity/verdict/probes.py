@@ -152,12 +152,8 @@ class Probing:
     def __init__(self, runner: Runner, dtype: str, modes: Sequence[str]):
         self.runner, self.dtype, self.modes = runner, dtype, modes
         self.pair: Pair = runner.pair
-        self._has_tables: dict[Side, bool] = {}
-        self._has_same_tables: bool | None = None
-        self._has_literals: dict[Side, bool] = {}
-        self._has_same_literals: bool | None = None
-        self._has_softmax: dict[Side, bool] = {}
-        self._has_flash: dict[Side, bool] = {}
+        self._has: dict[tuple[Kind, Side], bool] = {}
+        self._are_same: dict[Kind, bool] = {}
 
     # ---- what differs in meaning
 
@@ -186,7 +182,7 @@ class Probing:
         doubted = beyond(measures, self.dtype)
         if not doubted or _largest_meaning(measures, doubted) > TABLE_LIMIT:
             return
-        moved = self.table_moves(sample)
+        moved = self._moves("tables", sample)
         for name in {name for name, _ in doubted} & moved.keys():
             for mode in self.modes:
                 allowed = measures[name, mode] = with_table_error(measures[name, mode], moved[name])
@@ -198,7 +194,7 @@ class Probing:
         is_seen = self.dtype == "float64" or _largest_meaning(measures, doubted) > LITERAL_LIMIT
         if not doubted or is_seen or self.pair.effort.large:
             return
-        moves = self.literal_moves(sample)
+        moves = self._moves("literals", sample)
         for key in [key for key in doubted if key[0] in moves]:
             allowed = with_literal_error(measures[key], moves[key[0]])
             if (allowed.meaning or 0.0) <= allowed_meaning(allowed, self.dtype):
@@ -232,61 +228,45 @@ class Probing:
                 allowed = measures[key] = with_flash_loss(measures[key], lost[key[0]])
                 explained.flash = max(explained.flash, allowed.meaning or 0.0)
 
-    def table_moves(self, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move with tables that move by one unit.
+    def _moves(self, kind: Kind, sample: Sample) -> dict[str, float]:
+        """Return how far the float64 results of both sides together move with their tables, or their literals, moved.
 
-        Tables that are the same on both sides explain nothing.
-        """
-        found: dict[str, float] = {}
-        if self._has_same_tables is None:
-            first, second = (self.runner.tables(side, sample, self.dtype) for side in SIDES)
-            self._has_same_tables = first is not None and second is not None and first.equals(second)
-        if self._has_same_tables:
-            return found
-        for side in SIDES:
-            largest: dict[str, float] = {}
-            for seed in range(TABLE_SEEDS):
-                for name, moved in self._tables(side, sample, seed).items():
-                    largest[name] = max(largest.get(name, 0.0), moved.largest)
-            for name, size in largest.items():
-                found[name] = found.get(name, 0.0) + size
-        return found
-
-    def _tables(self, side: Side, sample: Sample, seed: int) -> Probe:
-        if side in self.pair.lacks or not self._has_tables.get(side, True):
-            return {}
-        found = self.runner.probe("tables", side, sample, self.dtype, seed)
-        self._has_tables[side] = bool(found)
-        return found
-
-    def literal_moves(self, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move by what float32 can't show.
-
-        Literals that are the same on both sides explain nothing.
+        What is the same on both sides explains nothing.
         """
         moves: dict[str, float] = {}
-        if self._has_same_literals is None:
-            self._has_same_literals = self.runner.same_literals(sample, self.dtype)
-        for side in SIDES if not self._has_same_literals else ():
+        if kind not in self._are_same:
+            self._are_same[kind] = self._have_same(kind, sample)
+        for side in SIDES if not self._are_same[kind] else ():
             largest: dict[str, float] = {}
             for seed in range(TABLE_SEEDS):
-                if side in self.pair.lacks or not self._has_literals.get(side, True):
-                    continue
-                probe = self.runner.probe("literals", side, sample, self.dtype, seed)
-                self._has_literals[side] = bool(probe)
+                probe = {} if side in self.pair.lacks else self._probe(kind, side, sample, seed)
                 for name, distance in probe.items():
                     largest[name] = max(largest.get(name, 0.0), distance.largest)
             for name, size in largest.items():
                 moves[name] = moves.get(name, 0.0) + size
         return moves
 
+    def _have_same(self, kind: Kind, sample: Sample) -> bool:
+        if kind == "literals":
+            return self.runner.same_literals(sample, self.dtype)
+        first, second = (self.runner.tables(side, sample, self.dtype) for side in SIDES)
+        return first is not None and second is not None and first.equals(second)
+
+    def _probe(self, kind: Kind, side: Side, sample: Sample, seed: int) -> Probe:
+        """Run a side with other roundings, unless an earlier run had nothing to move."""
+        if not self._has.get((kind, side), True):
+            return {}
+        probe = self.runner.probe(kind, side, sample, self.dtype, seed)
+        self._has[kind, side] = bool(probe)
+        return probe
+
     def unfused(self, sample: Sample) -> dict[Side, Run]:
         """Return the float64 results of the sides that run fused attention, by softmax itself in place of it."""
         found: dict[Side, Run] = {}
         for side in SIDES:
-            if side not in self.pair.lacks and self._has_flash.get(side, True):
+            if side not in self.pair.lacks and self._has.get(("flash", side), True):
                 run = self.runner.exact(side, sample, self.dtype, "flash", STILL)
-                self._has_flash[side] = run.moved > 0
+                self._has["flash", side] = run.moved > 0
                 if run.moved:
                     found[side] = run
         return found
@@ -339,11 +319,8 @@ class Probing:
         """
         yield self.runner.probe("jitter", side, sample, self.dtype, seed)
         for one in SIDES:
-            if self._has_softmax.get(one, True):
-                found = self.runner.probe("logsumexp", one, sample, self.dtype, seed)
-                self._has_softmax[one] = bool(found)
-                yield found
-            yield self._tables(one, sample, seed)
+            yield self._probe("logsumexp", one, sample, seed)
+            yield {} if one in self.pair.lacks else self._probe("tables", one, sample, seed)
 
 
 def _largest_meaning(measures: Mapping[MeasureKey, Measure], keys: Iterable[MeasureKey]) -> float:

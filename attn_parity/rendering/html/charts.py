@@ -16,13 +16,12 @@ DECADES = 3.0
 """Powers of ten that the values span from which on an axis is logarithmic."""
 
 
-def lines(series: Mapping[str, tuple[str, Sequence[float]]], words: str, across: str = "step") -> Markup:
+def lines(series: Mapping[str, tuple[str, Sequence[float]]], words: str) -> Markup:
     """Return lines over the steps 1, 2, ...
 
     Args:
         series: name -> class of the line, and its values; what is not finite leaves a gap.
         words: what the chart shows.
-        across: what a step is called.
     """
     finite = [one for _, values in series.values() for one in values if math.isfinite(one)]
     steps = max((len(values) for _, values in series.values()), default=0)
@@ -48,7 +47,7 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], words: str, across:
         marks.append(element("text", label, x=LEFT - 6, y=height + 4, text_anchor="end"))
     for step in sorted({1, (steps + 1) // 2, steps} - {0}):
         marks.append(element("text", str(step), x=round(x(step), 1), y=HEIGHT - BOTTOM + 16, text_anchor="middle"))
-    marks.append(element("text", across, x=WIDTH - 8, y=HEIGHT - 2, text_anchor="end"))
+    marks.append(element("text", "step", x=WIDTH - 8, y=HEIGHT - 2, text_anchor="end"))
     for kind, values in series.values():
         for run in _runs(values):
             points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in run)

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from attn_parity.localisation.between import PairedCall, calls_inside, code_between
+from attn_parity.localisation.between import PairedCall, calls_inside, located
 from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
 from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
@@ -182,6 +182,11 @@ WHOLE = {side: call("", -1, np.ones(4), np.ones(4), np.ones(4)) for side in ("fi
 
 def nothing(step):
     return {"first": [], "second": []}
+
+
+def code_between(*arguments):
+    """Return the first pair of paths between which the code at fault lies."""
+    return next(iter(located(*arguments)[0]), None)
 
 
 @pytest.mark.parametrize(
