@@ -8,6 +8,7 @@ relations   what holds between two tensors: a ratio, an order, a shift
 devices     what devices that share a side explain: sums taken twice, pieces of a sequence in another order
 layers      layers computed both ways: activations, gates, convolutions
 norms       norms of one input: the statistic, eps and affine step of each side
+spectral    spectral norms of stored vectors, or of those after a step of power iteration
 reshaping   reductions, resizing, padding, softmax and modulation computed both ways
 attention   attention computed both ways, with one step taken wrongly on one side
 """

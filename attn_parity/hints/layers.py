@@ -14,6 +14,7 @@ from .case import LARGEST, Array, Case, told
 from .norms import norms
 from .recurrent import recurrent
 from .reshaping import modulated, padded, reductions, resized, softmaxes
+from .spectral import spectral
 
 
 def _activation(case: Case) -> str:
@@ -245,6 +246,7 @@ LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
     _gated,
     softmaxes,
+    spectral,
     modulated,
     norms,
     attention,

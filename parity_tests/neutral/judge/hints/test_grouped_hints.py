@@ -85,3 +85,11 @@ def test_gates_of_a_gru_with_keras_names_are_named():
     weights = {"kernel": w.T, "recurrent_kernel": u.T, "bias": np.stack([b, kept])}
     found = hint(gru(w, u, b, X, kept), gru(w, u, b, X, kept, "exchanged"), X, weights=weights)
     assert found == "torch computes a GRU, Flax a GRU with the gates r and z exchanged"
+
+
+def test_a_step_of_power_iteration_on_one_side_is_named():
+    matrix, x, u, v = (RANDOM.normal(size=size) for size in ((6, 8), (3, 8), 6, 8))
+    step = u @ matrix / np.linalg.norm(u @ matrix)
+    sides = [x @ matrix.T / norm + SHIFT[:6] for norm in (u @ matrix @ v, np.linalg.norm(matrix @ step))]
+    found = hint(*sides, x, weights={"weight_orig": matrix, "weight_u": u, "bias": SHIFT[:6]})
+    assert found.startswith("Flax divides the weight by its norm after a step of power iteration from weight_u")
