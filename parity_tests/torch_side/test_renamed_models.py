@@ -83,7 +83,6 @@ APART = {
     "pp_chart2table": "it has no class of its own here",
     "qianfan_ocr": "transformers saves layers of text as encoder.layers",
     "shieldgemma2": "a classifier",
-    "vibevoice_asr": "two tokenizers of sound",
 }
 """``model_type`` in the table of `transformers` -> why its text model is not read; each is refused by its name."""
 

@@ -21,6 +21,7 @@ MODELS = frozenset(
             "granite_speech",
             "granite_speech_plus",
             "glmasr",
+            "vibevoice_asr",
             "qwen2_audio",
             "qwen2_vl",
             "qwen2_5_vl",

@@ -21,6 +21,7 @@ TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
     *("image_newline", "image_tower.", "video_tower.", "audio_tower."),
     *("multi_modal_projector.", "connector.", "aligner."),
+    *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 ) + tuple(
     Part(front + begin, mark=mark)  # such names are those of other models, too
     for front in ("", "model.")
