@@ -162,10 +162,30 @@ def _check_size(model: str, path: Path, found: Any) -> None:
     for name, size in sizes.items():
         most = tensors if name.endswith("layers") else held
         if isinstance(size, int) and size > most + SPARE:
-            raise CheckpointError(f"{path}: {name} ({size}) is far too large for weights of {held} numbers")
+            raise CheckpointError(
+                f"{path}: {name} ({size}) is far too large for weights of {held} numbers{_left_out(path)}"
+            )
     made = config.count
     if made > 2 * held + SPARE:  # tied weights are held once
-        raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
+        raise CheckpointError(
+            f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}{_left_out(path)}"
+        )
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""Keys of sizes that every decoder has."""
+
+
+def _left_out(path: Path) -> str:
+    """Return, as the end of an error, the sizes that a config of `transformers` leaves out; "" where it has all."""
+    config = _read_object(path)
+    kind = config.get("model_type")
+    family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None or "text_config" in config:
+        return ""
+    read = ModelKeys(config, str(kind), {}, family.aliases)
+    missing = [f"{key} (then {family.defaults[key]})" for key in SIZES if key in family.defaults and key not in read]
+    return f"; it leaves out {', '.join(missing)}" if missing else ""
 
 
 def _of_decoder(path: Path, config: Mapping[str, Any]) -> specs.DecoderConfig:

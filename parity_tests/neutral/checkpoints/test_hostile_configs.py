@@ -117,6 +117,23 @@ def test_an_encoder_with_blocks_beyond_its_weights_is_refused(tmp_path):
         configs.read_config("EncoderDecoderModel", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("missing", "error"),
+    [
+        (["intermediate_size"], r"the weights beside it have \d+; it leaves out intermediate_size \(then 11008\)$"),
+        (["vocab_size"], r"is far too large for weights of \d+ numbers; it leaves out vocab_size \(then 32000\)$"),
+        (["hidden_size", "num_hidden_layers"],
+         r"; it leaves out hidden_size \(then 4096\), num_hidden_layers \(then 32\)$"),
+    ],
+)  # fmt: skip
+def test_sizes_that_a_config_leaves_out_are_named(tmp_path, missing, error):
+    document = {key: value for key, value in {"model_type": "llama", **SIZES}.items() if key not in missing}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    with pytest.raises(CheckpointError, match=error):
+        configs.read_config("DecoderModel", tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_a_config_that_is_no_file_is_not_read(tmp_path, kind):
     path = tmp_path / "config.json"
