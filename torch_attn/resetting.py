@@ -34,6 +34,14 @@ class Resettable(nn.Module):
         config = getattr(self, "config", None)
         return summarize(config) if isinstance(config, Config) else ""
 
+    def __prepare_scriptable__(self) -> None:
+        """Refuse `torch.jit.script`, which calls this.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't be scripted; use torch.export or torch.jit.trace")
+
     def reset_parameters(self) -> None:
         """Draw the parameters of the module and of all its parts again, as without `rngs`: from torch's generator."""
         self._reset_own()

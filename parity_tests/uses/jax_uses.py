@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 import tempfile
 from pathlib import Path
@@ -13,149 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import export
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jax_attn
-from attn_bridge import specs
-from jax_attn import functional
+from jax_attn import compat, functional
 
-from .table import Uses, refusal
-
-USES = Uses()
-CONFIG = specs.GroupedQueryAttentionConfig(8, 4, num_kv_heads=2, position=specs.Rotary(), dropout=0.2)
-BLOCK = specs.DecoderBlockConfig(
-    specs.GroupedQueryAttentionConfig(8, 2), specs.FeedForwardConfig(8, 12), specs.RMSNormConfig(8)
-)
-MODEL = specs.DecoderConfig(11, 8, (BLOCK, BLOCK), specs.RMSNormConfig(8))
-X, IDS = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("f4"), np.array([[3, 1, 4, 1], [5, 9, 2, 6]], "i4")
-PADDING = np.array([[False, False, True, True, True], [True] * 5])
-assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-
-
-def layer(seed: int = 0, **options: Any) -> Any:
-    module = jax_attn.GroupedQueryAttention(CONFIG, rngs=nnx.Rngs(seed), **options)
-    module.eval()
-    return module
-
-
-def model() -> Any:
-    module = jax_attn.DecoderModel(MODEL, rngs=nnx.Rngs(0))
-    module.eval()
-    return module
-
-
-def loss(module: Any, x: Any = X) -> Any:
-    return (module(x) ** 2).sum()
-
-
-def same_slopes(call: Any) -> None:
-    """Check that a way of calling gives the gradients of plain calls."""
-    plain, found = nnx.grad(loss)(layer()), nnx.grad(lambda module: (call(module) ** 2).sum())(layer())
-    for one, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
-        assert_close(one, wanted, atol=1e-4)
-
-
-@USES.add("compiled, with gradients")
-def compiled() -> None:
-    same_slopes(lambda module: nnx.jit(lambda module: module(X))(module))
-
-
-@USES.add("exported for any batch and length")
-def exported() -> None:
-    shape = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 8"), "float32")
-    assert_close(export.export(jax.jit(layer()))(shape).call(X[:1, :3]), layer()(X[:1, :3]))
-
-
-@USES.add("a step of decoding exported, its cache an argument")
-def exported_step() -> None:
-    module = layer()
-    leaves, tree = jax.tree.flatten(module(X, cache=module.init_cache(2, 9))[1])
-    step = jax.jit(lambda x, *leaves: jax.tree.leaves(module(x, cache=tree.unflatten(leaves))))
-    for found, wanted in zip(
-        export.export(step)(X[:, :1], *leaves).call(X[:, :1], *leaves), step(X[:, :1], *leaves), strict=True
-    ):
-        assert_close(found, wanted)
-
-
-@USES.add("data parallel (DDP, a mesh)")
-def data_parallel() -> None:
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    same_slopes(lambda module: module(jax.device_put(X, NamedSharding(mesh, P("data")))))
-
-
-@USES.add("sharded parameters (FSDP2, a mesh)")
-def sharded() -> None:
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    module = layer()
-    state = jax.tree.map(lambda one: jax.device_put(one, NamedSharding(mesh, P())), nnx.state(module, nnx.Param))
-    nnx.update(module, state)
-    assert_close(module(X), layer()(X))
-
-
-@USES.add("adapters (peft)")
-def adapters() -> None:
-    module = layer()
-    module.W_query = nnx.LoRA(8, 2, 8, base_module=module.W_query, rngs=nnx.Rngs(1))
-    assert_close(module(X, cache=module.init_cache(2, 5))[0], layer()(X))
-
-
-@USES.add("activations recomputed")
-def recomputed() -> None:
-    same_slopes(lambda module: nnx.remat(lambda module, x: module(x))(module, X))
-
-
-@USES.add("gradients as a function")
-def functional_gradients() -> None:
-    graph, weights, rest = nnx.split(layer(), nnx.Param, ...)
-    found = jax.grad(lambda weights: loss(nnx.merge(graph, weights, rest)))(weights)
-    for one, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(nnx.grad(loss)(layer())), strict=True):
-        assert_close(one, wanted)
-
-
-@USES.add("vmap over inputs")
-def vmapped() -> None:
-    assert_close(jax.vmap(layer())(np.stack([X, 2 * X]))[1], layer()(2 * X))
-
-
-@USES.add("vmap over weights (an ensemble)")
-def ensemble() -> None:
-    @nnx.vmap
-    def make(key: Any) -> Any:
-        return jax_attn.GroupedQueryAttention(CONFIG.replace(dropout=0.0), rngs=nnx.Rngs(key))
-
-    found = nnx.vmap(lambda module, x: module(x), in_axes=(0, None))(make(jax.random.split(jax.random.key(0), 3)), X)
-    assert found.shape == (3, 2, 5, 8)
-    assert np.abs(found[0] - found[1]).max() > 1e-3
-
-
-@USES.add("layers scanned")
-def scanned() -> None:
-    @nnx.split_rngs(splits=3)
-    @nnx.vmap
-    def make(rngs: Any) -> Any:
-        return jax_attn.GroupedQueryAttention(CONFIG.replace(dropout=0.0), rngs=rngs)
-
-    layers = make(nnx.Rngs(0))
-    found = nnx.scan(lambda x, module: module(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(jnp.asarray(X), layers)
-    graph, state = nnx.split(layers)
-    wanted = X
-    for at in range(3):
-        wanted = nnx.merge(graph, jax.tree.map(lambda one, at=at: one[at], state))(wanted)
-    assert_close(found, wanted)
-
-
-@USES.add("derivatives forward (jvp)")
-def forward_derivatives() -> None:
-    slope = jax.jvp(jax.jit(lambda x: loss(layer(), x)), (X,), (X,))[1]
-    assert_close(slope, (jax.grad(lambda x: loss(layer(), x))(X) * X).sum())
-
-
-@USES.add("second derivatives (hessian)")
-def hessian() -> None:
-    module = layer()
-    assert np.isfinite(jax.hessian(jax.jit(lambda scale: loss(module, X * scale)))(1.0))
+from .jax_layers import CONFIG, IDS, PADDING, X, assert_close, layer, loss, model
+from .jax_programs import USES
+from .table import refusal
 
 
 @USES.add("a deep copy")
@@ -461,3 +324,67 @@ def folder() -> None:
 @USES.add("a module printed")
 def printed() -> None:
     assert "W_query" in repr(layer())
+
+
+@USES.add("a state of several processes (DCP, Orbax)")
+def state_of_drop_ins() -> None:
+    import orbax.checkpoint as ocp
+
+    stock = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    ours = compat.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(1))
+    with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as saver:
+        saver.save(Path(folder) / "state", nnx.state(stock, nnx.Param))
+        saver.wait_until_finished()
+        nnx.update(ours, saver.restore(Path(folder) / "state", nnx.state(ours, nnx.Param)))
+    assert_close(ours(X), stock(X))
+
+
+@USES.add("float16 weights")
+def half_precision() -> None:
+    module = layer()
+    nnx.update(module, jax.tree.map(lambda one: one.astype(jnp.float16), nnx.state(module, nnx.Param)))
+    assert_close(module(X.astype(jnp.float16)).astype("f4"), layer()(X), rtol=0.02, atol=0.01)
+
+
+@USES.add("the drop-in in place of NNX's layer")
+def drop_in() -> None:
+    ours, stock = (
+        kind(2, 8, decode=False, rngs=nnx.Rngs(0)) for kind in (compat.MultiHeadAttention, nnx.MultiHeadAttention)
+    )
+    assert_close(ours(X), stock(X))
+
+
+@USES.add("in a model of Linen")
+def in_linen() -> None:
+    config = CONFIG.replace(dropout=0.0)
+    module = nnx.bridge.to_linen(jax_attn.GroupedQueryAttention, config)
+    assert module.apply(module.init(jax.random.key(0), X), X).shape == X.shape
+
+
+@USES.add("split, filtered and merged")
+def filtered() -> None:
+    graph, weights, rest = nnx.split(layer(), nnx.Param, ...)
+    assert_close(nnx.merge(graph, weights, rest)(X), layer()(X))
+    assert len(jax.tree.leaves(nnx.state(layer(), nnx.PathContains("W_query")))) == 1
+
+
+@USES.add("gradients accumulated")
+def accumulated() -> None:
+    import optax
+
+    module = layer()
+    optimizer = nnx.Optimizer(module, optax.MultiSteps(optax.adam(1e-2), 2), wrt=nnx.Param)
+    for _ in range(4):
+        optimizer.update(module, nnx.grad(loss)(module))
+    assert loss(module) < loss(layer())
+
+
+@USES.add("a subclass that changes the call")
+def subclassed() -> None:
+    class Doubled(jax_attn.GroupedQueryAttention):
+        def __call__(self, x: Any, **options: Any) -> Any:
+            return 2 * super().__call__(x, **options)
+
+    module = Doubled(CONFIG, rngs=nnx.Rngs(0))
+    module.eval()
+    assert_close(module(X), 2 * layer()(X))

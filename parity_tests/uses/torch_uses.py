@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,164 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import prune
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 import torch_attn
-from attn_bridge import specs
-from torch_attn import functional
+from torch_attn import compat, functional
 
-from .table import Uses, refusal
-
-USES = Uses()
-CONFIG = specs.GroupedQueryAttentionConfig(8, 4, num_kv_heads=2, position=specs.Rotary(), dropout=0.2)
-BLOCK = specs.DecoderBlockConfig(
-    specs.GroupedQueryAttentionConfig(8, 2), specs.FeedForwardConfig(8, 12), specs.RMSNormConfig(8)
-)
-MODEL = specs.DecoderConfig(11, 8, (BLOCK, BLOCK), specs.RMSNormConfig(8))
-X, IDS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
-PADDING = torch.tensor([[False, False, True, True, True], [True] * 5])
-
-
-def layer(**options: Any) -> Any:
-    torch.manual_seed(0)
-    return torch_attn.GroupedQueryAttention(CONFIG, **options).eval()
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    return torch_attn.DecoderModel(MODEL).eval()
-
-
-def slopes(module: Any, call: Any = None) -> list[torch.Tensor]:
-    module.zero_grad()
-    ((module if call is None else call)(X) ** 2).sum().backward()
-    return [one.grad.clone() for one in module.parameters()]
-
-
-def same_slopes(call: Any) -> None:
-    """Check that a way of calling gives the gradients of plain calls."""
-    plain, module = slopes(layer()), layer()
-    for found, wanted in zip(slopes(module, call(module)), plain, strict=True):
-        assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@USES.add("compiled, with gradients")
-def compiled() -> None:
-    same_slopes(lambda module: torch.compile(module, backend="aot_eager", fullgraph=True))
-
-
-@USES.add("exported for any batch and length")
-def exported() -> None:
-    dims = ({0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2, max=64)},)
-    program = torch.export.export(layer(), (X,), dynamic_shapes=dims).module()
-    assert_close(program(X[:1, :3]), layer()(X[:1, :3]))
-
-
-@USES.add("a step of decoding exported, its cache an argument")
-def exported_step() -> None:
-    class Step(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layer()
-
-        def forward(self, x: Any, cache: Any) -> Any:
-            return self.inner(x, cache=cache)
-
-    with torch.no_grad():
-        caches = [layer()(X, cache=layer().init_cache(2, 9))[1] for _ in range(2)]
-        found, _ = torch.export.export(Step(), (X[:, :1], caches[0])).module()(X[:, :1], caches[0])
-        assert_close(found, layer()(X[:, :1], cache=caches[1])[0])
-
-
-@USES.add("exported to ONNX", needs=("onnxscript",))
-def onnx() -> None:
-    torch.onnx.export(layer(), (X,), dynamo=True)
-
-
-@USES.add("traced (torch.jit)")
-def traced() -> None:
-    assert_close(torch.jit.trace(layer(), (X,))(X + 1), layer()(X + 1))
-
-
-@USES.add("data parallel (DDP, a mesh)")
-def data_parallel() -> None:
-    with process_group():
-        same_slopes(lambda module: nn.parallel.DistributedDataParallel(module))
-
-
-@USES.add("sharded parameters (FSDP2, a mesh)")
-def fsdp() -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    with process_group():
-        module = layer()
-        fully_shard(module)
-        assert_close(module(X), layer()(X))
-
-
-@USES.add("adapters (peft)", needs=("peft",))
-def adapters() -> None:
-    import peft
-
-    peft.get_peft_model(layer(), peft.LoraConfig(target_modules=["W_query"]))(X)
-
-
-@USES.add("a Trainer of transformers", needs=("accelerate",))
-def trainer() -> None:
-    raise NotImplementedError
-
-
-@USES.add("dynamic quantisation")
-def quantised() -> None:
-    torch.backends.quantized.engine = torch.backends.quantized.supported_engines[-1]
-    found = torch.ao.quantization.quantize_dynamic(layer(), {nn.Linear})(X)
-    assert_close(found, layer()(X), rtol=0.2, atol=0.1)
-
-
-@USES.add("activations recomputed")
-def recomputed() -> None:
-    for reentrant in (False, True):
-        options = {"use_reentrant": reentrant}
-        same_slopes(lambda module, options=options: lambda x: checkpoint(module, x.clone().requires_grad_(), **options))
-
-
-@USES.add("gradients as a function")
-def functional_gradients() -> None:
-    module = layer()
-    weights = dict(module.named_parameters())
-    found = torch.func.grad(lambda weights: (torch.func.functional_call(module, weights, (X,)) ** 2).sum())(weights)
-    for one, wanted in zip(found.values(), slopes(layer()), strict=True):
-        assert_close(one, wanted)
-
-
-@USES.add("vmap over inputs")
-def vmapped() -> None:
-    assert_close(torch.vmap(layer())(torch.stack([X, 2 * X]))[1], layer()(2 * X))
-
-
-@USES.add("vmap over weights (an ensemble)")
-def ensemble() -> None:
-    members = [layer(), torch_attn.GroupedQueryAttention(CONFIG).eval()]
-    weights, buffers = torch.func.stack_module_state(members)
-    found = torch.vmap(lambda w, b: torch.func.functional_call(members[0], (w, b), (X,)))(weights, buffers)
-    assert_close(found[1], members[1](X))
-
-
-@USES.add("derivatives forward (jvp)")
-def forward_derivatives() -> None:
-    slope = torch.func.jvp(lambda x: (layer()(x) ** 2).sum(), (X,), (X,))[1]
-    x = X.clone().requires_grad_()
-    (layer()(x) ** 2).sum().backward()
-    assert_close(slope, (x.grad * X).sum(), rtol=1e-4, atol=1e-4)
-
-
-@USES.add("second derivatives (hessian)")
-def hessian() -> None:
-    module = layer()
-    found = torch.func.hessian(lambda s: (module(X * s) ** 2).sum())(torch.tensor(1.0))
-    assert torch.isfinite(found)
+from .table import refusal
+from .torch_layers import CONFIG, IDS, PADDING, X, layer, model
+from .torch_training import USES
 
 
 @USES.add("a deep copy")
@@ -274,77 +123,10 @@ def replaced() -> None:
     assert_close(module(X, cache=module.init_cache(2, 5))[0], layer()(X), rtol=1e-4, atol=1e-5)
 
 
-@USES.add("weights frozen")
-def frozen() -> None:
-    module = layer()
-    module.W_query.requires_grad_(False)
-    module(X).sum().backward()
-    assert module.W_query.weight.grad is None
-    assert module.W_key.weight.grad is not None
-
-
-@USES.add("trained by an optimizer")
-def trained() -> None:
-    module = layer()
-    optimizer = torch.optim.AdamW(module.parameters(), 1e-2)
-    losses = []
-    for _ in range(5):
-        loss = (module(X) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-
-
-@USES.add("an average of weights (EMA)")
-def averaged() -> None:
-    average = torch.optim.swa_utils.AveragedModel(layer())
-    average.update_parameters(layer())
-    assert_close(average(X), layer()(X))
-
-
-@USES.add("weights as one vector")
-def vector() -> None:
-    module = layer()
-    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()), module.parameters())
-    assert_close(module(X), layer()(X))
-
-
-@USES.add("weights pruned or parametrised")
-def parametrised() -> None:
-    module = layer()
-    prune.l1_unstructured(module.W_query, "weight", 0.0)
-    nn.utils.parametrizations.weight_norm(module.W_key)
-    assert_close(module(X), layer()(X), rtol=1e-4, atol=1e-5)
-
-
-@USES.add("dropout in training alone")
-def dropout() -> None:
-    module = layer()
-    assert_close(module(X), module(X))
-    module.train()
-    assert (module(X) - module(X)).abs().max() > 1e-3
-
-
-@USES.add("dropout drawn again from a seed")
-def seeded() -> None:
-    module = layer().train()
-    found = [(torch.manual_seed(3), module(X))[1] for _ in range(2)]
-    assert_close(*found)
-
-
 @USES.add("no gradients (inference mode)")
 def inference() -> None:
     with torch.inference_mode():
         assert not layer()(X).requires_grad
-
-
-@USES.add("NaN looked for")
-def anomalies() -> None:
-    with torch.autograd.set_detect_anomaly(True):
-        slopes(layer())
 
 
 @USES.add("weights of attention returned")
@@ -503,14 +285,67 @@ def printed() -> None:
     assert "num_heads=4" in repr(layer())
 
 
-class process_group:
-    """A group of one process."""
+@USES.add("names in a state changed by hooks")
+def renamed() -> None:
+    def lower(_: Any, state: Any, *__: Any) -> None:
+        state.update({key.lower(): state.pop(key) for key in list(state)})
 
-    def __enter__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=1, rank=0)
+    def raised(_: Any, state: Any, *__: Any) -> None:
+        state.update({key.replace("w_", "W_"): state.pop(key) for key in list(state)})
 
-    def __exit__(self, *error: object) -> None:
-        torch.distributed.destroy_process_group()
+    module, other = layer(), layer()
+    module.register_state_dict_post_hook(lower)
+    other.register_load_state_dict_pre_hook(raised)
+    assert "w_query.weight" in module.state_dict()
+    nn.init.zeros_(other.W_query.weight)
+    other.load_state_dict(module.state_dict())
+    assert_close(other(X), layer()(X))
+
+
+@USES.add("a state of several processes (DCP, Orbax)")
+def distributed_state() -> None:
+    from torch.distributed import checkpoint
+
+    with tempfile.TemporaryDirectory() as path:
+        checkpoint.save(layer().state_dict(), checkpoint_id=path)
+        state = torch_attn.GroupedQueryAttention(CONFIG).state_dict()
+        checkpoint.load(state, checkpoint_id=path)
+    module = layer()
+    module.load_state_dict(state)
+    assert_close(module(X), layer()(X))
+
+
+@USES.add("float16 weights")
+def half_precision() -> None:
+    assert_close(layer().half()(X.half()).float(), layer()(X), rtol=0.02, atol=0.01)
+
+
+@USES.add("the drop-in in the stock encoder layer")
+def encoder_layer() -> None:
+    same_with_drop_ins(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), X)
+
+
+@USES.add("the drop-in in the stock decoder layer")
+def decoder_layer() -> None:
+    same_with_drop_ins(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True), X, X.flip(1))
+
+
+def same_with_drop_ins(stock: Any, *inputs: Any) -> None:
+    """Check that a stock layer gives the same numbers with our attention in it."""
+    ours = copy.deepcopy(stock)
+    for name, part in stock.named_children():
+        if isinstance(part, nn.MultiheadAttention):
+            drop_in = compat.MultiheadAttention(part.embed_dim, part.num_heads, batch_first=True)
+            drop_in.load_state_dict(part.state_dict())
+            setattr(ours, name, drop_in)
+    assert_close(ours(*inputs), stock(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@USES.add("a subclass that changes the call")
+def subclassed() -> None:
+    class Doubled(torch_attn.GroupedQueryAttention):
+        def forward(self, x: Any, **options: Any) -> Any:
+            return 2 * super().forward(x, **options)
+
+    torch.manual_seed(0)
+    assert_close(Doubled(CONFIG).eval()(X), 2 * layer()(X))

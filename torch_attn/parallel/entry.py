@@ -61,6 +61,8 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     for name in ("generate", "generate_greedy"):
         if hasattr(kind, name):
             members[name] = _in_whole_outputs(getattr(kind, name))
+    if hasattr(kind, "stream"):
+        members["stream"] = _in_whole_steps(kind.stream)
     return same_name(kind, members)
 
 
@@ -130,5 +132,22 @@ def _in_whole_outputs(method: Any) -> Any:
                 return method(self, *arguments, **options)
         finally:
             _WHOLE.pop()
+
+    return run
+
+
+def _in_whole_steps(method: Any) -> Any:
+    """Return a method that gives an iterator, each step of which runs in whole outputs; those between do not."""
+    step = _in_whole_outputs(next)
+
+    @functools.wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        tokens = _in_whole_outputs(method)(self, *arguments, **options)
+
+        def steps() -> Iterator[Any]:
+            while (token := step(tokens, None)) is not None:
+                yield token
+
+        return steps()
 
     return run
