@@ -344,13 +344,21 @@ def of_target(
         known = families.FAMILIES.get(str(theirs["model_type"]))
         is_whole = known is not None and known.whole is not None
         if theirs is not config or (is_whole and not kinds & set(layout.model_types)):
-            return _with_kept(families.write_config(families.find_whole(theirs, shapes), layout), theirs)
+            return _with_kept(_rewritten(theirs, layout, shapes), theirs)
         found = quantised.unquantised(theirs)
         return None if found == config else found
     except (TypeError, ValueError, RecursionError) as error:
         if not is_needed:
             return None
-        raise CheckpointError(f"{CONFIG}: {error}") from None
+        is_clear = isinstance(error, families.FamilyError)
+        raise CheckpointError(str(error) if is_clear else f"{CONFIG}: {error}") from None
+
+
+def _rewritten(theirs: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return the config.json of a model of `transformers` as another family of a layout has it."""
+    kind = str(theirs["model_type"])
+    source = "" if kind in layout.model_types else kind
+    return families.write_config(families.find_whole(theirs, shapes), layout, source)
 
 
 def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

@@ -79,6 +79,10 @@ FAMILIES: dict[str, Family] = {
 """``model_type`` -> its family."""
 
 
+class FamilyError(ValueError):
+    """A model of one family that is to become one of another, which has no such model; one line."""
+
+
 def known_model_types() -> tuple[str, ...]:
     """Return every ``model_type`` that has a family."""
     return tuple(sorted(FAMILIES))
@@ -181,15 +185,18 @@ SHOWN = 3
 """Differences that a refusal names."""
 
 
-def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout) -> dict[str, Any]:
+def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, source: str = "") -> dict[str, Any]:
     """Return the ``config.json`` of a whole model, by the first family of a layout that reads the same out of it again.
 
     Args:
         config: the model's.
         layout: of the weights beside it, which says whose names they have.
+        source: ``model_type`` of the config.json that the config was read from; "" for a model of ours.
 
     Raises:
         ValueError: no family of the layout has such a model; the message names what the closest one lacks.
+        FamilyError: (a ValueError) likewise, for a source; the message names the first difference from the family that
+            gives the layout its name.
     """
     known = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
     candidates = [
@@ -214,11 +221,38 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout) -
         if len(kinds) < fewest:
             more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
             closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
+    if source:
+        raise FamilyError(_why_another(config, layout, source, {name: write for name, _, write in candidates}, names))
     shown = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
     if not closest:
         raise ValueError(f"{layout.name} is for no {shown} of ours, so that no config.json can be written")
     tried = ", ".join(name for name, _, _ in candidates)
     raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {shown}; {closest}")
+
+
+def _why_another(
+    config: DecoderConfig | EncoderDecoderConfig,
+    layout: Layout,
+    source: str,
+    writers: Mapping[str, Any],
+    names: Collection[str],
+) -> str:
+    """Return the first difference between a model of another family and the family that a layout is named after."""
+    start = f"a {source} can't become {layout.name}: "
+    own = layout.name.removeprefix("hf-").replace("-", "_")
+    name = own if own in writers else next(iter(writers), "")
+    if not name:
+        of_other = next((one for one in layout.model_types if one in FAMILIES), own)
+        kinds = ("an encoder and decoder", "a decoder")
+        return f"{start}a {source} is {kinds[isinstance(config, DecoderConfig)]}, and a {of_other} is not"
+    try:
+        written = {"model_type": name, **dict.fromkeys(TOKENS), **writers[name](config, name)}
+        # Rotary positions have no number of positions: any number shows what else differs.
+        written |= {key: 1 for key, value in written.items() if value is None and "position" in key}
+        lacking = differences(config, find_whole(written, names))
+        return f"{start}its {_by_kind(lacking)[0]} differs from that of a {name}"
+    except (TypeError, ValueError, OverflowError, IndexError) as error:
+        return f"{start}{error}"
 
 
 def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:

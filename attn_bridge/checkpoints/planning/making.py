@@ -18,7 +18,7 @@ from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
-from . import heads, plans, reading
+from . import heads, other_families, plans, reading
 from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -127,7 +127,11 @@ def make(
         **back.get("settings", {}),
         **(settings or {}),
     }
-    encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
+    try:
+        encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
+    except WeightsMismatchError as error:
+        other_families.refuse_family(config or {}, theirs, shapes, error)
+        raise
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
     originals: dict[Placement, Target] = {}

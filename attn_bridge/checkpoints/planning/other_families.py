@@ -1,0 +1,35 @@
+"""The refusal of a model of one family that is to be written as one of another: one line, with the first difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...models.layout import Layout
+from ...models.ours import OWN
+from ...printable import printable
+from ...specs.model import Shape
+from ...weights import WeightsMismatchError
+from .. import configs
+from ..containers.base import CheckpointError
+
+
+def refuse_family(
+    config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], error: WeightsMismatchError
+) -> None:
+    """Refuse, for names that a layout lacks, a model that its config.json says to be of another family than the layout.
+
+    Raises:
+        CheckpointError: it is; the one line names the first difference.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind.startswith(OWN) or not layout.model_types or kind in layout.model_types:
+        return
+    try:
+        configs.of_target(config, layout, shapes)
+    except CheckpointError as why:
+        if str(why).startswith(f"a {kind} "):
+            raise
+    lacking = [f"{layout.name} has no tensor for its {printable(name)}" for name in error.unexpected]
+    lacking += [f"it has no {printable(name)}" for name in error.missing]
+    raise CheckpointError(f"a {printable(kind, 40)} can't become {layout.name}: {lacking[0]}")
