@@ -11,7 +11,7 @@ from ..matching import state
 from ..matching.outputs import PROBE_LIMIT, apart, check_outputs
 from ..pair import Pair, narrowed, widened
 from ..pairing import Match, Pairing, whole
-from ..results.findings import shown
+from ..results.findings import Side, shown
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST
 from ..sides.dtypes import class_of, is_float
@@ -116,6 +116,21 @@ def all_state(subject: Subject) -> Arrays:
     finally:
         subject.carry([name for name in names if name in parameters])
     return {name: held[name] for name in names}
+
+
+def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
+    """Return the weights and the state of a side that is recorded; a note names the state that a dump can't hold.
+
+    The first side's state is apart from its weights, as the other side decides what is carried.
+    """
+    subject, held = pair.subject(side), pair.held[side]
+    names = subject.state() if side == "first" else {}
+    weights = {name: array for name, array in held.items() if name not in names}
+    rest = {name: array for name, array in all_state(subject).items() if name not in weights}
+    found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
+    lost = [name for name in rest if name not in found]
+    pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
+    return weights, found
 
 
 def _plain_call(subject: Any, call: Arguments, notes: list[str]) -> Arguments:

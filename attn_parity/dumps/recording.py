@@ -20,7 +20,6 @@ from attn_bridge import whole_folders as folders
 from ..adapters import load_adapter
 from ..compare import prepare
 from ..interrupts import orderly_interrupts
-from ..matching import state
 from ..matching.outputs import Trials
 from ..pair import Pair, Progress, few_threads
 from ..pairing import Match
@@ -28,7 +27,7 @@ from ..results.findings import Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
-from ..sides.dtypes import is_float, wide
+from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict.measures import ZERO, scale_of
@@ -38,7 +37,7 @@ from ..verdict.runner import Live, measured_noise, perturbed
 from . import format as dumps
 from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
-from .pairs import all_state, alone, beside, match_weights
+from .pairs import alone, beside, match_weights, parted
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -168,21 +167,11 @@ class Recorder:
         self.runner = Live(self.pair) if like is None else _AsDumped(self.pair, like)
         if like is not None:
             match_weights(self.pair, like, self.runner, rules)
-        self.weights, self.state = self._parted()
+        self.weights, self.state = parted(self.pair, self.side)
         self.found = _Found()
         self.limit = 0.0
         self.taken: set[str] = set()
         self.fuses = True
-
-    def _parted(self) -> tuple[Arrays, Arrays]:
-        """Return the weights and the state that are written; a note names the state that a dump can't hold."""
-        names, held = self.subject.state(), self.pair.held[self.side]
-        weights = {name: array for name, array in held.items() if self.like is not None or name not in names}
-        rest = {name: array for name, array in all_state(self.subject).items() if name not in weights}
-        found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
-        lost = [name for name in rest if name not in found]
-        self.pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
-        return weights, found
 
     def record(self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         """Write the dump."""

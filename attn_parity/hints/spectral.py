@@ -30,7 +30,7 @@ def spectral(case: Case) -> str:
                 one, other = case.labels if divided[0] else case.labels[::-1]
                 return (
                     f"{one} divides the weight by its norm after a step of power iteration from {name}, {other} by "
-                    "another number: consistent with stored vectors, which give the same where they are singular vectors"
+                    "another number: consistent with stored vectors, which give the same where they are singular ones"
                 )
     return ""
 
