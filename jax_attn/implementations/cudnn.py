@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from attn_bridge import masks
 
+from .backward_only import with_gradients_alone
 from .call import Call
 
 
@@ -41,6 +42,7 @@ def unsupported(call: Call) -> str | None:
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
+    call = with_gradients_alone("cudnn", call)
     size = None if call.mask is None else _size_of_band(call.mask)
     return jax.nn.dot_product_attention(
         call.query,

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from attn_bridge.masks import Band, Mask, as_band, as_pieces
 
 from . import blocked
+from .backward_only import with_gradients_alone
 from .call import Call
 
 LANES = 128
@@ -88,6 +89,7 @@ def unprofitable(call: Call) -> str | None:
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
+    call = with_gradients_alone("tpu_flash", call)
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
     _, heads, queries, keys = call.scores_shape

@@ -26,6 +26,7 @@ from attn_bridge.sharding import turns
 
 from .. import implementations
 from ..implementations import Call
+from ..implementations.backward_only import REASON, backward_only
 from ..implementations.block_operands import false_of
 from ..implementations.reference import Drawn
 from .block_masks import Views, columns, local_arrays, views_of
@@ -100,6 +101,9 @@ of them twice is most of what a device would need."""
 LEAST_PART = 1 << 18
 """Bytes of a part: smaller ones take as long to send as these."""
 
+FORWARD = f"method 'ring' {REASON}: give parallelize method='all_gather'"
+"""Refuses `jax.jvp`: the gradient goes around the ring by code of its own."""
+
 Arrays = Any
 """Arrays of a device, in tuples."""
 
@@ -135,6 +139,7 @@ def attend(
         arrays: those of the mask, like `bias`.
         keep: dropout mask, like `bias`.
     """
+    query, key, value = (backward_only(FORWARD, operand) for operand in (query, key, value))
     operands = _varying_alike((query, key, value, bias, arrays, keep))
     context, sums = _attend(ring, *operands)
     if sinks is not None:
