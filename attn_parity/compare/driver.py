@@ -30,6 +30,7 @@ from ..samples.limits import MAX_SEEDS
 from ..settings import precision
 from ..sides.dtypes import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
+from ..verdict.attention_probes import on_attention
 from ..verdict.bench import judge_in
 from ..verdict.devices.contributions import lost
 from ..verdict.devices.exchanges import exchanged
@@ -194,21 +195,32 @@ def judge(
     is_meaning = found.report.verdict != "precision"
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        hint = divergence.hint
-        if is_meaning and not found.mesh and not hint:
-            hint = on_masked_rows(runner, found.furthest) or on_mask_senses(runner, found.furthest)
-        if found.mesh and not hint:
-            hint = _hint_of_devices(runner, found, place.evidence, divergence)
-        if place.evidence is not None and not hint:
-            hint = hint_for(place.evidence, numbers=is_meaning)
-        if found.mesh and not hint and divergence.direction == "forward":
-            hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
+        hint = divergence.hint or _hint(runner, found, place.evidence, divergence, is_meaning=is_meaning)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
         left = remainder(pair, found.furthest, accepted.keys(), found.explained.tables)
     return accept(report, accepted, left)
+
+
+def _hint(runner: Live, found: Judged, evidence: Any, divergence: Divergence, *, is_meaning: bool) -> str:
+    """Return what a difference at its place is consistent with, "" for nothing known."""
+    is_forward = divergence.direction == "forward"
+
+    def probe() -> str:
+        return on_attention(runner, found.furthest) if is_forward and not found.mesh else ""
+
+    hint = ""
+    if is_meaning and not found.mesh:
+        hint = on_masked_rows(runner, found.furthest) or on_mask_senses(runner, found.furthest)
+    if found.mesh:
+        hint = _hint_of_devices(runner, found, evidence, divergence)
+    if evidence is not None and not hint:
+        hint = hint_for(evidence, numbers=is_meaning, probe=probe)
+    if found.mesh and not hint and is_forward:
+        hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
+    return hint
 
 
 def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..results.findings import shown
 from .case import FIT, Array, Arrays, Case, ratio_of
 from .layers import BY_WEIGHTS, LAYERS
 from .norms import norms
-from .relations import RELATIONS, variance
+from .relations import RELATIONS, positions, variance
 from .settings import differing
 
 MAX = 2
@@ -65,7 +65,13 @@ class Evidence:
     whole: Evidence | None = None
 
 
-def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: bool = True) -> str:
+def hint_for(
+    evidence: Any,
+    labels: tuple[str, str] | None = None,
+    *,
+    numbers: bool = True,
+    probe: Callable[[], str] = lambda: "",
+) -> str:
     """Return what the difference at one place is consistent with, "" if nothing is recognised.
 
     Args:
@@ -73,6 +79,8 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: b
         labels: what the two sides are called; None takes the evidence's own.
         numbers: whether numbers are looked at, too: those of sides that differ by rounding alone show where nothing is
             rounded, which looks like a mask.
+        probe: runs the whole sides again and returns what that shows; asked before it is only told which positions
+            differ.
     """
     given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
     names = shown(given[0]), shown(given[1])
@@ -81,6 +89,8 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: b
     if numbers and len(found) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
+        if not text or text == relation(evidence, names, (positions,)):
+            text = probe() or text
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in found)
         # Formulas of two norms say nothing more than their settings.
         found += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []

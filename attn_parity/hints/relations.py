@@ -273,7 +273,7 @@ def variance(ratio: float, count: int, close: float = 0.05) -> str:
     return ""
 
 
-def _positions(case: Case) -> str:
+def positions(case: Case) -> str:
     """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ.
 
     The rows of a bag of embeddings are no positions.
@@ -386,6 +386,6 @@ RELATIONS: tuple[Callable[[Case], str], ...] = (
     _padding_row,
     _normalised,
     _edges,
-    _positions,
+    positions,
 )
 """From the most specific to the least; the first ones that hold are told."""

@@ -110,7 +110,69 @@ class OtherCell(nnx.Module):
         return jnp.stack(found, 1)
 
 
+class FusedAttention(nn.Module):
+    """Queries, keys and values of one product, which no submodule of the port computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+class SplitAttention(nnx.Module):
+    def __init__(self, later=0, scale=0.5):
+        rngs = nnx.Rngs(0)
+        self.q, self.k, self.v, self.proj = (nnx.Linear(8, 8, rngs=rngs) for _ in range(4))
+        self.later, self.scale = later, scale
+
+    def __call__(self, x):
+        q, k, v = (layer(x).reshape(*x.shape[:2], 2, 4) for layer in (self.q, self.k, self.v))
+        scores = jnp.einsum("bthc,bshc->bhts", q, k) * self.scale
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool), self.later)
+        y = jnp.einsum("bhts,bshc->bthc", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)), v)
+        return self.proj(y.reshape(x.shape))
+
+
 FAULTS = {
+    "a causal mask that shows a later token": (
+        FusedAttention,
+        lambda: SplitAttention(later=1),
+        (2, 7, 8),
+        "in Flax the output at position 5 depends on the token at position 6, in torch no output depends on a later "
+        "token: consistent with a causal mask that shows a later token (tril(k=1))",
+    ),
+    "a causal mask that shows two later tokens": (
+        FusedAttention,
+        lambda: SplitAttention(later=2),
+        (2, 7, 8),
+        "in Flax the output at position 4 depends on the token at position 6, in torch no output depends on a later "
+        "token: consistent with a causal mask that shows later tokens, 2 over all layers",
+    ),
+    "no causal mask": (
+        FusedAttention,
+        lambda: SplitAttention(later=7),
+        (2, 7, 8),
+        "in Flax the output at position 0 depends on the token at position 6, in torch no output depends on a later "
+        "token: consistent with a causal mask that is missing, or shows later tokens",
+    ),
+    "scores that are not scaled": (
+        FusedAttention,
+        lambda: SplitAttention(scale=1.0),
+        (2, 7, 8),
+        "the sides agree with the queries of Flax times 1/sqrt(4): consistent with scores that lack 1/sqrt(width of a "
+        "head) in Flax, or have it twice in torch",
+    ),
+    "scores that are scaled twice": (
+        FusedAttention,
+        lambda: SplitAttention(scale=0.25),
+        (2, 7, 8),
+        "the sides agree with the queries of torch times 1/sqrt(4): consistent with scores that lack 1/sqrt(width of a "
+        "head) in torch, or have it twice in Flax",
+    ),
     "a scalar loss times 1.0005": (Loss, lambda: OtherLoss(lambda x: (x * x).mean() * 1.0005), (4, 3), ""),
     "a loss that is added up": (
         Loss,

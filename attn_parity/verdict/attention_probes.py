@@ -1,0 +1,176 @@
+"""Faults of attention that the numbers at one place can't show: what depends on later tokens, and missing scales.
+
+The modules of the two sides may be split in different ways, so that queries, keys and values are known on neither; but
+both sides can be run again, with other tokens or other weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import numpy as np
+
+from ..pair import SIDES, Pair
+from ..pairing import Match
+from ..results.findings import Side
+from ..samples import calls
+from ..samples.sampling import Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.subject import Arguments, Array, ModuleFailedError
+from .measures import scale_of
+from .runner import Live
+
+MOVED = 1e-9
+"""Part of the largest output by which an output has to change to depend on what was changed."""
+
+AGREE = 1e-6
+"""Relative difference below which sides agree once a scale is corrected; tables of float32 may differ by less."""
+
+ALL_WIDTHS = 128
+"""Largest axis of a query's weight all of whose divisors are tried as widths; each costs a run of both sides."""
+
+LIKELY_WIDTHS = (16, 257)
+"""Range of the widths that are tried of larger ones."""
+
+_QUERY = re.compile(r"(?:^|[._\[])(?:w?q|query)(?:_?proj)?(?:[._\]]|$)")
+
+
+def on_attention(runner: Live, sample: Sample) -> str:
+    """Return what a fault of attention is consistent with, by runs of both sides with other tokens or scales.
+
+    Args:
+        runner: runs both sides.
+        sample: numbers on which they differ.
+    """
+    pair = runner.pair
+    if pair.effort.large or pair.lacks or pair.train:
+        return ""
+    try:
+        before = {side: _outputs(runner, side, sample) for side in SIDES}
+        if [one.shape for one in before["first"]] != [one.shape for one in before["second"]]:
+            return ""
+        return _on_later_tokens(runner, sample, before) or _on_scale(runner, sample, before)
+    except ModuleFailedError:  # code that refuses other numbers than the given ones
+        return ""
+
+
+def _outputs(runner: Live, side: Side, sample: Sample) -> list[Array]:
+    weights = runner.pair.weights(sample, side)
+    return [wide(one) for one in runner.precisely(side, weights, sample.arguments[side]).outputs]
+
+
+# ---- causality
+
+
+def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> str:
+    """Recognise a mask that is causal on one side alone: only on the other a later token moves an output."""
+    pair, made = runner.pair, before["first"][0]
+    changed = _with_last_token_changed(pair, sample, made)
+    if changed is None:
+        return ""
+    first: dict[Side, int] = {}
+    for side in SIDES:
+        apart = np.abs(_outputs(runner, side, changed)[0] - before[side][0])
+        moved = (apart > MOVED * scale_of([before[side][0]])).any(axis=tuple(i for i in range(apart.ndim) if i != 1))
+        if not moved[-1]:  # the token does not reach its own output: these are no sequences
+            return ""
+        first[side] = int(np.argmax(moved))
+    last = made.shape[1] - 1
+    causal = [side for side in SIDES if first[side] == last]
+    if len(causal) != 1:
+        return ""
+    other: Side = "second" if causal[0] == "first" else "first"
+    at, later = first[other], last - first[other]
+    shows = "shows a later token (tril(k=1))" if later == 1 else f"shows later tokens, {later} over all layers"
+    cause = "is missing, or shows later tokens" if at == 0 else shows
+    return (
+        f"in {pair.shown[other]} the output at position {at} depends on the token at position {last}, in "
+        f"{pair.shown[causal[0]]} no output depends on a later token: consistent with a causal mask that {cause}"
+    )
+
+
+def _with_last_token_changed(pair: Pair, sample: Sample, output: Array) -> Sample | None:
+    """Return a sample in which the last token of every sequence is another; None where no input holds sequences."""
+    call = sample.arguments["first"]
+    shared = set(map(calls.place_index, pair.same_inputs))
+    masks = calls.masks(call)
+    lengths = [
+        leaf.shape[:2]
+        for place, leaf in enumerate(call.leaves)
+        if place in shared and not masks[place] and leaf.ndim > (1 if leaf.dtype.kind in "iu" else 2)
+    ]
+    if not lengths or output.ndim < 3 or output.shape[:2] != lengths[0] or output.shape[1] < 3:
+        return None
+    leaves = [
+        _changed(leaf) if leaf.shape[:2] == lengths[0] and place in shared and not masks[place] else leaf
+        for place, leaf in enumerate(call.leaves)
+    ]
+    first = call.with_leaves(leaves)
+    arguments: dict[Side, Arguments] = {"first": first}
+    arguments["second"] = calls.like(sample.arguments["second"], first, pair.same_inputs)
+    return Sample(sample.weights, arguments, sample.planned)
+
+
+def _changed(leaf: Array) -> Array:
+    """Return tokens whose last one is that of the position before, or numbers turned round and moved."""
+    found = leaf.copy()
+    if is_float(leaf):
+        found[:, -1] = np.asarray(0.5 - wide(leaf[:, -1]) * 1.5).astype(leaf.dtype)
+        return found
+    others = leaf[:, :-1]
+    differs = others != leaf[:, -1:]  # a token that the sequence has elsewhere is one that the model knows
+    rows = np.flatnonzero(differs.any(axis=1)) if leaf.ndim == 2 else ()
+    for row in rows:
+        found[row, -1] = others[row, np.argmax(differs[row])]
+    return found
+
+
+# ---- scales
+
+
+def _on_scale(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> str:
+    """Recognise scores without their scale: the sides agree once the queries of one side are multiplied by it."""
+    pair = runner.pair
+    matches = [match for match in pair.pairing.matches if _is_query(match)]
+    if not matches:
+        return ""
+    sides: tuple[tuple[Side, Side], ...] = (("second", "first"), ("first", "second"))
+    for width in _widths({size for match in matches for size in match.first.shape}):
+        for side, other in sides:
+            if _agree(_with_queries_times(runner, side, sample, matches, width**-0.5), before[other]):
+                lacking, twice = pair.shown[side], pair.shown[other]
+                return (
+                    f"the sides agree with the queries of {lacking} times 1/sqrt({width}): consistent with scores that "
+                    f"lack 1/sqrt(width of a head) in {lacking}, or have it twice in {twice}"
+                )
+    return ""
+
+
+def _is_query(match: Match) -> bool:
+    return any(_QUERY.search(tensor.name.lower()) for tensor in (match.first, match.second))
+
+
+def _widths(sizes: Collection[int]) -> list[int]:
+    """Return the widths that heads of queries may have; of large ones those that models have."""
+    found = {width for size in sizes for width in range(2, size + 1) if size % width == 0}
+    return sorted(width for width in found if max(sizes) <= ALL_WIDTHS or width in range(*LIKELY_WIDTHS))
+
+
+def _with_queries_times(runner: Live, side: Side, sample: Sample, matches: list[Match], scale: float) -> list[Array]:
+    """Return the outputs of a side whose queries are scaled by their weights and biases."""
+    pair = runner.pair
+    weights = dict(pair.weights(sample, side))
+    for source in {(match.first if side == "first" else match.second).source for match in matches}:
+        weights[source] = weights[source].astype(np.float64)
+    for match in matches:
+        part = (match.first if side == "first" else match.second).take(weights, side)
+        part *= scale
+    return [wide(one) for one in runner.precisely(side, weights, sample.arguments[side]).outputs]
+
+
+def _agree(first: list[Array], second: list[Array]) -> bool:
+    scale = scale_of([*first, *second]) or 1.0
+    return all(
+        float(np.abs(one - two).max(initial=0.0)) <= AGREE * scale for one, two in zip(first, second, strict=True)
+    )
