@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,14 @@ class Options:
             check_integer("eos", self.eos)
             if not 0 <= self.eos < vocab_size:
                 raise ValueError(f"eos ({self.eos}) must be at least 0 and below vocab_size ({vocab_size})")
+        narrowed = next((name for name in ("top_k", "top_p") if getattr(self, name) is not None), "")
+        if narrowed and temperature == 0 and getattr(self, narrowed) != 1:
+            warnings.warn(
+                f"{narrowed} ({getattr(self, narrowed)}) changes nothing at temperature 0, which takes the likeliest "
+                "token; give temperature=1.0 to draw",
+                UserWarning,
+                stacklevel=2,
+            )
         return Options(
             int(self.max_new_tokens),
             max(temperature, COLDEST) if temperature > 0 else None,

@@ -229,7 +229,10 @@ def _check_source(rng: RandomSource) -> None:
 def _uniform(rng: RandomSource, shape: tuple[int, int]) -> Float[Array, "N B"]:
     """Return float32 numbers from [0, 1)."""
     if rng is None:
-        raise ValueError("rng (None) must be a key, a stream of nnx.Rngs, or a TorchRngs where temperature is above 0")
+        raise ValueError(
+            "rng (None) must be a key, a stream of nnx.Rngs, or a TorchRngs where temperature is above 0; "
+            "give rng=jax.random.key(0)"
+        )
     if isinstance(rng, TorchRngs):
         return rng.uniform(shape)
     return jax.random.uniform(rng() if callable(rng) else rng, shape, jnp.float32)
