@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeGuard
@@ -14,6 +15,9 @@ from .selection import check_patterns
 PathLike = str | os.PathLike[str]
 
 _TEXTS = ("from_layout", "to_layout", "format", "dtype", "strip", "source_format", "item")
+
+_MEANT = {"to": "to_layout", "from": "from_layout", "from_": "from_layout", "set": "settings", "layout": "to_layout"}
+"""Option of the command line, or what it is likely to be called -> the option."""
 
 _BYTES = ("max_memory", "task_bytes")
 _SWITCHES = ("dequantize", "overwrite", "resume")
@@ -133,9 +137,11 @@ def options_of(options: ConvertOptions | None, keywords: ShareKeywords) -> Conve
     Raises:
         TypeError: a keyword is no option, or an option is of another type.
     """
-    unknown = sorted(keywords.keys() - {field.name for field in dataclasses.fields(ConvertOptions)})
+    fields = [field.name for field in dataclasses.fields(ConvertOptions)]
+    unknown = sorted(keywords.keys() - {*fields})
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is no option of a conversion")
+        near = _MEANT.get(unknown[0]) or next(iter(difflib.get_close_matches(unknown[0], fields, 1)), "")
+        raise TypeError(f"{unknown[0]!r} is no option of a conversion" + (f"; did you mean {near}?" if near else ""))
     if options is not None and not isinstance(options, ConvertOptions):
         raise TypeError(f"options ({options!r}) must be ConvertOptions or None")
     return ConvertOptions(**keywords) if options is None else dataclasses.replace(options, **keywords)

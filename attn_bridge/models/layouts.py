@@ -5,11 +5,12 @@ A layout is a table of rows (`Row`), each an outside tensor in terms of ours; on
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..printable import printable
+from ..printable import printable, shell_word
 from ..weights import WeightsMismatchError
 from ..weights.rows import LayoutError, Placement, Row, SettingError, Shape
 from . import (
@@ -95,6 +96,11 @@ _ALIASES = {
 _CLOSEST = 3
 """Layouts that may know names without some others."""
 
+_FRAMEWORKS = {"jax": "flax", "nnx": "flax", "pytorch": "torch", "pt": "torch", "hf": "hf-llama, hf-gpt2, ..."}
+"""Names of libraries -> the layout that they may mean."""
+
+_LIST = "docs/checkpoints.md lists all layouts"
+
 _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
 """What errors point to where no layout fits."""
 
@@ -106,8 +112,15 @@ def find(name: str) -> Layout:
         ValueError: there is none; the message names those there are.
     """
     if name not in _ALIASES:
-        raise LayoutError(f"layout ({name}) must be one of {', '.join(_LAYOUTS)}")
+        raise LayoutError(f"layout ({printable(name)}) is not known{_nearest(name)}; {_LIST}")
     return _ALIASES[name]
+
+
+def _nearest(name: str) -> str:
+    """Return the question for the layouts that a name may mean; "" where none is near."""
+    near = list(dict.fromkeys(_ALIASES[one].name for one in difflib.get_close_matches(name, _ALIASES, 3, 0.7)))
+    near = [_FRAMEWORKS[name.lower()]] if name.lower() in _FRAMEWORKS else near
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def names() -> tuple[str, ...]:
@@ -126,10 +139,15 @@ def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, p
         return layout.decode(shapes, settings, part=part)
     except SettingError:
         raise
-    except (LayoutError, WeightsMismatchError):
+    except (LayoutError, WeightsMismatchError) as error:
         text = _as_another(layout, shapes, settings)
         if text:
             raise LayoutError(text) from None
+        if isinstance(error, WeightsMismatchError) and error.unexpected and not error.missing:
+            patterns = advice.dropped_for(shapes, layout, layout.match(shapes)[1])
+            drops = " ".join(f"--drop {shell_word(one)}" for one in patterns)
+            hint = f"{drops} leaves the unexpected tensors out" if drops else ""
+            raise WeightsMismatchError((), error.unexpected, error.misshapen, hint) from None
         raise
 
 
@@ -165,7 +183,8 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     try:
         return _detect(shapes, model_type)
     except LayoutError as error:
-        raise LayoutError(f"{error}{_advice(shapes, model_type)}") from None
+        advised = _advice(shapes, model_type).removeprefix("; ")
+        raise LayoutError(f"{advised}; {error}" if advised else str(error)) from None
 
 
 def _shape_of(tensor: Any) -> Shape:
@@ -243,9 +262,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     type_unknown = _why_unknown_type(model_type)
     if not covered:
         first = printable(next(iter(names)))
-        raise LayoutError(
-            f"{type_unknown}no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {first}; {_RULES}"
-        )
+        raise LayoutError(f"{type_unknown}no tensor has a name that a layout knows, such as {first}; {_RULES}")
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
     refused = _LAYOUTS[closest].why_refused(rest)

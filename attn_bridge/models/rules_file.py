@@ -8,6 +8,7 @@ axis they lie along) and ``split`` (sizes), ``stack`` (axis of the one tensor, o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -
     flax_rows, torch_rows = [], []
     for place, table in tables:
         try:
-            of_flax, of_torch = _rows(table)
+            of_flax, of_torch = ([dataclasses.replace(row, place=place) for row in rows] for rows in _rows(table))
         except (LayoutError, TypeError) as error:
             raise LayoutError(f"{place}: {error}") from None
         flax_rows += of_flax

@@ -81,6 +81,7 @@ class Row:
         reason: why it is dropped.
         check: whether the numbers of a tensor are what `reason` says of them; None where it says nothing of them.
         change: how its numbers are made of ours; None: they are the same.
+        place: where a user's rules file has it, for messages, such as ``rules.toml, line 5``; "" is nowhere.
     """
 
     theirs: str
@@ -98,6 +99,7 @@ class Row:
     check: Check | None = None
     shares: tuple[int | str, ...] = ()
     change: Change | None = None
+    place: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if bool(self.ours) == bool(self.reason):
@@ -144,6 +146,11 @@ class Row:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is counted")
 
     @property
+    def where(self) -> str:
+        """The beginning of a message about it: its place in a rules file."""
+        return f"{self.place}: " if self.place else ""
+
+    @property
     def choice(self) -> str:
         """What its branch is an alternative of; "" where it has none."""
         return self.branch.partition("/")[0]
@@ -184,8 +191,8 @@ class Row:
         if self.part:
             sizes[self.part] = len(self.ours)
         left, right = self._sides(len(shape), of_theirs=True)
-        sizes = _solve(right, shape, sizes, f"{theirs} {shape}", self._settings())
-        splits = self._splits(sizes, settings, theirs)
+        sizes = _solve(right, shape, sizes, f"{self.where}{theirs} {shape}", self._settings())
+        splits = self._splits(sizes, settings, f"{self.where}{theirs}")
         found = {}
         for number, template in enumerate(self.ours):
             start = sum(splits[:number]) if self.along else 0
@@ -227,13 +234,16 @@ class Row:
         left, right = self._sides(rank, of_theirs=False)
         solved: dict[tuple[int, int], dict[str, int]] = {}
         for key, shape in shapes.items():
-            solved[key] = _solve(left, shape, self._known(settings), f"{names[key]} {shape}", self._settings())
+            solved[key] = _solve(
+                left, shape, self._known(settings), f"{self.where}{names[key]} {shape}", self._settings()
+            )
         first = next(iter(solved))
         for key, sizes in solved.items():
             unlike = [axis for axis in sizes if axis != self.along and sizes[axis] != solved[first][axis]]
             if unlike:
                 raise LayoutError(
-                    f"{names[first]} {shapes[first]} and {names[key]} {shapes[key]} are no parts of one tensor {theirs}"
+                    f"{self.where}{names[first]} {shapes[first]} and {names[key]} {shapes[key]} are no parts of one "
+                    f"tensor {theirs}"
                 )
         splits = [solved[number, 0][self.along] for number in range(len(self.ours))] if self.along else []
         counts = [settings.get(size, 0) if isinstance(size, str) else size for size in self.shares]
@@ -241,8 +251,8 @@ class Row:
             splits[0] * one != counts[0] * split for one, split in zip(counts, splits, strict=False)
         ):
             raise LayoutError(
-                f"{theirs}: parts of {' + '.join(map(str, splits))} rows are not {' + '.join(map(str, counts))} equal "
-                "shares"
+                f"{self.where}{theirs}: parts of {' + '.join(map(str, splits))} rows are not "
+                f"{' + '.join(map(str, counts))} equal shares"
             )
         total = dict(solved[first])
         if self.along:

@@ -80,6 +80,12 @@ def _check_shapes(path: Path, subject: CheckRow) -> None:
     ]
     if wrong or found.keys() - wanted.keys():
         wrong += [f"{name} unexpected" for name in sorted(found.keys() - wanted.keys())]
+        keys, queries = (found.get(f"W_{part}.weight", (0,))[0] for part in ("key", "query"))
+        if 0 < keys < queries and not queries % keys:
+            raise ValueError(
+                f"{path}, {subject.case.name}: grouped heads: keys have {keys} rows and queries {queries}, which "
+                "MultiHeadAttention has not; use --model"
+            )
         raise ValueError(f"{path}, {subject.case.name}: {'; '.join(wrong)}")
 
 

@@ -33,7 +33,10 @@ USAGE_ERRORS = [
     (["check", "--jobs", "many"], "error: --jobs takes auto or a whole number, got many\n"),
     (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),
     (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: torch, flax, "),
-    (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of torch, flax, book, "),
+    (
+        ["check", "--weights", "x", "--layout", "y"],
+        "error: layout (y) is not known; docs/checkpoints.md lists all layouts",
+    ),
     (["check", "--weights", "x", "--layout", "hf-bert"], "error: x: does not exist\n"),
     (
         ["check", "--weights", "x", "--layout", "hf-bert", "--set", "a"],

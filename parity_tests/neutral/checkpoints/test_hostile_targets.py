@@ -157,7 +157,9 @@ def test_the_file_systems_own_limit_is_asked_for(tmp_path, source, monkeypatch):
 def test_a_name_that_no_file_can_have_is_one_line(tmp_path, source, name, capsys):
     assert run(["convert", str(source), str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
-    assert ("is no folder to write x.npz to" if "/" in name else "the name is too long") in error
+    assert (
+        "does not exist; make that folder first to write x.npz to it" if "/" in name else "the name is too long"
+    ) in error
     assert error.count("\n") == 1
     assert len(error) < 1000
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]

@@ -245,12 +245,12 @@ def test_linen_is_told_from_nnx_by_params(prefix):
 def test_names_that_fit_nothing_say_what_comes_closest():
     theirs = layouts.find("hf-gpt2").from_canonical(gpt(2))
     advice = r"; rules of your own \(--rules, docs/checkpoints.md\) take any names$"
-    drop = r"; without the other 1, names are those of hf-gpt2 \(--drop foo\)$"
-    with pytest.raises(LayoutError, match=rf"hf-gpt2 comes closest, but does not know foo{advice.rstrip('$')}{drop}"):
+    drop = r"^without the other 1, names are those of hf-gpt2 \(--drop foo\); "
+    with pytest.raises(LayoutError, match=rf"{drop}.*hf-gpt2 comes closest, but does not know foo{advice}"):
         layouts.detect([*theirs, "foo"])
-    with pytest.raises(LayoutError, match=rf"no tensor has a name that a layout knows.*, such as foo{advice}"):
+    with pytest.raises(LayoutError, match=rf"^no tensor has a name that a layout knows, such as foo{advice}"):
         layouts.detect(["foo", "bar.baz"])
-    with pytest.raises(LayoutError, match=r"^layout \(foo\) must be one of torch, flax, book, "):
+    with pytest.raises(LayoutError, match=r"^layout \(foo\) is not known; docs/checkpoints\.md lists all layouts$"):
         layouts.find("foo")
 
 

@@ -65,7 +65,7 @@ def test_verify_casts_as_the_options_say_without_a_manifest(source, tmp_path):
 def test_every_function_takes_the_options(function, source, tmp_path):
     assert {"options", "keywords"} <= inspect.signature(function).parameters.keys()
     numbers = (0, 1) if function is checkpoints.convert_share else ()
-    with pytest.raises(TypeError, match=r"^'layout' is no option of a conversion$"):
+    with pytest.raises(TypeError, match=r"^'layout' is no option of a conversion; did you mean to_layout\?$"):
         function(source, tmp_path / "x.npz", *numbers, layout="torch")
     with pytest.raises(TypeError, match=r"^options \(\{\}\) must be ConvertOptions or None$"):
         function(source, tmp_path / "x.npz", *numbers, {})

@@ -128,7 +128,7 @@ def test_a_small_part_of_a_file_is_not_advised(tmp_path):
 def test_another_tower_beside_a_text_model_is_advised_to_be_dropped(tmp_path, capsys):
     arrays = theirs() | with_prefix("tower.", drawn(VISION))
     source, message = refusal(tmp_path, arrays)
-    assert message.endswith("without the other 14, names are those of hf-llama (--drop 'tower.*')")
+    assert message.startswith("without the other 14, names are those of hf-llama (--drop 'tower.*')")
     assert run(["convert", str(source), str(tmp_path / "out"), "--drop", "tower.*"]) == 0
     said = capsys.readouterr().out
     assert "left out by --drop tower.*: 14 tensors: 14 of tower (tower.blocks.0.attn" in said
@@ -154,7 +154,7 @@ def test_the_state_of_a_random_generator_is_advised_to_be_dropped(tmp_path):
     arrays = {f"{name}.value": array for name, array in ours().items()}
     source, message = refusal(tmp_path, arrays | state)
     assert "--strip" not in message
-    assert message.endswith("(--drop '*.rngs.*')")
+    assert "(--drop '*.rngs.*')" in message
     check_followed(tmp_path, source, arrays, drop="*.rngs.*")
 
 

@@ -31,7 +31,10 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
     if not target.name or target.name in (".", ".."):
         raise CheckpointError(f"{target} is no name for a checkpoint")
     if not os.path.isdir(target.parent):  # noqa: PTH112 - pathlib's raises where a name is too long
-        raise CheckpointError(f"{printable(target.parent, 400)} is no folder to write {target.name} to")
+        folder = printable(target.parent, 400)
+        if not os.path.lexists(target.parent):
+            raise CheckpointError(f"{folder} does not exist; make that folder first to write {target.name} to it")
+        raise CheckpointError(f"{folder} is no folder to write {target.name} to")
     check_names(target, staging, is_folder)
     try:
         source, places = resolve(reader.path), [resolve(target), resolve(staging)]
