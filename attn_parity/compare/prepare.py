@@ -241,7 +241,9 @@ def _start_to_train(pair: Pair, modes: Mapping[Side, Modes]) -> None:
     pair.masks = differences(ours.draws, theirs.draws, (pair.shown["first"], pair.shown["second"]))
     pair.notes.append(_on_masks(pair, len(ours.draws), len(theirs.draws)))
     if any(parameter.role == "statistic" for parameter in pair.first.parameters().values()):
-        pair.notes.append("running statistics that train mode changes are not compared; parity.train does that")
+        trainable = (pair.first.kind, pair.second.kind) == ("torch module", "NNX module")
+        more = "; parity.train does that" if trainable else ""
+        pair.notes.append(f"running statistics that train mode changes are not compared{more}")
 
 
 def _on_masks(pair: Pair, first: int, second: int) -> str:
