@@ -19,7 +19,7 @@ from . import adapters, configs
 from .containers import remote
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .elements import Elements
-from .manifest import DIGEST, Manifest, new_digest, places
+from .manifest import DIGEST, Manifest, new_digest
 from .options import ConvertOptions
 from .planning.plans import IDLE, Plan, Target
 from .planning.reading import layout_of
@@ -189,32 +189,6 @@ def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[s
     problems = {name: "is not in the manifest" for name in reader.tensors if name not in manifest.tensors}
     problems |= _held_against(reader, manifest.tensors, "was written", progress)
     return problems | {f"{name} (kept aside)": problem for name, problem in kept_problems(manifest).items()}
-
-
-def check_unchanged(reader: Reader, before: Manifest | None) -> None:
-    """Refuse a source whose bytes differ from the digests next to it: damage would be converted without a word.
-
-    Tensors that the reader makes of others, dequantised ones, have another dtype or shape, and no digest to check.
-
-    Raises:
-        CheckpointError: a tensor differs; the line names the manifest to remove after an edit on purpose.
-    """
-    if before is None:
-        return
-    described = {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in reader.tensors.items()}
-    same = {
-        name: row
-        for name, row in before.tensors.items()
-        if described.get(name) == {"dtype": row.get("dtype"), "shape": row.get("shape")}
-    }
-    problems = _held_against(reader, same, "was written", lambda done, total, name: None)
-    if problems:
-        name, problem = next(iter(problems.items()))
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        beside = places(reader.path, reader.path.is_dir())[0]
-        raise CheckpointError(
-            f"{reader.path}: {printable(name)} {problem}{more}; if that is meant, remove {beside.name} next to it"
-        )
 
 
 def by_originals(reader: Reader, manifest: Manifest) -> dict[str, str]:

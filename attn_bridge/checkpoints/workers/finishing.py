@@ -12,7 +12,7 @@ from ..containers.files import listed
 from ..elements import Elements
 from ..manifest import DIGEST, new_digest
 from ..requests import Prepared
-from ..verification import MIN, by_digests, check_dropped, check_kept, check_ties, check_unchanged, stamps
+from ..verification import MIN, by_digests, check_dropped, check_kept, check_ties, stamps
 from .jobs import Entry, Job, Piece, Progress, Result, Task, shares
 from .places import Place
 from .working import SPARE, Sole, chunks, digest_there, writer_of
@@ -22,7 +22,7 @@ SHOWN = 8
 
 
 def check_source(prepared: Prepared, budget: int) -> None:
-    """Refuse faults of a source beyond its headers: damage, unequal tied tensors, a lost tensor, a wrong config.
+    """Refuse faults of a source beyond its headers: unequal tied tensors, a needed tensor left out, a wrong config.
 
     Raises:
         CheckpointError: there is something of the kind.
@@ -30,7 +30,6 @@ def check_source(prepared: Prepared, budget: int) -> None:
     check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
     check_kept(prepared.before)
-    check_unchanged(prepared.reader, prepared.before)
     if prepared.is_folder:
         config_beside(prepared.plan, prepared.reader, prepared.config)
 
