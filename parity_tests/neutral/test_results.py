@@ -9,7 +9,7 @@ import pytest
 
 MODULES = (
     "attn_bridge.checkpoints.hub.publishing",
-    "attn_bridge.checkpoints.mappings",
+    "attn_bridge.checkpoints.readers",
     "attn_bridge.checkpoints.options",
     "attn_bridge.checkpoints.planning.plans",
     "attn_bridge.checkpoints.verification",

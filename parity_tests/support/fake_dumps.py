@@ -46,6 +46,11 @@ class Net:
         """What it is."""
         return f"{self.framework} module"
 
+    def modes(self, arguments: Arguments) -> dict[str, bool]:
+        """Return the arguments that switch modes: none."""
+        del arguments
+        return {}
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters by name."""
         shapes = {NAMES[self.framework]: SHAPES[self.framework], "fc.bias": (3,), "shift": (3,), "spare": (3,)}
