@@ -5,7 +5,8 @@ block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several c
 commands of a page run in order in one temporary folder, those of this repository (``python -m ...``) in the repository.
 A block below a line with nothing but a file name is that file, from there on.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
-names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, and for another size by ``attn-bridge mutate
+names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, faults that came after the rest alone as
+``docs/generate.py docs/mutants.md#later``, and for another size by ``attn-bridge mutate
 --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md likewise. docs/benchmarks.md is made from what was
 measured before: ``make bench BENCH='--json docs/benchmarks.json'``. The table of docs/uses.md is what the command above
 it prints.
@@ -29,7 +30,9 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FILE = re.compile(r"^`(?P<file>[\w/.-]+\.\w+)`\n+```\w+\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
+LATER_MADE_BY = re.compile(r"<!-- later faults made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
+LATER = "attn-bridge mutate --configs 0 --only mamba- --seed 80000 --jobs 2"
 GALLERY = "attn-bridge mutate --configs 0 --faults 0 --gallery parity_tests.wild.gallery --jobs 2"
 MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
@@ -48,6 +51,9 @@ FILES = (
         "docs/uses.md",
     ),
 )
+
+PARTS = ("docs/mutants.md#later", "docs/mutants.md#gallery")
+"""Parts of a page that are made alone."""
 
 PICTURE = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -79,10 +85,12 @@ def main() -> None:
     """Rewrite the files that are asked for, by default all; stop at the first command that fails."""
     wanted = sys.argv[1:] or FILES
     for name in wanted:
-        if name not in (*FILES, "docs/mutants.md#gallery"):
-            sys.exit(f"error: {name} must be one of {', '.join(FILES)}, docs/mutants.md#gallery")
+        if name not in (*FILES, *PARTS):
+            sys.exit(f"error: {name} must be one of {', '.join((*FILES, *PARTS))}")
         if name == "docs/mutants.md":
             _make_mutants(ROOT / name)
+        elif name == "docs/mutants.md#later":
+            _make_later(ROOT / "docs/mutants.md")
         elif name == "docs/mutants.md#gallery":
             _make_gallery(ROOT / "docs/mutants.md")
         elif name == "docs/mesh-mutants.md":
@@ -103,6 +111,14 @@ def _make_mutants(path: Path) -> None:
     path.write_text(faults + (gallery or _parts(page)[1]), encoding="utf-8")
     if not gallery:
         _make_gallery(path)
+
+
+def _make_later(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    later = _mutate(LATER_MADE_BY.search(page), LATER)
+    faults, gallery = _parts(page)
+    whole = faults.partition("## Later faults\n")[0].rstrip("\n")
+    path.write_text(f"{whole}\n\n{later}\n{gallery}", encoding="utf-8")
 
 
 def _make_gallery(path: Path) -> None:

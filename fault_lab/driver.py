@@ -17,6 +17,7 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.backends import Framework
+from attn_bridge.printable import printable
 from attn_parity import workers
 from attn_parity.adapters import load_adapter
 from attn_parity.results.findings import Picture, Side
@@ -64,6 +65,7 @@ def mutate(
     plants: int = 1,
     jobs: int = 1,
     gallery: str | Sequence[str] = (),
+    only: str = "",
     progress: Progress | None = None,
 ) -> MutationReport:
     """Measure how many faults `compare` finds and how many right pairs it objects to.
@@ -76,28 +78,34 @@ def mutate(
         jobs: number of processes.
         gallery: galleries whose entries are judged as well, right and with each fault: ``file.py`` or ``module``, with
             ``:name`` where the entries are not called ``entries`` (see `fault_lab.gallery`).
+        only: plants the faults whose names begin with this; `configs` may be 0 then.
         progress: called with what is done, how much of it, and how much there is.
 
     Returns:
         The report; ``report.passed`` says that every fault was found and no right pair objected to.
 
     Raises:
-        ValueError: a number that is too small, more faults than there are, or a gallery that is none.
+        ValueError: a number that is too small, more faults than there are, a name that no fault begins with, or a
+            gallery that is none.
         MissingBackendError: torch or Flax is not installed.
     """
     faults = len(FAULTS) if faults is None else faults
     galleries = (gallery,) if isinstance(gallery, str) else tuple(gallery)
     fewest = 0 if galleries else 1
-    for name, value, least in (("configs", configs, fewest), ("faults", faults, fewest), ("plants", plants, 1)):
+    no_pairs = 0 if only else fewest
+    for name, value, least in (("configs", configs, no_pairs), ("faults", faults, fewest), ("plants", plants, 1)):
         check_number(name, value, least)
     check_number("seed", seed, 0)
     check_number("jobs", jobs, 1)
     if faults > len(FAULTS):
         raise ValueError(f"faults ({faults}) must be at most {len(FAULTS)}")
+    chosen = tuple(fault for fault in FAULTS[:faults] if fault.name.startswith(only))
+    if only and not chosen:
+        raise ValueError(f"only ({printable(only)}) must be the beginning of a fault's name")
     for side in SIDES:
         load_adapter(side)
     started = time.perf_counter()
-    trials: list[Trial | GalleryTrial] = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
+    trials: list[Trial | GalleryTrial] = [*plan_faults(chosen, seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
     for one in galleries:
         trials += plan_gallery(one)
@@ -117,6 +125,7 @@ def mutate(
         environment=environment(),
         seconds=time.perf_counter() - started,
         galleries=galleries,
+        only=only,
         gallery=tuple(one for one in results if isinstance(one, Finding)),
     )
 

@@ -47,8 +47,16 @@ elsewhere, `NO` where the verdict is wrong.
 """
 
 
+LATER = """## Later faults
+
+These came after the run above, and were planted in the same way.
+"""
+
+
 def as_markdown(report: MutationReport) -> str:
-    """Return the page."""
+    """Return the page; of faults chosen by name, their section alone."""
+    if report.only:
+        return _later(report)
     alarms = sum(one.outcome == "false alarm" for one in report.right)
     visible = [one for one in report.planted if one.visible]
     detected = sum(one.outcome == "detected" for one in visible)
@@ -83,6 +91,19 @@ def as_markdown(report: MutationReport) -> str:
         parts += [GALLERY, made_by, said, _table(HEADINGS, rows)]
     if report.lines():
         parts += ["## What is not as it should be", "```\n" + "\n".join(report.lines()) + "\n```"]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _later(report: MutationReport) -> str:
+    parts = [
+        LATER,
+        f"<!-- later faults made by: {report.command} -->",
+        f"`{report.command}`: {report.summary()}.",
+        _table(
+            ["fault", "what goes wrong", "judge", "verdict", *(rule.name for rule in USUAL_RULES)],
+            [*map(_fault_row, report.rows())],
+        ),
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

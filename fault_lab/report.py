@@ -38,6 +38,7 @@ class MutationReport:
         environment: versions and machine.
         seconds: how long it took.
         galleries: the galleries that were judged.
+        only: how the names of the planted faults begin; "" plants all.
         gallery: what was said of their entries.
     """
 
@@ -50,6 +51,7 @@ class MutationReport:
     environment: Mapping[str, str]
     seconds: float
     galleries: tuple[str, ...] = ()
+    only: str = ""
     gallery: tuple[Finding, ...] = ()
 
     @property
@@ -100,6 +102,7 @@ class MutationReport:
         """The command that runs it again."""
         options = [f"--configs {self.configs}", f"--plants {self.plants}"]
         options += [f"--faults {self.faults}"] if self.faults != len(FAULTS) else []
+        options += [f"--only {self.only}"] if self.only else []
         options += [f"--seed {self.seed}"] if self.seed != FIRST_SEED else []
         options += [f"--gallery {one}" for one in self.galleries]
         return " ".join(["attn-bridge mutate", *options, f"--jobs {self.jobs}"])

@@ -219,3 +219,13 @@ def test_a_process_forgets_what_was_compiled_for_the_trials_before(judge, monkey
     monkeypatch.setattr(driver, "PROGRAMS_OF", 2)
     list(run_trials([find_trial(f"right:{SEED + number}") for number in range(5)], jobs=1))
     assert len(forgotten) in (2, 3)  # the count goes on from what ran before
+
+
+def test_faults_are_chosen_by_the_beginning_of_their_names():
+    report = run_mutate(configs=0, only="linear-query", seed=SEED)
+    assert {result.trial.fault for result in report.results} == {"linear-query-and-key-swapped"}
+    assert report.passed
+    assert " --only linear-query " in report.command
+    assert report.to_markdown().startswith("## Later faults")
+    with pytest.raises(ValueError, match=r"^only \(x\) must be the beginning of a fault's name$"):
+        run_mutate(only="x")
