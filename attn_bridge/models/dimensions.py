@@ -99,7 +99,25 @@ _DELTA: dict[str, tuple[str, ...]] = {
     "conv1d.weight": ("convolved", "1", ""),
     "norm.scale": ("value head",),
 }
-_KINDS = {"plain": _PLAIN, "latent": _LATENT, "delta": _DELTA}
+_STATE_SPACE: dict[str, tuple[str, ...]] = {
+    **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
+    **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
+    **{f"{name}.weight": ("keys", "input") for name in ("W_key", "W_query")},
+    **{f"{name}.bias": ("keys",) for name in ("W_key", "W_query")},
+    "W_step.weight": ("heads", "input"),
+    "W_step.bias": ("heads",),
+    "dt_bias": ("heads",),
+    "A_log": ("heads",),
+    "D": ("heads",),
+    "conv1d.weight": ("convolved", "1", ""),
+    "conv1d.bias": ("convolved",),
+    "norm.scale": ("values",),
+    "out_proj.weight": ("output", "values"),
+    "out_proj.bias": ("output",),
+}
+_KINDS = {"plain": _PLAIN, "latent": _LATENT, "delta": _DELTA, "state space": _STATE_SPACE}
+_OWN_NORMS = {"delta": "value head", "state space": "values"}
+"""Kind of attention -> the symbol of the norm that it has by itself."""
 
 _FEED_FORWARD: dict[str, tuple[str, ...]] = {
     "layers.0.weight": ("hidden", "input"),
@@ -203,8 +221,8 @@ class _Symbols:
         if hit is None:
             return None
         above = hit["stem"].removesuffix("norm.")
-        if hit["stem"] == f"{above}norm." and self._kind(above) == "delta":
-            return (Symbol(self._scope(above), "value head"),)
+        if hit["stem"] == f"{above}norm." and self._kind(above) in _OWN_NORMS:
+            return (Symbol(self._scope(above), _OWN_NORMS[self._kind(above)]),)
         outer = _OUTER_NORM.fullmatch(hit["stem"])
         root = outer["root"] if outer is not None else self._root_of(hit["stem"])
         return (self._width(root, hit["stem"], "norm"),)
@@ -242,6 +260,8 @@ class _Symbols:
         leaves = self.attentions.get(stem, {})
         if "W_latent.weight" in leaves:
             return "latent"
+        if "W_step.weight" in leaves:
+            return "state space"
         return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
 
     def _equal_symbols(self) -> dict[str, dict[str, str]]:
@@ -336,6 +356,8 @@ def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
     """
     if kind == "latent":
         return {"mixed": "values"}
+    if kind == "state space":
+        return {}
     if kind == "delta":
         return {"queries": "keys", "mixed": "values", "context": "input"}
     is_linear = usual.get("keys") != usual.get("values") and usual.get("queries") == usual.get("keys")

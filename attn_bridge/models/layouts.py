@@ -105,6 +105,10 @@ _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
 """What errors point to where no layout fits."""
 
 
+class RefusedTensorError(LayoutError):
+    """A tensor is known to have no place in a layout; the message names it and the reason."""
+
+
 def find(name: str) -> Layout:
     """Return the layout of that name, or of the ``model_type`` of a config.json after ``hf-``.
 
@@ -182,6 +186,8 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     shapes = {name: _shape_of(names[name]) for name in names} if isinstance(names, Mapping) else dict.fromkeys(names)
     try:
         return _detect(shapes, model_type)
+    except RefusedTensorError as error:
+        raise LayoutError(f"{error}{_advice(shapes, model_type)}") from None
     except LayoutError as error:
         advised = _advice(shapes, model_type).removeprefix("; ")
         raise LayoutError(f"{advised}; {error}" if advised else str(error)) from None
@@ -267,7 +273,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     rest = [name for name in names if name not in covered[closest][1]]
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:
-        raise LayoutError(refused)
+        raise RefusedTensorError(refused)
     shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(
         f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}"

@@ -109,7 +109,10 @@ CHANGES = {
     ),
     "path upwards": (lambda e, p, s: place(p).update(relative_path="../x/y"), "is not named as one of its folder"),
     "absolute path": (lambda e, p, s: place(p).update(relative_path="/etc/passwd"), "is not named as one of its"),
-    "path of a folder": (lambda e, p, s: place(p).update(relative_path="."), "these files of it are missing: ."),
+    "path of a folder": (
+        lambda e, p, s: place(p).update(relative_path="."),
+        "the file . is not named as one of its folder",
+    ),
     "path with a null": (lambda e, p, s: place(p).update(relative_path="a\0b"), "has control characters"),
     "path of no file": (lambda e, p, s: place(p).update(relative_path="__9_9.distcp"), "are missing: __9_9.distcp"),
     "path of a number": (lambda e, p, s: place(p).update(relative_path=3), "is 3, not text"),
