@@ -52,7 +52,7 @@ def complete(
     Args:
         pair: the pair; state that is carried, and recurrent biases that are added, become its parameters.
         sides: what the caller gave; None for a side that was recorded.
-        rules: what the caller knows.
+        rules: what the caller knows; a `Pairing` is taken as it is.
         fold: whether the biases of recurrent layers may be added.
         trials: tries pairings out; None runs both sides.
 
@@ -60,18 +60,25 @@ def complete(
         WeightsMismatchError: there is no bijection; names what is left over and the rules that would settle it.
         ValueError: names and runs leave several pairings open, or two rules claim one parameter.
     """
-    matcher = Matcher(pair, rules, trials or Trials(pair))
+    pair.pairing = (
+        rules if isinstance(rules, Pairing) else _found(pair, sides, rules, trials or Trials(pair), fold=fold)
+    )
+    pair.kept = state.kept(pair.pairing, pair.first.parameters())
+    pair.notes += state.dropped_notes(pair)
+    pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
+    pair.notes += state.frozen_notes(pair)
+
+
+def _found(pair: Pair, sides: tuple[Any, Any], rules: Any, trials: Trials, *, fold: bool) -> Pairing:
+    """Return the pairing that rules, names and runs give, and note how it was found."""
+    matcher = Matcher(pair, rules, trials)
     found = _by_configs(pair, sides, matcher) if rules is None else None
     if found is None:
         matcher, found = _by_names(pair, rules, matcher, fold=fold)
         found = matcher.with_state(found)
-    pair.pairing = found
-    pair.kept = state.kept(found, pair.first.parameters())
     pair.notes += state.notes(pair, matcher.carrying.state, found)
     pair.notes += _renamed(found)
-    pair.notes += state.dropped_notes(pair)
-    pair.notes += [found.doubt] if found.doubt else []
-    pair.notes += state.frozen_notes(pair)
+    return found
 
 
 def _renamed(pairing: Pairing) -> Iterator[str]:

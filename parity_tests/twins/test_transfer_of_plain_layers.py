@@ -11,7 +11,7 @@ from flax import nnx
 from torch import nn
 
 from attn_bridge import Rule, WeightsMismatchError, parity, transfer
-from attn_parity.results.findings import Pair
+from attn_parity.results.findings import PairedParameter
 from torch_attn import compat
 
 D = 6
@@ -222,8 +222,8 @@ def test_the_pairing_of_a_comparison_serves_as_rules(torch_first):
 @pytest.mark.parametrize("swap", [False, True], ids=["torch first", "Flax first"])
 def test_pairs_of_heads_get_their_sizes_from_shapes(swap):
     source, target = nn.Linear(3, 8, bias=False), nnx.LinearGeneral(3, (2, 4), use_bias=False, rngs=rngs())
-    pair = Pair("weight", "kernel", "(h d) i -> i h d", "probe")
-    pair = Pair("kernel", "weight", "i h d -> (h d) i", "probe") if swap else pair
+    pair = PairedParameter("weight", "kernel", "(h d) i -> i h d", "probe")
+    pair = PairedParameter("kernel", "weight", "i h d -> (h d) i", "probe") if swap else pair
     transfer(source, target, rules=[pair])
     np.testing.assert_array_equal(
         target.kernel[...], source.weight.detach().numpy().reshape(2, 4, 3).transpose(2, 0, 1)
@@ -235,5 +235,5 @@ def test_a_pair_of_a_part_is_refused_by_name():
         transfer(
             nn.Linear(3, 8),
             nnx.Linear(3, 8, rngs=rngs()),
-            rules=[Pair("weight[query]", "q.kernel", "o i -> i o", "name")],
+            rules=[PairedParameter("weight[query]", "q.kernel", "o i -> i o", "name")],
         )
