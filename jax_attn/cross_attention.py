@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import validation
@@ -24,7 +23,7 @@ from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
@@ -46,8 +45,8 @@ class CrossAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = config = CrossAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
@@ -29,7 +28,7 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import RandomSource, Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
 from .signatures.models import DecoderCache, DecoderCall
 
@@ -49,7 +48,7 @@ class DecoderModel(Pretrained, nnx.Module):
 
     @DecoderConfig.takes
     def __init__(
-        self, config: DecoderConfig, *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
+        self, config: DecoderConfig, *, rngs: Rngs, param_dtype: DType = jnp.float32, dtype: DType | None = None
     ):
         self.config = DecoderConfig.read(config)
         config = self.config

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, as_mask
@@ -25,7 +24,7 @@ from .decoding.cache import KeyValueCache, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
@@ -47,8 +46,8 @@ class DifferentialAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = config = DifferentialAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

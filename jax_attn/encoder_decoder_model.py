@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.generation import end_token, options_of
@@ -29,7 +28,7 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import RandomSource, Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
 from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
@@ -53,8 +52,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         config: EncoderDecoderConfig,
         *,
         rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = EncoderDecoderConfig.read(config)
         config = self.config

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -27,7 +26,7 @@ from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import RecurrentCall
 
 
@@ -50,8 +49,8 @@ class GatedDeltaNet(nnx.Module):
         config: GatedDeltaNetConfig,
         *,
         rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
         implementation: str | None = None,
     ):
         self.config = config = GatedDeltaNetConfig.check(config)

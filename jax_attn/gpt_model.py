@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.generation import check_padding, end_token, options_of
@@ -34,7 +33,7 @@ from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import Output
 from .signatures.models import GPTCall
 
@@ -61,8 +60,8 @@ class GPTModel(Pretrained, nnx.Module):
         config: GPTModelConfig | Mapping[str, object],
         *,
         rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = GPTModelConfig.read(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
@@ -222,8 +221,8 @@ class TransformerBlock(nnx.Module):
         config: GPTModelConfig,
         *,
         rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
@@ -26,7 +25,7 @@ from .initial_weights import linear
 from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
@@ -48,8 +47,8 @@ class GroupedQueryAttention(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = config = GroupedQueryAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, causal
@@ -24,7 +23,7 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import Rngs
 from .recurrent import recurrence
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
@@ -47,8 +46,8 @@ class LinearAttention(nnx.Module):
         config: LinearAttentionConfig,
         *,
         rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
         implementation: str | None = None,
     ):
         self.config = config = LinearAttentionConfig.check(config)

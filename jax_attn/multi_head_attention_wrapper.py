@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask, causal
@@ -22,7 +21,7 @@ from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
 from .random import Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -59,8 +58,8 @@ class MultiHeadAttentionWrapper(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
         self.implementation = functional.check_implementation(implementation)

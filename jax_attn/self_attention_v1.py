@@ -12,7 +12,6 @@ from einops import rearrange
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
@@ -21,7 +20,7 @@ from attn_bridge.specs import SelfAttentionV1Config
 from . import functional
 from .initial_weights import uniform
 from .random import Rngs, check_rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -47,8 +46,8 @@ class SelfAttention_v1(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)

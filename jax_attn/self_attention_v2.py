@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
@@ -20,7 +19,7 @@ from attn_bridge.specs import SelfAttentionV2Config
 from . import functional
 from .initial_weights import linear
 from .random import Rngs
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -48,8 +47,8 @@ class SelfAttention_v2(nnx.Module):
         *,
         rngs: Rngs,
         implementation: str | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
     ):
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
         self.implementation = functional.check_implementation(implementation)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Never
 
-import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,7 +23,7 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
@@ -48,7 +47,7 @@ class CrossAttention(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = config = CrossAttentionConfig.check(config)

@@ -29,7 +29,7 @@ from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
 from .signatures.models import DecoderCache, DecoderCall
 
@@ -55,7 +55,7 @@ class DecoderModel(Pretrained, Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = DecoderConfig.read(config)

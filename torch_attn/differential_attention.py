@@ -24,7 +24,7 @@ from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
@@ -48,7 +48,7 @@ class DifferentialAttention(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = config = DifferentialAttentionConfig.check(config)

@@ -29,7 +29,7 @@ from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
 from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
@@ -55,7 +55,7 @@ class EncoderDecoderModel(Pretrained, Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = EncoderDecoderConfig.read(config)

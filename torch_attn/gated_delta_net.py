@@ -26,7 +26,7 @@ from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
 from .resetting import Resettable
 from .rms_norm import RMSNorm
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import RecurrentCall
 
 
@@ -51,7 +51,7 @@ class GatedDeltaNet(Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
         implementation: str | None = None,
     ):
         super().__init__()

@@ -30,7 +30,7 @@ from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import Output
 from .signatures.models import GPTCall
 
@@ -58,7 +58,7 @@ class GPTModel(Pretrained, Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = GPTModelConfig.read(config)
@@ -214,7 +214,7 @@ class TransformerBlock(Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         options = {"rngs": rngs, "device": device, "dtype": dtype}

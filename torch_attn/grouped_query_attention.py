@@ -25,7 +25,7 @@ from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
@@ -49,7 +49,7 @@ class GroupedQueryAttention(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = config = GroupedQueryAttentionConfig.check(config)

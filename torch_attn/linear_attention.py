@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Never
 
-import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -24,7 +23,7 @@ from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
@@ -49,7 +48,7 @@ class LinearAttention(Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
         implementation: str | None = None,
     ):
         super().__init__()

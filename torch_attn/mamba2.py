@@ -27,7 +27,7 @@ from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
 from .recurrent.short_convolution import ShortConvolution
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import RecurrentCall
 
 
@@ -52,7 +52,7 @@ class Mamba2(Resettable):
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
         implementation: str | None = None,
     ):
         super().__init__()

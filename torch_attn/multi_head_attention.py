@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Never
 
-import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -23,7 +22,7 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -59,7 +58,7 @@ class MultiHeadAttention(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)

@@ -20,7 +20,7 @@ from . import functional
 from .initial_weights import uniform
 from .random import JaxRngs, check_rngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -48,7 +48,7 @@ class SelfAttention_v1(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         check_rngs(rngs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Never
 
-import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,7 +19,7 @@ from . import functional
 from .initial_weights import linear
 from .random import JaxRngs
 from .resetting import Resettable
-from .signatures import typed_as
+from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
@@ -50,7 +49,7 @@ class SelfAttention_v2(Resettable):
         rngs: JaxRngs | None = None,
         implementation: str | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: DType | None = None,
     ):
         super().__init__()
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)

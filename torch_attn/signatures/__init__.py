@@ -7,9 +7,14 @@ type checkers; when the program runs, the method is unchanged, and so are its do
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import torch
 
 Signature = TypeVar("Signature")
+
+DType: TypeAlias = torch.dtype
+"""What a constructor takes as a dtype."""
 
 
 def typed_as(signature: Callable[..., Signature]) -> Callable[[Callable[..., object]], Signature]:
