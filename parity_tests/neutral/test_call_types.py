@@ -83,7 +83,7 @@ def test_no_public_class_takes_or_returns_any(package):
 
 @pytest.mark.full
 def test_mypy_gives_calls_of_users_their_types():
-    folder = ROOT / "parity_tests" / "types"
+    folder = ROOT / "parity_tests" / "typed_calls"
     command = [sys.executable, "-m", "mypy", "--config-file", str(folder / "mypy.ini"), "--no-incremental"]
     done = subprocess.run(
         [*command, *map(str, sorted(folder.glob("*_calls.py")))], capture_output=True, text=True, check=False, cwd=ROOT
