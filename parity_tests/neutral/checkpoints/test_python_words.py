@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_bridge.checkpoints.python_words import advice, in_python
+from attn_bridge.checkpoints.modules.python_words import advice, in_python
 
 REWORDED = {
     "take it (--strip model.)": "take it (strip='model.')",

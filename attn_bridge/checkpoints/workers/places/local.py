@@ -19,7 +19,8 @@ from ...containers.files import reason, unwritable
 from ...containers.remote.targets import put
 from ...containers.writing import Flusher
 from ..jobs import Entry, Job, Piece
-from . import Place, staging
+from . import staging
+from .place import Place
 
 
 class LocalPlace(Place):

@@ -33,8 +33,9 @@ from ...containers.remote.joining import abandon, join
 from ...containers.remote.staged import Staged
 from ...containers.remote.targets import staged_path
 from ..jobs import Entry, Job, Piece
-from . import Place, staging
+from . import staging
 from .leases import Lease, is_dead
+from .place import Place
 
 OFTEN = 1 << 26
 """Bytes after which a worker notes what it has written."""

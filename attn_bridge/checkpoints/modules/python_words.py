@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator
 
-from ..models import layouts
-from ..models.beginnings import patterns_of
+from ...models import layouts
+from ...models.beginnings import patterns_of
 
 _ARGUMENTS = {
     "strip": "strip",

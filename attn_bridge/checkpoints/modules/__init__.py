@@ -16,18 +16,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import backends, specs
-from ..specs.model import ModelConfig
-from ..weights import WeightsMismatchError
-from . import configs, containers, manifest, planning, verification
-from .containers.base import Array, CheckpointError, Reader, numpy_dtype
-from .elements import Elements, Parts
-from .module_plans import plan_for, selected, torch_names
-from .options import ConvertOptions
+from ... import backends, specs
+from ...specs.model import ModelConfig
+from ...weights import WeightsMismatchError
+from .. import configs, containers, manifest, planning, verification
+from ..containers.base import Array, CheckpointError, Reader, numpy_dtype
+from ..elements import Elements, Parts
+from ..options import ConvertOptions
+from ..readers import ArraysReader, NumberedReader, SharedReader
+from ..requests import Prepared
+from ..workers import conducting
+from .plans import plan_for, selected, torch_names
 from .python_words import advice, advising, python_errors
-from .readers import ArraysReader, NumberedReader, SharedReader
-from .requests import Prepared
-from .workers import conducting
 
 Side = Literal["torch", "flax"]
 

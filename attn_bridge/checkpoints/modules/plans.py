@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from .. import specs
-from ..models import rules_file
-from ..specs.model import ModelConfig
-from . import configs, manifest, planning
-from .containers.base import Reader
-from .options import ConvertOptions
-from .selection import Selection, check_patterns, select
+from ... import specs
+from ...models import rules_file
+from ...specs.model import ModelConfig
+from .. import configs, manifest, planning
+from ..containers.base import Reader
+from ..options import ConvertOptions
+from ..selection import Selection, check_patterns, select
 
 Side = Literal["torch", "flax"]
 
