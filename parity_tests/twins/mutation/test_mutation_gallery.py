@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 
@@ -120,7 +121,9 @@ def test_a_false_alarm_is_status_1_and_can_be_rerun(objecting, capsys):
 def test_an_entrys_error_is_shown_in_its_row(gallery):
     finding = run_trial(find_trial("gallery:failing:refused", f"{gallery}:failing"))
     assert (finding.verdict, finding.right) == ("refused", "NO")
-    assert finding.row()[2] == "refused: gallery:failing:refused raised SystemExit: not today"
+    assert re.fullmatch(
+        r"refused: gallery:failing:refused raised SystemExit: not today \(.*pairs\.py:\d+\)", finding.row()[2]
+    )
     again: Finding = pickle.loads(pickle.dumps(finding))
     assert again == finding
 

@@ -136,7 +136,10 @@ LAYER = inside("layer.0", *(["query", "key", "value", "out", "attn_norm", "up", 
     faults={
         "flax-eps": fault("embeddings.norm"),
         "token-types-ignored": fault(
-            "embeddings", "embeddings.token_type", ("embeddings.word", "embeddings.token_type", "embeddings.position")
+            ("embeddings", "embeddings.token_type"),  # the zeros are written between these
+            "embeddings",
+            "embeddings.token_type",
+            ("embeddings.word", "embeddings.token_type", "embeddings.position"),
         ),
         "gelu-tanh": fault("layer.0", ("layer.0.up", "layer.0.down")),
         "mask-on-the-queries": fault("layer.0", tuple(f"layer.0.{one}" for one in ("query", "key", "value", "out"))),
@@ -185,7 +188,7 @@ out.bias | out.bias
     "heads apart",
     faults={
         "segments-ignored": fault("", ("query", "key", "value", "out")),
-        "positions-not-restarted": fault("", ("embed", "position"), "position"),
+        "positions-not-restarted": fault("", ("", "position"), ("embed", "position"), "position"),
         "mask-off-by-one": fault("", ("query", "key", "value", "out")),
     },
 )
