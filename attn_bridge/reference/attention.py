@@ -29,6 +29,25 @@ def linear(x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str, *, bi
     return result + as_double(parameters[f"{name}.bias"]) if bias else result
 
 
+def short_convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Weigh each channel of a token and of those just before it; the last tap is the token's own.
+
+    Shapes: `x` ``(t, c)``, `kernel` ``(c, k)``; gives ``(t, c)``.
+    """
+    size = kernel.shape[1]
+    result = np.zeros(x.shape, np.result_type(x, kernel))
+    for token, tap in np.ndindex(x.shape[0], size):
+        earlier = token - (size - 1 - tap)
+        if earlier >= 0:
+            result[token] += kernel[:, tap] * x[earlier]
+    return result
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """Return ``x`` times its sigmoid."""
+    return x / (1.0 + np.exp(-x))
+
+
 def split_heads(features: np.ndarray, num_heads: int) -> np.ndarray:
     """Cut the features into contiguous slices, one per head.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import GatedDeltaNetConfig
-from .attention import as_double, linear, merge_heads, split_heads
+from .attention import as_double, linear, merge_heads, short_convolution, silu, split_heads
 
 
 def reference(
@@ -28,7 +28,7 @@ def reference(
         return np.stack([reference(config, parameters, row)[0] for row in x]), None
     kernel = as_double(parameters["conv1d.weight"])[:, 0, :]
     joined = np.concatenate([_project(x, parameters, name) for name in ("W_query", "W_key", "W_value")], -1)
-    joined = _silu(_convolve(joined, kernel))
+    joined = silu(short_convolution(joined, kernel))
     width = config.num_heads * config.head_dim
     query, key = (split_heads(joined[:, start : start + width], config.num_heads) for start in (0, width))
     value = split_heads(joined[:, 2 * width :], config.num_value_heads)
@@ -42,26 +42,12 @@ def reference(
         arrays = (_unit(query[shared]) * config.head_dim**-0.5, _unit(key[shared]), value[head])
         context = _recur(*arrays, decay[:, head], beta[:, head])
         root = np.sqrt(np.sum(context * context, -1, keepdims=True) / config.value_head_dim + config.eps)
-        contexts.append(as_double(parameters["norm.scale"]) * context / root * _silu(gate[head]))
+        contexts.append(as_double(parameters["norm.scale"]) * context / root * silu(gate[head]))
     return _project(merge_heads(np.stack(contexts)), parameters, "out_proj"), None
 
 
 def _project(x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return linear(x, parameters, name, bias=False)
-
-
-def _convolve(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Weigh each channel of a token and of those just before it; the last tap is the token's own.
-
-    Shapes: `x` ``(t, c)``, `kernel` ``(c, k)``; gives ``(t, c)``.
-    """
-    size = kernel.shape[1]
-    result = np.zeros(x.shape, np.result_type(x, kernel))
-    for token, tap in np.ndindex(x.shape[0], size):
-        earlier = token - (size - 1 - tap)
-        if earlier >= 0:
-            result[token] += kernel[:, tap] * x[earlier]
-    return result
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -80,7 +66,3 @@ def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndar
 
 def _unit(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + 1e-6)
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1.0 + np.exp(-x))

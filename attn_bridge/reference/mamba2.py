@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import Mamba2Config
-from .attention import as_double, linear
+from .attention import as_double, linear, short_convolution, silu
 
 
 def reference(
@@ -34,10 +34,10 @@ def _sequence(
     shown = np.ones(len(x), bool) if shown is None else shown
     x = np.where(shown[:, None], x, 0.0)
     joined = np.concatenate([_project(config, x, parameters, name) for name in ("W_value", "W_key", "W_query")], -1)
-    joined = _convolve(np.where(shown[:, None], joined, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
+    joined = short_convolution(np.where(shown[:, None], joined, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
     if config.conv_bias:
         joined = joined + as_double(parameters["conv1d.bias"])
-    joined = np.where(shown[:, None], _silu(joined), 0.0)
+    joined = np.where(shown[:, None], silu(joined), 0.0)
     value = joined[:, : config.width]
     key = joined[:, config.width : config.width + config.key_width]
     query = joined[:, config.width + config.key_width :]
@@ -53,7 +53,7 @@ def _sequence(
         shared = slice(group * config.state_size, (group + 1) * config.state_size)
         context = _recur(query[:, shared], key[:, shared], value[:, own], step[:, head], decay[:, head])
         contexts.append(context + as_double(parameters["D"])[head] * value[:, own])
-    gated = np.concatenate(contexts, -1) * _silu(_project(config, x, parameters, "W_gate"))
+    gated = np.concatenate(contexts, -1) * silu(_project(config, x, parameters, "W_gate"))
     parts = gated.reshape(len(x), config.norm_groups, -1)
     normed = parts / np.sqrt(np.mean(parts * parts, -1, keepdims=True) + config.eps)
     output = as_double(parameters["norm.scale"]) * normed.reshape(len(x), -1)
@@ -62,20 +62,6 @@ def _sequence(
 
 def _project(config: Mamba2Config, x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return linear(x, parameters, name, bias=config.bias)
-
-
-def _convolve(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Weigh each channel of a token and of those just before it; the last tap is the token's own.
-
-    Shapes: `x` ``(t, c)``, `kernel` ``(c, k)``; gives ``(t, c)``.
-    """
-    size = kernel.shape[1]
-    result = np.zeros(x.shape, np.result_type(x, kernel))
-    for token, tap in np.ndindex(x.shape[0], size):
-        earlier = token - (size - 1 - tap)
-        if earlier >= 0:
-            result[token] += kernel[:, tap] * x[earlier]
-    return result
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, step: np.ndarray, decay: np.ndarray) -> np.ndarray:
@@ -89,7 +75,3 @@ def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, step: np.ndarr
         state = decay[token] * state + step[token] * np.outer(value[token], key[token])
         context[token] = state @ query[token]
     return context
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1.0 + np.exp(-x))

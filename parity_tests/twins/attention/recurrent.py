@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
 from flax import nnx
 
 from attn_parity.frameworks.jax.probes import numpy_interpreter
+from attn_parity.frameworks.torch.running.promotion import promoted
 
 
 def tokens(*shape: int, seed: int = 1) -> np.ndarray:
@@ -82,3 +84,29 @@ def check_masks_over_other_tokens(monkeypatch, ours, theirs):
         assert np.isnan(run(mask)[0]).all()
     for columns in (6, 9):
         np.testing.assert_allclose(run(np.ones((2, columns), bool))[0], expected, rtol=0, atol=1e-13)
+
+
+def gradients_of_torch(module, x, form):
+    """Return the gradients of a weighted sum of the outputs, by the names of the input and the parameters."""
+    x = torch.from_numpy(x).requires_grad_()
+    out = module(x, form=form)
+    weight = torch.from_numpy(tokens(*out.shape, seed=3)).to(out.dtype)
+    wanted = [x, *module.parameters()]
+    arrays = [gradient.numpy() for gradient in torch.autograd.grad((out * weight).sum(), wanted)]
+    return dict(zip(["x", *(name for name, _ in module.named_parameters())], arrays, strict=True))
+
+
+def run_hugging_face(layer, config, x, mask, steps):
+    """Return the output of a layer of `transformers` in float64, in as many calls with a cache as there are `steps`.
+
+    Single tokens are never padding there.
+    """
+    cache = transformers.DynamicCache(config=config) if len(steps) > 1 else None
+    outputs, stop = [], 0
+    with promoted(), torch.no_grad():
+        for count in steps:
+            begin, stop = stop, stop + count
+            shown = None if mask is None or count == 1 else torch.from_numpy(mask[:, begin:stop])
+            chunk = torch.from_numpy(x[:, begin:stop])
+            outputs.append(layer(chunk, cache_params=cache, attention_mask=shown).numpy())
+    return np.concatenate(outputs, 1)

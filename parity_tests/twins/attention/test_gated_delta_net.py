@@ -29,7 +29,15 @@ from parity_tests.support.hf_oracle import judge_roundings
 from torch_attn.backend import to_numpy
 
 from .compiled import in_jit
-from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
+from .recurrent import (
+    call,
+    check_masks_over_other_tokens,
+    decode,
+    gradients_of_torch,
+    left_and_right,
+    run_hugging_face,
+    tokens,
+)
 
 CONFIG = GatedDeltaNetConfig(
     d_in=10, num_heads=2, num_value_heads=6, head_dim=4, value_head_dim=5, d_out=7, conv_size=3, eps=1e-3
@@ -144,20 +152,6 @@ def hugging_face(model_type: str, dtype: str):
     return json.loads(config.to_json_string()), config, layer
 
 
-def run_hugging_face(model_type: str, x: np.ndarray, mask: np.ndarray, steps: tuple[int, ...]) -> np.ndarray:
-    """Return what the layer makes of `x`, in as many calls with a cache as there are `steps`."""
-    _, config, layer = hugging_face(model_type, "float64")
-    cache = transformers.DynamicCache(config=config) if len(steps) > 1 else None
-    outputs, stop = [], 0
-    with promoted(), torch.no_grad():
-        for count in steps:
-            begin, stop = stop, stop + count
-            shown = None if count == 1 else torch.from_numpy(mask[:, begin:stop])
-            chunk = torch.from_numpy(x[:, begin:stop])
-            outputs.append(layer(chunk, cache_params=cache, attention_mask=shown).numpy())
-    return np.concatenate(outputs, 1)
-
-
 def build(model_type: str, backend):
     config, _, layer = hugging_face(model_type, "float64")
     prefix = "model.layers.0.linear_attn."
@@ -170,7 +164,8 @@ def test_transformers_says_the_same_with_padding_and_through_a_cache(model_type,
     length = sum(steps)
     x, mask = tokens(3, length, 12), left_and_right(length)
     mask[:, -2:] = True  # single tokens are never padding in transformers
-    expected = run_hugging_face(model_type, x, mask, steps)
+    _, config, layer = hugging_face(model_type, "float64")
+    expected = run_hugging_face(layer, config, x, mask, steps)
     ours, theirs = build(model_type, torch_attn), build(model_type, jax_attn)
     for got in (decode(ours, x, steps, mask), decode(theirs, x, steps, mask)):
         assert np.abs(got - expected).max() <= 1e-10 * np.abs(expected).max()
@@ -364,15 +359,6 @@ def test_a_mask_of_wrong_length_is_refused(monkeypatch, x64):
 
 
 # ---- gradients and precision
-
-
-def gradients_of_torch(module, x, form):
-    x = torch.from_numpy(x).requires_grad_()
-    out = module(x, form=form)
-    weight = torch.from_numpy(tokens(*out.shape, seed=3)).to(out.dtype)
-    wanted = [x, *module.parameters()]
-    found = [gradient.numpy() for gradient in torch.autograd.grad((out * weight).sum(), wanted)]
-    return dict(zip(["x", *(name for name, _ in module.named_parameters())], found, strict=True))
 
 
 @pytest.mark.parametrize("length", [1, 70])

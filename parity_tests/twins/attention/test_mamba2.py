@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from flax import nnx
 from transformers.models.bamba.modeling_bamba import BambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
@@ -20,7 +21,7 @@ from attn_bridge.reference.mamba2 import reference
 from attn_bridge.specs import Mamba2Config, find_variant
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .recurrent import call, decode, left_and_right, tokens
+from .recurrent import call, decode, gradients_of_torch, left_and_right, run_hugging_face, tokens
 
 EXAMPLES = {example.name: example.config for example in find_variant("Mamba2").examples}
 CONFIG = Mamba2Config(10, 6, 3, 4, 2, d_out=7, conv_size=3, bias=True, eps=1e-3, min_step=0.05, max_step=2.0)
@@ -114,20 +115,6 @@ def hugging_face(model_type: str):
     return json.loads(config.to_json_string()), config, layer, state
 
 
-def run_hugging_face(model_type: str, x: np.ndarray, mask: np.ndarray | None, steps: tuple[int, ...]) -> np.ndarray:
-    """Return the layer's output, from as many calls with a cache as there are `steps`."""
-    _, config, layer, _ = hugging_face(model_type)
-    cache = transformers.DynamicCache(config=config) if len(steps) > 1 else None
-    outputs, stop = [], 0
-    with promoted(), torch.no_grad():
-        for count in steps:
-            begin, stop = stop, stop + count
-            shown = None if mask is None or count == 1 else torch.from_numpy(mask[:, begin:stop])
-            chunk = torch.from_numpy(x[:, begin:stop])
-            outputs.append(layer(chunk, cache_params=cache, attention_mask=shown).numpy())
-    return np.concatenate(outputs, 1)
-
-
 @pytest.mark.parametrize("steps", [(11,), (300,), (5, 1, 1)], ids=str)
 @pytest.mark.parametrize("model_type", HF)
 @pytest.mark.usefixtures("x64")
@@ -135,11 +122,11 @@ def test_transformers_gives_the_same(model_type, steps):
     """A step of transformers' cache knows no ``time_step_limit``, so that model runs whole."""
     if model_type == "bamba":
         steps = (sum(steps),)
-    raw, _, _, state = hugging_face(model_type)
+    raw, config, layer, state = hugging_face(model_type)
     x = tokens(3, sum(steps), 12)
     # With biases, the convolution of transformers reads those of padding on the left.
     mask = left_and_right(sum(steps)) if model_type == "mamba2" and len(steps) == 1 else None
-    expected = run_hugging_face(model_type, x, mask, steps)
+    expected = run_hugging_face(layer, config, x, mask, steps)
     for backend in (torch_attn, jax_attn):
         got = decode(backend.from_hf(raw, 1, state), x, steps, mask)
         assert np.abs(got - expected).max() <= 1e-10 * np.abs(expected).max()
@@ -171,15 +158,6 @@ def test_a_config_that_can_not_be_right_is_refused(changes, message):
 
 
 # ---- gradients and precision
-
-
-def gradients_of_torch(module, x, form):
-    x = torch.from_numpy(x).requires_grad_()
-    out = module(x, form=form)
-    weight = torch.from_numpy(tokens(*out.shape, seed=3)).to(out.dtype)
-    wanted = [x, *module.parameters()]
-    found = [gradient.numpy() for gradient in torch.autograd.grad((out * weight).sum(), wanted)]
-    return dict(zip(["x", *(name for name, _ in module.named_parameters())], found, strict=True))
 
 
 @pytest.mark.usefixtures("x64")
@@ -225,8 +203,6 @@ def test_initial_steps_and_decays_are_in_their_published_ranges():
 
 @pytest.mark.optimized
 def test_both_twins_start_alike_from_the_numbers_of_jax():
-    from flax import nnx
-
     theirs = jax_attn.Mamba2(CONFIG, rngs=nnx.Rngs(5))
     ours = torch_attn.Mamba2(CONFIG, rngs=torch_attn.random.JaxRngs(5))
     copy = torch_attn.Mamba2(CONFIG)
