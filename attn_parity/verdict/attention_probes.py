@@ -17,7 +17,7 @@ from ..results.findings import Side
 from ..samples import calls
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float, wide
-from ..sides.subject import Arguments, Array, ModuleFailedError
+from ..sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError
 from .measures import scale_of
 from .runner import Live
 
@@ -51,7 +51,7 @@ def on_attention(runner: Live, sample: Sample) -> str:
         if [one.shape for one in before["first"]] != [one.shape for one in before["second"]]:
             return ""
         return _on_later_tokens(runner, sample, before) or _on_scale(runner, sample, before)
-    except ModuleFailedError:  # code that refuses other numbers than the given ones
+    except (ModuleFailedError, CannotPromoteError):  # code that refuses other numbers than the given ones
         return ""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..pair import SIDES
 from ..results.findings import Side
 from ..samples.sampling import Sample
+from ..sides.subject import CannotPromoteError, ModuleFailedError
 from .masked_rows import are_same
 from .runner import Live
 
@@ -31,8 +32,11 @@ def on_mask_senses(runner: Live, sample: Sample) -> str:
     for trial, (side, text, changed) in enumerate(_changed(runner, sample)):
         if trial == MAX_TRIALS:
             break
-        ours, theirs = ({**runs, side: runner.exact(side, changed, pair.dtype)}[one] for one in SIDES)
-        tensors = list(pair.aligned(ours, theirs).values())
+        try:
+            moved = {**runs, side: runner.exact(side, changed, pair.dtype)}
+        except (ModuleFailedError, CannotPromoteError):  # code that refuses the other mask
+            continue
+        tensors = list(pair.aligned(*(moved[each] for each in SIDES)).values())
         outputs = [one for one in tensors if one.kind == "output"]
         gradients = [one for one in tensors if one.kind != "output"]
         if all(are_same([one.first for one in some], [one.second for one in some]) for some in (outputs, gradients)):

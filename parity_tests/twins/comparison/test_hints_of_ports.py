@@ -208,3 +208,17 @@ def test_a_fault_is_named_by_what_both_sides_compute(label):
     report = compare(ours(), theirs(), draw(*shape), seeds=1)
     assert report.verdict == "different"
     assert report.first_divergence.hint == expected
+
+
+def test_code_that_refuses_another_token_is_still_judged():
+    last = draw(8)
+
+    class Strict(FusedAttention):
+        def forward(self, x):
+            if x.shape[1] == 7 and not torch.equal(x[:, -1].float(), torch.from_numpy(last).expand(2, 8)):
+                raise ValueError("the last token is the end of the text")
+            return super().forward(x)
+
+    x = np.concatenate([draw(2, 6, 8), np.broadcast_to(last, (2, 1, 8))], 1)
+    report = compare(Strict(), SplitAttention(later=1), x, fixed=(0,), seeds=1)
+    assert report.verdict == "different"

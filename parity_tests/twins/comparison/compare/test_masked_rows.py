@@ -147,3 +147,15 @@ def test_zeros_and_ones_of_the_wrong_sense_are_named():
     verdict, said = hint(Inverted(), ones)
     assert verdict == "different"
     assert said == TURNED.replace("torch", "Flax").replace("True", "1").format("attention_mask")
+
+
+def test_code_that_refuses_an_inverted_mask_is_still_judged():
+    class Strict(TorchMasked):
+        def forward(self, x, attn_mask):
+            if not (~attn_mask).any(-1).all():
+                raise ValueError("a query sees no key")
+            return 1.01 * super().forward(x, attn_mask=attn_mask)
+
+    hidden = np.zeros((LENGTH, LENGTH), bool)  # inverted, every query sees none
+    report = compare(Strict(), FlaxMasked(), {"x": X, "attn_mask": hidden}, {"x": X, "mask": ~hidden}, seeds=1)
+    assert report.verdict == "different"
