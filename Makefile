@@ -12,7 +12,7 @@
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
 #:              some of them: make test-jax-versions JAX_VERSIONS=0.12.0.1 PYTHON=python3.12 (from 0.11 on)
-#: make lint    format, lint and who imports whom
+#: make lint    format, lint, who imports whom, and that docstrings and names get no worse (docs/prose.py)
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
 #:              make bench BENCH='--json docs/benchmarks.json' docs
@@ -146,6 +146,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python docs/prose.py --check
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

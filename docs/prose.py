@@ -31,9 +31,11 @@ PHRASES = {
     "telling and saying": r"\b(?:told|tells?|said|says?)\b",
     "an unnamed person": r"\b(?:nobody|somebody|whoever|anybody|everybody)\b",
     "existence as a clause": r"\b(?:if there (?:is|are) (?:none|any|one|some)|that there (?:is|are)|is there)\b",
-    "an idiom": r"\b(?:so many|of (?:its|their) own|by itself|by themselves|anew|at hand|beside|in (?:the )?place of)\b",
+    "an idiom": (
+        r"\b(?:so many|of (?:its|their) own|by (?:itself|themselves)|anew|at hand|beside|in (?:the )?place of)\b"
+    ),
 }
-"""Phrases on which a native reader stumbles, as patterns; STYLE of the project's docstrings has what to write."""
+"""Phrases on which a native reader stumbles, as patterns."""
 
 PRONOUNS = frozenset({"one", "found", "held", "told", "place", "given", "known", "said", "here", "there"})
 """Names that say nothing of what they are bound to; in a comprehension they are free."""
