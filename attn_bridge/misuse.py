@@ -36,9 +36,11 @@ def check_alone(misplaced: tuple[object, ...]) -> None:
 def warn_of_axes(query: Shape, key: Shape) -> None:
     """Warn of a ``(B, H, T, D)`` query: it has fewer tokens than heads, and more heads than any model."""
     tokens, heads = query[1], query[2]
+    if not isinstance(heads, int) or heads <= MAX_HEADS:  # first, as this ends nearly every call
+        return
     if not all(isinstance(size, int) for size in (*query, *key)):  # of an export for any size
         return
-    if heads == key[2] and heads > MAX_HEADS and 1 < tokens < heads and key[1] < heads:
+    if heads == key[2] and 1 < tokens < heads and key[1] < heads:
         shape = tuple(int(size) for size in query)
         _warn(
             f"query {shape} is read as (B, T, H, D), {tokens} tokens of {heads} heads; swap axes 1 and 2 if it is "

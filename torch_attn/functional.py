@@ -270,9 +270,10 @@ def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = 
     A layer that replaced ours decides by itself what it takes.
     """
     weight = layer if isinstance(layer, Tensor) else layer.weight if is_stock(layer) else None
+    if weight is None or x.dtype == weight.dtype:
+        return
     kind = x.device.type
-    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
-    if weight is not None and x.dtype != weight.dtype and not is_cast:
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
         raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
 
 

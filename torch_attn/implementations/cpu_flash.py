@@ -40,6 +40,9 @@ MIN_QUERIES = 32
 MIN_BYTES = 2**20
 """Bytes of keys and values from which it is picked for up to `words.FEW` queries: other calls begin faster."""
 
+_DTYPES = frozenset(getattr(torch, name) for name in words.KINDS)
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
 
 def unavailable() -> str | None:
     """Return why this machine can't run it, None if it can; loads the kernels, which takes a second or two."""
@@ -66,10 +69,11 @@ def unsupported(call: Call) -> str | None:
     if not call.query.is_cpu:
         return "it is for processors"
     arrays = (call.query, call.key, call.value)
-    dtypes = [str(array.dtype).removeprefix("torch.") for array in arrays]
-    if len(set(dtypes)) > 1 or dtypes[0] not in words.KINDS:
+    dtype = call.query.dtype
+    if not dtype == call.key.dtype == call.value.dtype or dtype not in _DTYPES:
+        dtypes = [str(array.dtype).removeprefix("torch.") for array in arrays]
         return f"query, key and value must all be one of {', '.join(words.KINDS)}, got {', '.join(dtypes)}"
-    if any(type(array) not in (Tensor, nn.Parameter) for array in arrays):
+    if not _PLAIN.issuperset(map(type, arrays)):
         return "it reads plain tensors, and these are of a class of their own"
     if call.return_weights:
         return "it never holds the attention weights (return_weights=True)"

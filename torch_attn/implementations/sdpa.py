@@ -58,8 +58,8 @@ def unsupported(call: Call) -> str | None:
         return "it has no softcap"
     if call.sinks is not None:
         return "it has no sinks"
-    dtypes = {str(array.dtype) for array in (call.query, call.key, call.value)}
-    if len(dtypes) > 1:
+    if not call.query.dtype == call.key.dtype == call.value.dtype:
+        dtypes = {str(array.dtype) for array in (call.query, call.key, call.value)}
         return f"query, key and value must have one dtype, got {', '.join(sorted(dtypes))}"
     if call.bias is not None and _mask_dtype(call.query, call.bias) == torch.float64 != call.query.dtype:
         return f"it would round a float64 bias for a {call.query.dtype} query"
