@@ -145,7 +145,7 @@ def _in_groups(
     """Yield convolutions in groups, whose channels follow each other or lie apart, on either side."""
     groups, rest = divmod(image.shape[1], kernel.shape[1])
     shape = case.one.transpose(axes[0]).shape
-    if rest or groups < 2 or len(kernel) % groups or shape[1] != len(kernel):
+    if rest or groups < 2 or len(kernel) % groups or shape[:2] != (len(image), len(kernel)):
         return
     orders, outs = _by_group(image.shape[1], groups), _by_group(len(kernel), groups)
     bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
@@ -155,7 +155,7 @@ def _in_groups(
         made = np.zeros(shape)
         for chosen, target in zip(ins, out, strict=True):
             part = _convolved(image[:, chosen], kernel[target], low, 1, shape[2:])
-            if part is None:
+            if part is None or part.shape[2:] != shape[2:]:
                 break
             made[:, target] = part
         else:

@@ -215,6 +215,8 @@ def _tables(case: Case) -> Iterator[tuple[str, Array]]:
                 continue
             rows = table.reshape(-1, width)
             for kept in (0, 1):
+                if min(len(rows), length) <= kept:  # a class token alone is no table
+                    continue
                 old, new = math.isqrt(len(rows) - kept), math.isqrt(length - kept)
                 if old * old != len(rows) - kept or new * new != length - kept:
                     continue

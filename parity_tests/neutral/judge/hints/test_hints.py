@@ -522,6 +522,19 @@ def test_tensors_of_any_shape_are_taken(shape):
         assert isinstance(hint(one, one * 1.5 + 0.1, *inputs, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
 
 
+@pytest.mark.parametrize(
+    ("output", "given", "weight"),
+    [
+        ((2, 5, 6), (2, 5, 6), (1, 1, 6)),  # a class token beside 4 patches
+        ((2, 1, 6), (2, 1, 6), (2, 6)),
+        ((2, 1, 16), (4, 1, 16), (1, 4, 16)),
+        ((16, 10, 10), (3, 9, 2), (3, 10, 10)),
+    ],
+)
+def test_weights_and_inputs_of_any_shape_are_taken(output, given, weight):
+    assert hint(draw(*output), draw(*output), draw(*given), first_weights={"w": draw(*weight), "b": draw(6)}) == ""
+
+
 def test_settings_of_other_things_are_no_widths():
     other = {"max_positions": 4, "num_kv_heads": None}
     assert hint(X, X * 2, first_settings=other) == hint(X, X * 2)
