@@ -65,8 +65,8 @@ def propose(
     left, right = unstacked(left, right), unstacked(right, left)
     fixed, choices = _links(left, right, labels)
     choices = joined(choices)
-    weak = numbered_only(fixed, left, right)
     permuted = [choice for choice in choices if len({names_of(links) for links in choice}) > 1]
+    weak = numbered_only(fixed, [link for choice in permuted for link in choice[0]], left, right)
     uses = orders() if orders is not None and (weak or permuted) else ({}, {})
     run = None
     if all(uses):
@@ -132,8 +132,17 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     return fixed + more, choices + open_ones
 
 
-def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Link]:
-    """Return the links that nothing but numbers in names supports: without them, others would do as well."""
+def numbered_only(
+    links: Sequence[Link], others: Sequence[Link], first: Sequence[Tensor], second: Sequence[Tensor]
+) -> list[Link]:
+    """Return the links that nothing but numbers in names supports: without them, others would do as well.
+
+    Args:
+        links: links that names settled.
+        others: links that are open, which may exchange their tensors with those of `links`.
+        first: the first side's tensors.
+        second: the second side's tensors.
+    """
     ours, theirs = ({one.name: name for one, name in zip(side, read(side), strict=True)} for side in (first, second))
     some = [
         link
@@ -142,9 +151,11 @@ def numbered_only(links: Sequence[Link], first: Sequence[Tensor], second: Sequen
         and link.second.name in theirs
         and not is_counted_alike(ours[link.first.name], theirs[link.second.name])
     ]
-    sides = TensorSides([link.first for link in some], [link.second for link in some])
-    groups = open_groups(sides.likeness(numbers=False), range(len(some)))
-    return [dataclasses.replace(some[i], how="order") for i in sorted(i for group in groups for i in group)]
+    every = [*some, *others]
+    sides = TensorSides([link.first for link in every], [link.second for link in every])
+    groups = open_groups(sides.likeness(numbers=False), range(len(every)))
+    weak = sorted(i for group in groups for i in group if i < len(some))
+    return [dataclasses.replace(some[i], how="order") for i in weak]
 
 
 def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link, ...] | None:

@@ -65,6 +65,22 @@ def test_numbers_that_count_activations_do_not_pair_norms(kind, activation):
     assert any("by the order of execution" in note for note in report.notes) != is_right
 
 
+def test_a_number_that_two_lists_share_by_chance_pairs_no_norm():
+    """Of the norms 1, 4 and 6 beside 0, 1 and 2, equal numbers leave the others no choice but a wrong one."""
+    layers = [nn.Linear, nn.LayerNorm, None, nn.Linear, nn.LayerNorm, nn.Linear, nn.LayerNorm]
+    first = nn.Sequential(*(layer(*[WIDTH] * (1 + (layer is nn.Linear))) if layer else nn.Tanh() for layer in layers))
+
+    def body(x):
+        for activation in (jnp.tanh, lambda x: x, lambda x: x):
+            x = activation(linen.LayerNorm(epsilon=1e-5)(linen.Dense(WIDTH)(x)))
+        return x
+
+    report = judge(first, linen_side(body))
+    pairs = {f"{i}": f"{kind}_{j}" for j, (i, kind) in enumerate([(0, "Dense"), (3, "Dense"), (5, "Dense")])}
+    norms = {"1": "LayerNorm_0", "4": "LayerNorm_1", "6": "LayerNorm_2"}
+    assert (report.verdict, layers_of(report)[0]) == ("equal", pairs | norms)
+
+
 def test_linen_layers_created_in_another_order_are_paired():
     def body(x):
         head, trunk = linen.Dense(WIDTH), linen.Dense(WIDTH)
