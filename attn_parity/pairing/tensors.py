@@ -257,7 +257,13 @@ def uncovered(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Return one side's tensors with those taken apart that hold all of the other side's numbered layers in one."""
+    """Return one side's tensors with those taken apart that hold all of the other side's numbered layers in one.
+
+    Where both sides have the same shapes, every tensor has a counterpart as it is: a matrix of width 5 is then no stack
+    of five norms.
+    """
+    if collections.Counter(map(_sizes, tensors)) == collections.Counter(map(_sizes, others)):
+        return list(tensors)
     found = list(tensors)
     for _ in range(4):  # layers, experts inside them, and so on
         stacks = {name: stack for stack in _stacks(found, others) for name in stack.names}
@@ -306,6 +312,10 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
             wanted[count, total] -= 1
             taken |= found.names
             yield found
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(tensor.shape))
 
 
 def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[LayerStack]:

@@ -213,6 +213,25 @@ def test_stacked_fused_layers_are_split_by_layer_and_part():
     )
 
 
+def test_matrices_of_the_width_that_counts_the_norms_are_no_stacks():
+    """Five norms and three layers of width 5: each kernel has the shape of five scales, and all are there whole."""
+    ours, theirs, wanted = {}, {}, {}
+    for kind, scale, width, paths in (("Dense", "kernel", (5, 5), (0, 4, 7)), ("Norm", "scale", (5,), (1, 3, 6, 8, 9))):
+        for number, path in enumerate(paths):
+            for name, other, shape in (("weight", scale, width), ("bias", "bias", (5,))):
+                ours[f"net.{path}.{name}"] = shape, "LayerNorm" if kind == "Norm" else "Linear"
+                theirs[f"{kind}_{number}.{other}"] = shape, "LayerNorm" if kind == "Norm" else "Dense"
+                wanted[f"net.{path}.{name}"] = f"{kind}_{number}.{other}"
+
+    def probe(candidate):
+        return float({match.first.name: match.second.name for match in candidate.matches} != wanted)
+
+    used = {name: int(name.split(".")[1]) for name in ours}
+    orders = used, {wanted[name]: when for name, when in used.items()}
+    found = propose(parameters(ours), parameters(theirs), probe, orders=lambda: orders)
+    assert {row.torch: row.flax for row in found.rows()} == wanted
+
+
 def test_only_tensors_of_one_class_must_share_an_orientation():
     mixer = TensorKind((4, 6), "torch", "Mixer", "mix")
     assert options(mixer, mixer, False) == WayOptions((Way("... -> ..."),))
