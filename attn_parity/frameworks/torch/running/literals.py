@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ class Literals(TorchFunctionMode):
         args, kwargs = self._other(tuple(args)), self._other(dict(kwargs or {}))
         if func is functional.softplus:
             return func(*_exact_softplus(args, kwargs, self), **kwargs)
+        if func in EXACT:
+            self.moved += 1
+            func = func if self._seed == STILL else EXACT[func]
         if func in (torch.where, Tensor.where) and len(args) == 3:
             return func(*self._exchanged(func, args), **kwargs)
         return func(*args, **kwargs)
@@ -71,6 +75,22 @@ class Literals(TorchFunctionMode):
             self.moved += int(near.sum())
             turned = condition if self._seed == STILL else condition ^ near
         return (mine, turned, other) if func is Tensor.where else (turned, mine, other)
+
+
+def _exact_hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return functional.relu6(input + 3.0) / 6.0
+
+
+def _exact_celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    return torch.where(input > 0, input, alpha * torch.expm1(input.clamp(max=0.0) / alpha))
+
+
+EXACT: dict[Any, Callable[..., Tensor]] = {
+    functional.hardsigmoid: _exact_hardsigmoid,
+    functional.celu: _exact_celu,
+    torch.celu: _exact_celu,
+}
+"""Function of torch whose kernel keeps a constant of its gradient (1/6, 1/alpha) in float32 -> its formula."""
 
 
 def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: Literals) -> tuple[Any, ...]:

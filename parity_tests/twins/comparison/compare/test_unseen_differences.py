@@ -134,6 +134,21 @@ def test_a_branch_below_half_a_float32_unit_is_equal(first, second):
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (functional.hardsigmoid, jax.nn.hard_sigmoid, "equal"),
+        (lambda x: functional.celu(x, 1.3), lambda x: jax.nn.celu(x, 1.3), "equal"),
+        (functional.hardsigmoid, lambda x: jnp.clip(x + 3, 0, 6) * 0.1666665, "different"),
+        (lambda x: functional.celu(x, 1.3), lambda x: jax.nn.celu(x, 1.3000013), "different"),
+    ],
+)
+def test_kernels_whose_gradients_hold_float32_constants_are_equal(first, second, expected):
+    report = verdict(first, second, 2 * X)
+    assert report.verdict == expected
+    assert any("no float32 run" in note for note in report.notes) == (expected == "equal")
+
+
+@pytest.mark.parametrize(
     ("first", "second"),
     [
         (lambda x: functional.softplus(x, threshold=10.0), jax.nn.softplus),
