@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -251,3 +252,39 @@ def by_layers(sides: TensorSides, groups: Sequence[Sequence[int]], assignment: S
 def template(name: str) -> str:
     """Return a name with its numbers left out."""
     return re.sub(r"[0-9]+", "#", name)
+
+
+def likely_orders(lists: Sequence[str], places: Sequence[Hashable]) -> Iterator[tuple[int, ...]]:
+    """Yield the orders in which the second side's layers may go to the first side's, the likeliest first.
+
+    After the usual order come those in which layers of one list keep their order: the second side has the lists one
+    after another, or counts the layers of all lists together. All other orders follow.
+
+    Args:
+        lists: the list that each layer of the first side is in.
+        places: keys that sort the second side's layers as they were declared.
+    """
+    yielded: set[tuple[int, ...]] = set()
+    usual = tuple(range(len(lists)))
+    for order in itertools.chain([usual], _by_lists(lists, places), itertools.permutations(usual)):
+        if order not in yielded:
+            yielded.add(order)
+            yield order
+
+
+def _by_lists(lists: Sequence[str], places: Sequence[Hashable]) -> Iterator[tuple[int, ...]]:
+    """Yield the orders in which each list of the first side meets layers of the second in the declared order."""
+    members = collections.defaultdict(list)
+    for i, name in enumerate(lists):
+        members[name].append(i)
+    count, size = len(members), len(lists) // len(members)
+    if count < 2 or any(len(some) != size for some in members.values()):
+        return
+    declared = sorted(range(len(places)), key=lambda j: places[j])
+    for ranks in itertools.permutations(range(count)):
+        for step, stride in ((1, count), (size, 1)):
+            order = [0] * len(lists)
+            for rank, some in zip(ranks, members.values(), strict=True):
+                for number, i in enumerate(some):
+                    order[i] = declared[rank * step + number * stride]
+            yield tuple(order)

@@ -15,7 +15,18 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ..sides.subject import Array, Parameter
-from .assignment import LayerGroup, TensorSides, arranged, best, by_layers, equals, left_over, open_groups, template
+from .assignment import (
+    LayerGroup,
+    TensorSides,
+    arranged,
+    best,
+    by_layers,
+    equals,
+    left_over,
+    likely_orders,
+    open_groups,
+    template,
+)
 from .leftovers import UnpairedError
 from .names import is_counted_alike, last_word, layer_of, read
 from .parts import Split, splits
@@ -269,8 +280,11 @@ def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:
     limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
     known: dict[tuple[int, int], Link] = {}
     choice = []
-    for order in itertools.islice(itertools.permutations(group.second), limit):
-        pairs = [(mine[role], its[role]) for mine, its in zip(group.first, order, strict=True) for role in mine]
+    lists = [sides.names[0][next(iter(layer.values()))] for layer in group.first]
+    places = [sides.names[1][next(iter(layer.values()))].natural for layer in group.second]
+    for order in itertools.islice(likely_orders([template(name.layer) for name in lists], places), limit):
+        theirs = [group.second[i] for i in order]
+        pairs = [(mine[role], its[role]) for mine, its in zip(group.first, theirs, strict=True) for role in mine]
         if all(math.isfinite(scores[i, j]) for i, j in pairs):
             choice.append(
                 tuple(known.get((i, j)) or known.setdefault((i, j), _link(sides, i, j, "order")) for i, j in pairs)

@@ -81,6 +81,36 @@ def test_a_number_that_two_lists_share_by_chance_pairs_no_norm():
     assert (report.verdict, layers_of(report)[0]) == ("equal", pairs | norms)
 
 
+class Highway(nn.Module):
+    """Two lists of layers of one shape, run in turn; the gate of each layer comes first."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.transforms = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
+        self.gates = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
+
+    def forward(self, x):
+        for transform, gate in zip(self.transforms, self.gates, strict=True):
+            share = torch.sigmoid(gate(x))
+            x = share * torch.tanh(transform(x)) + (1 - share) * x
+        return x
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_two_lists_of_one_shape_are_paired_in_their_order(count):
+    def body(x):
+        for _ in range(count):
+            inside = jnp.tanh(linen.Dense(WIDTH)(x))
+            share = jax.nn.sigmoid(linen.Dense(WIDTH)(x))
+            x = share * inside + (1 - share) * x
+        return x
+
+    report = judge(Highway(count), linen_side(body))
+    wanted = {f"transforms.{i}": f"Dense_{2 * i}" for i in range(count)}
+    wanted |= {f"gates.{i}": f"Dense_{2 * i + 1}" for i in range(count)}
+    assert (report.verdict, layers_of(report)[0]) == ("equal", wanted)
+
+
 def test_linen_layers_created_in_another_order_are_paired():
     def body(x):
         head, trunk = linen.Dense(WIDTH), linen.Dense(WIDTH)
