@@ -132,7 +132,12 @@ def ratio_of(one: Array, two: Array) -> float | None:
 
 
 def widths_of(case: Case) -> list[int]:
-    """Return the sizes of axes that a scale may be made of, and parts of them that may be a head's width."""
+    """Return the sizes of axes that a scale may be made of, and parts of them that may be a head's width.
+
+    Where the outputs agree, only the backward pass of attention has such a scale.
+    """
+    if case.is_gradient and not case.may_hold("attention"):
+        return []
     ends = [one.shape[-1] for one in (case.one, *case.inputs) if one.ndim]
     sizes = {*ends, *(size for one in case.weights.values() for size in one.shape), *case.counts}
     sizes |= {size // count for size in ends for count in case.counts if count and size % count == 0}

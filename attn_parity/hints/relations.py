@@ -24,6 +24,8 @@ def _constant_ratio(case: Case) -> str:
     ratio = ratio_of(case.one, case.two)
     if ratio is None or float(np.ptp(case.one)) <= FIT * case.scale:  # any number is a multiple of another
         return ""
+    if f"{ratio:.6g}" == "1":  # roundings, which a scale explains as well as anything
+        return ""
     first, second = case.labels
     return f"{second} is {ratio:.6g} times {first} everywhere{named(ratio, widths_of(case))}"
 

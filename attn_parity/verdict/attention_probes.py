@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..hints.case import PARTS
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Side
@@ -66,7 +67,7 @@ def _outputs(runner: Live, side: Side, sample: Sample) -> list[Array]:
 def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> str:
     """Recognise a mask that is causal on one side alone: only on the other a later token moves an output."""
     pair, made = runner.pair, before["first"][0]
-    changed = _with_last_token_changed(pair, sample, made)
+    changed = _with_token_changed(pair, sample, made, -1)
     if changed is None:
         return ""
     first: dict[Side, int] = {}
@@ -80,18 +81,39 @@ def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array
     causal = [side for side in SIDES if first[side] == last]
     if len(causal) != 1:
         return ""
+    if not _depends_on_earlier_tokens(runner, causal[0], sample, before[causal[0]][0]):
+        return ""
     other: Side = "second" if causal[0] == "first" else "first"
     at, later = first[other], last - first[other]
     shows = "shows a later token (tril(k=1))" if later == 1 else f"shows later tokens, {later} over all layers"
-    cause = "is missing, or shows later tokens" if at == 0 else shows
+    mask = f"a causal mask that {'is missing, or shows later tokens' if at == 0 else shows}"
+    cause = mask if _has_attention(pair) else f"a step that looks ahead in {pair.shown[other]} alone"
     return (
         f"in {pair.shown[other]} the output at position {at} depends on the token at position {last}, in "
-        f"{pair.shown[causal[0]]} no output depends on a later token: consistent with a causal mask that {cause}"
+        f"{pair.shown[causal[0]]} no output depends on a later token: consistent with {cause}"
     )
 
 
-def _with_last_token_changed(pair: Pair, sample: Sample, output: Array) -> Sample | None:
-    """Return a sample in which the last token of every sequence is another; None where no input holds sequences."""
+def _depends_on_earlier_tokens(runner: Live, side: Side, sample: Sample, before: Array) -> bool:
+    """Tell whether the first token moves the last output: a side that mixes no tokens is causal without a mask."""
+    changed = _with_token_changed(runner.pair, sample, before, 0)
+    if changed is None:
+        return False
+    apart = np.abs(_outputs(runner, side, changed)[0] - before)[:, -1]
+    return bool((apart > MOVED * scale_of([before])).any())
+
+
+def _has_attention(pair: Pair) -> bool:
+    """Tell whether the names of parameters speak of attention."""
+    names = [name.lower() for match in pair.pairing.matches for name in (match.first.source, match.second.source)]
+    return any(PARTS["attention"].search(name) for name in names)
+
+
+def _with_token_changed(pair: Pair, sample: Sample, output: Array, at: int) -> Sample | None:
+    """Return a sample in which the first (0) or last (-1) token of every sequence is another.
+
+    None where no input holds sequences.
+    """
     call = sample.arguments["first"]
     shared = set(map(calls.place_index, pair.same_inputs))
     masks = calls.masks(call)
@@ -103,7 +125,7 @@ def _with_last_token_changed(pair: Pair, sample: Sample, output: Array) -> Sampl
     if not lengths or output.ndim < 3 or output.shape[:2] != lengths[0] or output.shape[1] < 3:
         return None
     leaves = [
-        _changed(leaf) if leaf.shape[:2] == lengths[0] and place in shared and not masks[place] else leaf
+        _changed(leaf, at) if leaf.shape[:2] == lengths[0] and place in shared and not masks[place] else leaf
         for place, leaf in enumerate(call.leaves)
     ]
     first = call.with_leaves(leaves)
@@ -112,17 +134,17 @@ def _with_last_token_changed(pair: Pair, sample: Sample, output: Array) -> Sampl
     return Sample(sample.weights, arguments, sample.planned)
 
 
-def _changed(leaf: Array) -> Array:
-    """Return tokens whose last one is that of the position before, or numbers turned round and moved."""
+def _changed(leaf: Array, at: int) -> Array:
+    """Return tokens of which the first or last is one that the sequence has elsewhere, or numbers turned and moved."""
     found = leaf.copy()
     if is_float(leaf):
-        found[:, -1] = np.asarray(0.5 - wide(leaf[:, -1]) * 1.5).astype(leaf.dtype)
+        found[:, at] = np.asarray(0.5 - wide(leaf[:, at]) * 1.5).astype(leaf.dtype)
         return found
-    others = leaf[:, :-1]
-    differs = others != leaf[:, -1:]  # a token that the sequence has elsewhere is one that the model knows
+    others = leaf[:, 1:] if at == 0 else leaf[:, :-1]
+    differs = others != leaf[:, at, None]  # a token that the sequence has elsewhere is one that the model knows
     rows = np.flatnonzero(differs.any(axis=1)) if leaf.ndim == 2 else ()
     for row in rows:
-        found[row, -1] = others[row, np.argmax(differs[row])]
+        found[row, at] = others[row, np.argmax(differs[row])]
     return found
 
 

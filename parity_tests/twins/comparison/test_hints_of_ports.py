@@ -210,6 +210,60 @@ def test_a_fault_is_named_by_what_both_sides_compute(label):
     assert report.first_divergence.hint == expected
 
 
+class CrossAttention(nn.Module):
+    """Attention to a memory: each output depends on its own query alone, without any mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(6, 16)
+
+    def forward(self, x, memory):
+        key, value = self.kv(memory).chunk(2, -1)
+        return (self.q(x) @ key.mT).softmax(-1) @ value
+
+
+class OtherCrossAttention(nnx.Module):
+    def __init__(self):
+        self.q, self.kv = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.Linear(6, 16, rngs=nnx.Rngs(1))
+
+    def __call__(self, x, memory):
+        key, value = jnp.split(self.kv(memory), 2, -1)
+        return jax.nn.softmax(self.q(x) @ key.mT, axis=-2) @ value
+
+
+def test_a_softmax_over_queries_is_not_called_a_missing_mask():
+    report = compare(CrossAttention(), OtherCrossAttention(), (draw(2, 3, 8), draw(2, 5, 6)), seeds=1)
+    assert report.verdict == "different"
+    assert "mask" not in report.first_divergence.hint
+
+
+class Filter(nn.Module):
+    """A long convolution by the Fourier transform, padded so that it does not wrap around."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.filter = nn.Linear(4, 4), nn.Parameter(torch.rand(7, 4))
+
+    def forward(self, x):
+        spectra = (torch.fft.rfft(one, n=14, dim=-2) for one in (self.mix(x), self.filter))
+        one, two = spectra
+        return torch.fft.irfft(one * two, n=14, dim=-2)[:, :7]
+
+
+class WrappedFilter(nnx.Module):
+    def __init__(self):
+        self.mix, self.filter = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones((7, 4)))
+
+    def __call__(self, x):
+        one, two = (jnp.fft.rfft(one, n=7, axis=-2) for one in (self.mix(x), self.filter[...]))
+        return jnp.fft.irfft(one * two, n=7, axis=-2)
+
+
+def test_a_convolution_that_wraps_around_is_not_called_a_mask():
+    report = compare(Filter(), WrappedFilter(), draw(2, 7, 4), seeds=1)
+    assert report.first_divergence.hint.endswith("consistent with a step that looks ahead in Flax alone")
+
+
 def test_code_that_refuses_another_token_is_still_judged():
     last = draw(8)
 
