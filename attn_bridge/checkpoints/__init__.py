@@ -58,7 +58,7 @@ def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
     """Open a checkpoint in any container as a mapping of names to arrays.
 
     Raises:
-        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
+        CheckpointError: (a ValueError) it is absent, malformed, or in an unknown container.
     """
     from . import containers
     from .containers import remote
@@ -67,20 +67,20 @@ def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
 
 
 def read(path: PathLike) -> dict[str, np.ndarray[Any, Any]]:
-    """Return all tensors of a checkpoint by name; bfloat16 comes as `ml_dtypes.bfloat16`.
+    """Return all tensors of a checkpoint by name; bfloat16 arrays have the dtype `ml_dtypes.bfloat16`.
 
     Raises:
-        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
+        CheckpointError: (a ValueError) it is absent, malformed, or in an unknown container.
     """
     with open(path) as checkpoint:
         return dict(checkpoint)
 
 
 def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
-    """Say what a checkpoint holds, from headers alone.
+    """Return a checkpoint's names, shapes, dtypes, layout and notes, from headers alone.
 
     Raises:
-        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
+        CheckpointError: (a ValueError) it is absent, malformed, or in an unknown container.
     """
     from ..models import layouts
     from ..printable import printable
@@ -142,19 +142,19 @@ def tasks(
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> list[dict[str, Any]]:
-    """Return what workers of `convert` would do with the same arguments, a task at a time, from headers alone.
+    """Return the tasks of the workers that `convert` would run with the same arguments, from headers alone.
 
     Args:
         source: file or folder.
         target: file or folder, which is not touched.
-        options: as `convert` takes them; where many workers share the tasks, they are smaller, so that all have alike
-            shares, and None is one worker.
-        **keywords: options, in place of what `options` says.
+        options: as for `convert`. `workers=None` counts as a single worker; with several workers, tasks are smaller, so
+            that all shares have about the same size.
+        **keywords: options that override those in `options`.
 
     Returns:
-        ``{"bytes", "tensors"}`` for each task. Its tensors are those that it writes, or parts of them:
-        ``{"name", "start", "stop", "bytes", "file", "offset"}``, elements from start to stop, and where their bytes go;
-        the offset is None in containers that are written in order.
+        ``{"bytes", "tensors"}`` for each task. An entry of ``tensors`` is a tensor, or part of one, that the task
+        writes: ``{"name", "start", "stop", "bytes", "file", "offset"}``, with elements ``start:stop`` and the file and
+        offset of their bytes. The offset is None in containers that are written sequentially.
 
     Raises:
         CheckpointError: (a ValueError) the source is malformed, or the target can't hold it.
@@ -181,22 +181,23 @@ def convert(
 ) -> Result:
     """Convert a checkpoint from one layout and container to another, tensor by tensor, bit for bit.
 
-    Nothing stands in the target's place until all of it is written and on disk. What the target's layout has no place
-    for is kept beside it, so that the way back restores it.
+    The target appears only when all of it is written and on disk. Tensors that the target's layout cannot hold are
+    saved next to it, so that a conversion back restores them.
 
     Args:
-        source: file or folder. Or arrays of NumPy, JAX or torch in memory: a mapping of names to them, each of which is
-            taken from it once for its shape and again when it is written (so that a lazy mapping holds few at a time);
-            or pairs of name and array, which are held all together. They have no config.json, and need no workers.
+        source: file or folder; or arrays of NumPy, JAX or torch in memory. A mapping of names to arrays is read twice
+            per array, for its shape and for its data, so that a lazy mapping keeps few arrays in memory; pairs of name
+            and array are all kept in memory. Arrays have no config.json and are converted in this process.
         target: file (its extension names the container) or folder.
-        options: how; `ConvertOptions` says what each means.
-        progress: called with the bytes done, all bytes, and the tensor at hand.
+        options: see `ConvertOptions`.
+        progress: called with the bytes done, all bytes, and the current tensor.
         planned: called with the plan before anything is written.
-        ray: have tasks of Ray do it, on the cluster of that address; "" finds one, or starts one on this machine.
-        **keywords: options, in place of what `options` says.
+        ray: run the work as Ray tasks on the cluster at this address; "" finds a cluster, or starts one on this
+            machine.
+        **keywords: options that override those in `options`.
 
     Returns:
-        Digests of what was written, and how many elements a cast changed.
+        Digests of the tensors written, and how many elements a cast changed.
 
     Raises:
         CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
@@ -241,25 +242,25 @@ def convert_share(
     planned: Callable[[Plan], None] | None = None,
     **keywords: Unpack[ShareKeywords],
 ) -> Worked:
-    """Do the share of one of several workers, on any machine that has source and target on its disks.
+    """Write the share of one of several workers, on any machine that has source and target on its disks.
 
-    They agree on nothing but the arguments. The last one to end publishes; until then nothing stands in the target's
-    place. One that is called again goes on where it stopped, also after publication.
+    Workers communicate only through the target's folder. The last worker publishes; until then the target does not
+    exist. A worker that is called again resumes where it stopped, also after publication.
 
     Args:
         source: file or folder.
         target: file or folder, on a file system that all workers write to.
         index: number of this worker, from 0.
-        workers: how many there are.
-        options: as `convert` takes them. `resume` goes on from what another number of workers left behind, `max_memory`
-            is that of this worker, `task_bytes` is the same for all of them, and `workers` is the argument.
-        progress: called with the bytes done of its share, all of its share, and the tensor at hand.
-        planned: as `convert` takes it.
-        **keywords: options, in place of what `options` says.
+        workers: number of workers.
+        options: as for `convert`. `resume` continues from the files of a different number of workers, `max_memory`
+            applies to this worker, `task_bytes` must be equal for all workers, and `workers` is the argument above.
+        progress: called with the bytes done of this share, all bytes of it, and the current tensor.
+        planned: as for `convert`.
+        **keywords: options that override those in `options`.
 
     Raises:
-        CheckpointError: (a ValueError) workers do different things, the source is malformed or changed, or the target
-            can't be written.
+        CheckpointError: (a ValueError) workers have different arguments, the source is malformed or changed, or the
+            target can't be written.
         LayoutError: (a ValueError) names, shapes or settings that don't fit.
     """
     from .requests import Request
@@ -285,12 +286,12 @@ def finish(
     planned: Callable[[Plan], None] | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Worked:
-    """Check every digest of what workers wrote, and publish it; what is published already stays as it is.
+    """Check every digest of the workers' output, and publish it; a published target stays as it is.
 
-    The last of the workers does so by itself. The arguments are theirs.
+    The last worker does this automatically. Takes the same arguments as the workers.
 
     Raises:
-        CheckpointError: (a ValueError) something is missing, or holds other bytes than were written.
+        CheckpointError: (a ValueError) something is missing, or its bytes differ from those that were written.
     """
     from .requests import Request
     from .workers.sharing import finish_by_hand
@@ -310,18 +311,18 @@ def verify(
     progress: Progress | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Verification:
-    """Check a checkpoint bit by bit: by the digests beside it, and by converting its source again in memory.
+    """Check a checkpoint bit by bit: by the digests in its manifest, and by converting its source again in memory.
 
     Args:
-        source: what it was made of, or what a round trip began with, in the same layout: then the two are compared as
-            they are. None checks the digests alone.
+        source: the checkpoint that the target was converted from; or, in the target's own layout, the start of a round
+            trip, which is compared with the target directly. None checks the digests alone.
         target: the checkpoint to check.
-        options: those that it was converted with; None is what the manifest says.
-        progress: called with the bytes done, all bytes, and the tensor at hand.
-        **keywords: options, in place of what `options` says.
+        options: the options of the conversion; None takes them from the manifest.
+        progress: called with the bytes done, all bytes, and the current tensor.
+        **keywords: options that override those in `options`.
 
     Raises:
-        CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
+        CheckpointError: (a ValueError) a checkpoint is malformed, or neither a manifest nor a source is available.
     """
     from ..models import layouts
     from ..weights import WeightsMismatchError

@@ -1,7 +1,7 @@
-"""Files that go with a checkpoint: what was dropped, the manifest, the model's config, and those of its tokenizer.
+"""Files that accompany a checkpoint: dropped tensors, the manifest, the model's config, and those of its tokenizer.
 
-`find` lists files of a model's folder beside its weights and config (of its tokenizer, of generation, of processors of
-inputs) when a conversion is planned, and `copy` writes them beside the target.
+`find` lists files of a model's folder besides its weights and config (tokenizer, generation, input processors) when a
+conversion is planned, and `copy` writes them next to the target.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def accompany(
     config: bytes | None,
     budget: int,
 ) -> None:
-    """Write what goes with the target.
+    """Write the files that accompany the target: the manifest, tensors kept aside, config.json and copied files.
 
     Args:
-        plan: what was written.
+        plan: the plan of the conversion.
         reader: the open source.
-        elements: reads what targets are made of.
-        before: the manifest beside the source.
-        payload: the target, to be.
+        elements: reads the elements of target tensors.
+        before: the manifest next to the source.
+        payload: the target before it is published.
         where: the manifest's file.
-        kept: the file of what was dropped.
-        digests: name -> digest of what was written.
+        kept: the file for tensors that the conversion drops.
+        digests: name -> digest of each tensor written.
         config: a folder's config.json.
         budget: bytes that tensors may take in memory.
     """
@@ -107,7 +107,7 @@ def accompany(
 
 
 def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, Any]]:
-    """Return the quantised tensors that were read, as a manifest has them."""
+    """Return the manifest entries of the quantised tensors that were read."""
     names = [name for one in reader.quantised.values() for name in (one.numbers, *one.others)]
     infos = [reader.originals.tensors[name] for name in names]
     return {
@@ -119,7 +119,7 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
 
 
 def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
-    """Return the config.json of a folder: the given one, the plan's, or the one beside the source; None is none."""
+    """Return the config.json of a folder: `config`, the plan's, or that in the source's folder; None without any."""
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
@@ -137,7 +137,7 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
 
 
 def _adapted(data: bytes, plan: Plan) -> bytes:
-    """Return the source's config.json without its quantisation and with the dtype of a cast; as it is where it can."""
+    """Return the source's config.json, unquantised and with the dtype of a cast; the same bytes if nothing changes."""
     try:
         config = json.loads(data)
     except (ValueError, RecursionError):
@@ -158,17 +158,17 @@ KNOWN = re.compile(
     r"|tokenizer(_config)?\.json|[\w.-]+\.model(\.v[0-9]+)?|[\w.-]+\.tiktoken|chat_template\.(jinja|json)"
     r"|generation_config\.json|(\w+_)?(pre)?processor_config\.json"
 )
-"""Names of these files."""
+"""Names of the files that are copied."""
 
 MAX_BYTES = 1 << 28
-"""Bytes of such a file, at most; the largest tokenizers that are published have 35 MB."""
+"""Maximum size of a copied file in bytes; the largest published tokenizers have 35 MB."""
 
 MAX_FILES = 100
-"""Files of the kind that are copied, at most: a tokenizer has a handful."""
+"""Maximum number of copied files: a tokenizer has a handful."""
 
 
 def folder_of(source: Path) -> Path:
-    """Return the folder of a model: the source, or the one that a file is in."""
+    """Return the folder of a model: the source itself, or the folder that contains the file."""
     return source if source.is_dir() else source.parent
 
 
@@ -176,10 +176,10 @@ def find(source: Path, *, is_folder: bool, has_config: bool) -> tuple[tuple[str,
     """Return the names of the files to copy, in order, and notes on those that are not copied.
 
     Args:
-        source: file or folder. What is next to a single file goes along only where a config.json says that it is one
-            model's folder.
-        is_folder: whether the target is a folder with room for them.
-        has_config: whether the target gets a config.json; where it does not, Meta's params.json goes along.
+        source: file or folder. Files next to a single file are copied only if a config.json shows that the folder is
+            a model's.
+        is_folder: whether the target is a folder, which can hold them.
+        has_config: whether the target gets a config.json; if not, Meta's params.json is copied as well.
     """
     folder = folder_of(source)
     is_model = source.is_dir()

@@ -1,4 +1,4 @@
-"""The config.json of a model: beside a checkpoint, as ours, and as other libraries write it."""
+"""Reads, checks and rewrites the config.json of a model: next to a checkpoint, in our form, or in another library's."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ Whole = TypeVar("Whole", bound=ModelConfig)
 
 CONFIG = "config.json"
 PARAMS = "params.json"
-"""What Meta and Mistral call it."""
+"""File name of the config in checkpoints of Meta and Mistral."""
 
 _THEIRS = {"GPTModel": "gpt2", "BertEncoder": "bert"}
 MAX_BYTES = 1 << 24
-"""Bytes of a config.json."""
+"""Maximum size of a config.json in bytes."""
 
 SPARE = 10_000
-"""Numbers by which a model may be larger than its weights say: what is missing is named when they are loaded."""
+"""Parameters by which a model may exceed its weights; loading the weights then names the missing tensors."""
 
 
 def is_folder(target: Path, format: str) -> bool:
-    """Whether a target is a folder with room for a config; an Orbax folder is a container of its own."""
+    """Return whether a target is a folder with room for a config; an Orbax folder is a container itself."""
     return format == "safetensors" and target.suffix != ".safetensors"
 
 
 def beside(path: Path) -> dict[str, Any]:
-    """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where there is none.
+    """Return the config.json (or Meta's params.json) of a folder, or of a file's folder; {} if missing.
 
     Raises:
-        CheckpointError: it is no file, or no JSON object.
+        CheckpointError: it is not a file, or not a JSON object.
     """
     file = _file_beside(path)
     return {} if file is None else _read_object(file)
 
 
 def of_reader(reader: Reader) -> dict[str, Any]:
-    """Return the config.json of an open checkpoint: the one that its container holds, or what `beside` returns."""
+    """Return the config.json of an open checkpoint: the one in its container, or the result of `beside`."""
     return beside(reader.path) if reader.config is None else dict(reader.config)
 
 
 def checked_of(reader: Reader) -> dict[str, Any]:
-    """Return what `of_reader` does, of a model that there can be.
+    """Return the result of `of_reader` after a check that its sizes can be those of a model.
 
     Raises:
-        CheckpointError: a size in it is none.
+        CheckpointError: a size is not valid.
     """
     config, path = of_reader(reader), reader.path
     kind = config.get("model_type")
@@ -100,10 +100,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(model: str, folder: Path) -> Any:
-    """Return the config that a model of that class takes, from a folder's: ours, Hugging Face's, or an original's.
+    """Return the config for a model class from the config.json of a folder: ours, Hugging Face's, or an original's.
 
     Raises:
-        CheckpointError: there is none, it is another model's, or it holds sizes that the weights beside it can't have.
+        CheckpointError: it is missing, belongs to another model, or has sizes that its weights can't have.
     """
     path = folder / CONFIG
     if model == "DecoderModel" and not path.exists() and (folder / PARAMS).exists():
@@ -139,7 +139,7 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
 
 
 def _of_original(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config that `transformers` has for an original and its weights; None where it is no original."""
+    """Return the config in the form of `transformers` for an original and its weights; None for any other config."""
     found = originals.to_transformers(config)
     if found is None:
         return None
@@ -148,7 +148,7 @@ def _of_original(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _check_size(model: str, path: Path, found: Any) -> None:
-    """Refuse sizes far beyond those of the weights beside a config: the model is made before they are read."""
+    """Refuse sizes far beyond those of the weights next to a config: the model is built before its weights are read."""
     kind: type[ModelConfig] = type(found) if isinstance(found, ModelConfig) else getattr(specs, f"{model}Config")
     try:
         config = kind.read(found)
@@ -173,7 +173,7 @@ def _check_size(model: str, path: Path, found: Any) -> None:
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-"""Keys of sizes that every decoder has."""
+"""Size keys that every decoder's config has."""
 
 
 def _left_out(path: Path) -> str:
@@ -201,7 +201,7 @@ _WHOLE: dict[str, tuple[type[ModelConfig], Callable[[Path, Mapping[str, Any]], M
     "DecoderModel": (specs.DecoderConfig, _of_decoder),
     "EncoderDecoderModel": (specs.EncoderDecoderConfig, _of_encoder_decoder),
 }
-"""Model whose config is made of others -> its class, and what makes it of a config.json of `transformers`."""
+"""Composite model -> its config class, and the function that builds that config from one of `transformers`."""
 
 
 def _own_whole(model: str, path: Path, config: Mapping[str, Any]) -> Any:
@@ -241,11 +241,11 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class OwnModel:
-    """How the config.json of a whole model of ours is read, and written as another library has it.
+    """Functions that read and write the config.json of one of our whole models.
 
     Attributes:
         read: from the file to the model's config.
-        write: from the config and a layout to that library's config.json; None where the layout is for other models.
+        write: from the config and a layout to that library's config.json; None if the layout is for other models.
     """
 
     read: Callable[[Mapping[str, Any]], Any]
@@ -253,7 +253,7 @@ class OwnModel:
 
 
 def _read_whole(kind: type[Whole], document: Mapping[str, Any]) -> Whole:
-    """Return the config of a model that is made of others, out of a config.json of ours."""
+    """Return the config of a composite model from a config.json of ours."""
     found = as_json.from_json(document.get("config"))
     if not isinstance(found, kind):
         raise TypeError(f"config must be a {kind.__name__}, got {type(found).__name__}")
@@ -275,10 +275,10 @@ OWN_MODELS: dict[str, OwnModel] = {
 """Name of a class -> how its config is read and written."""
 
 OF_TRANSFORMERS = ("hf-", "vllm")
-"""What names of layouts begin with whose models have a config.json of `transformers`."""
+"""Prefixes of the names of layouts whose models have a config.json of `transformers`."""
 
 MADE = ("gguf", "keras")
-"""Containers whose readers make a config of `transformers` of what the file says, in place of one beside it."""
+"""Containers whose readers build a config of `transformers` from their metadata, so that no config.json is read."""
 
 POSITIONS = "max_position_embeddings"
 
@@ -296,15 +296,15 @@ KEPT = (
     "dtype",
     "torch_dtype",
 )
-"""Keys that say nothing about what a model computes, which go along when its config is written anew."""
+"""Keys that do not change a model's computation; they are copied when its config is rewritten."""
 
 
 def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
-    """Return the config of an original as `transformers` would have it, one of theirs as it is; None: neither.
+    """Return the config of an original in the form of `transformers`; one of `transformers` unchanged; otherwise None.
 
     Args:
-        config: beside the source.
-        shapes: name -> shape of the source's tensors, which say what an original's config leaves out.
+        config: the source's config.
+        shapes: name -> shape of the source's tensors, which supply sizes that an original's config leaves out.
     """
     found = originals.to_transformers(config)
     if found is not None:
@@ -315,16 +315,16 @@ def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> M
 def of_target(
     config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
 ) -> dict[str, Any] | None:
-    """Return the config.json that goes with weights in a layout, made from the one beside their source.
+    """Return the config.json for weights in a layout, made from that of their source.
 
     Args:
-        config: the source's; {} where it has none.
+        config: the source's; {} if missing.
         layout: the target's.
         shapes: name -> shape of the source's tensors.
-        is_needed: whether there is a place for it; where there is none, one that can't be written is passed over.
+        is_needed: whether the target can store a config; if not, a config that can't be converted is not an error.
 
     Returns:
-        What is written in its place; {} for none; None for the source's own, byte by byte.
+        The config to write; {} for no config; None to copy the source's bytes.
 
     Raises:
         CheckpointError: a config of ours, or of other names, that none of the layout's models has.
@@ -355,14 +355,14 @@ def of_target(
 
 
 def _rewritten(theirs: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the config.json of a model of `transformers` as another family of a layout has it."""
+    """Return the config.json of a `transformers` model in the form of another family of a layout."""
     kind = str(theirs["model_type"])
     source = "" if kind in layout.model_types else kind
     return families.write_config(families.find_whole(theirs, shapes), layout, source)
 
 
 def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """Return the config of one of our models as the layout's library has it; {} where it has no such model."""
+    """Return the config of one of our models in the form of the layout's library; {} if it has no such model."""
     if model not in OWN_MODELS:
         return {}
     own = OWN_MODELS[model]
@@ -371,7 +371,7 @@ def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict
 
 
 def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with what goes along, but for a number of positions that makes another model of it."""
+    """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
     found = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(written["model_type"])
     if family is None or family.whole is None or families.find_whole(found) == families.find_whole(written):
@@ -380,7 +380,7 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
 
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of the text model in a multimodal one; any other as it is."""
+    """Return the config.json of the text model in a multimodal config; any other config unchanged."""
     found = multimodal.text_of(config)
     if found == config:
         return found
@@ -390,7 +390,7 @@ def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config of `transformers` with what that takes for the keys that it leaves out, as settings need it."""
+    """Return a config of `transformers` with that library's defaults for missing keys, which settings need."""
     kind = config.get("model_type")
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
@@ -400,7 +400,7 @@ def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with the sizes of our decoder's attention, where all blocks agree, under keys of `transformers`.
+    """Return a config with the sizes of our decoder's attention, if all blocks agree, under keys of `transformers`.
 
     Layouts look for their settings there, and for whether the head of a whole model is tied.
     """
@@ -425,13 +425,13 @@ _SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_hea
 def finished(
     config: dict[str, Any], source: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]
 ) -> dict[str, Any]:
-    """Return a config with what only the weights say, where it was written anew.
+    """Return a rewritten config completed from the weights: tied embeddings, and the dtype if no key names it.
 
     Args:
-        config: as `of_target` gives it.
-        source: what it was made from.
-        tied: whether the head's matrix is that of the embeddings.
-        infos: of all tensors; the dtype that most numbers have is that of the model.
+        config: as returned by `of_target`.
+        source: the config that it was made from.
+        tied: whether the head shares the matrix of the embeddings.
+        infos: of all tensors; the dtype of most numbers becomes the model's.
     """
     if config["model_type"] == source.get("model_type"):
         return config
@@ -452,12 +452,12 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str, layout: str) -> dict[str, Any]:
-    """Return a config.json with the dtype that a conversion cast to; `transformers` 5 loads in the dtype named there.
+    """Return a config.json with the dtype of a conversion's cast; `transformers` 5 loads weights in that dtype.
 
     Args:
-        config: that of a model, whose parts (``text_config``) may name a dtype, too.
-        dtype: NumPy name of it; "" leaves the config as it is.
-        layout: name of the target's layout; in one of `transformers` the dtype is added where no key names it.
+        config: that of a model, whose parts (``text_config``) may name a dtype as well.
+        dtype: its NumPy name; "" leaves the config as it is.
+        layout: name of the target's layout; in one of `transformers` the dtype is added if no key names it.
     """
     if not dtype:
         return dict(config)

@@ -48,15 +48,15 @@ WORTH_THREADS = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """Where a box of elements lies in a source tensor, and where it goes in a target tensor.
+    """A box of elements in a source tensor, and its position in a target tensor.
 
     Attributes:
         source: name of the source tensor.
-        source_offset: place of the first element there.
-        target_offset: place of the first element in the target.
+        source_offset: index of the first element in the source.
+        target_offset: index of the first element in the target.
         axes: axes of the box, outermost in the target first.
-        steps: what is done to their numbers.
-        original: where the target's numbers lie as they were before an earlier conversion did the same the other way.
+        steps: arithmetic that the conversion applies to the elements.
+        original: the box with the target's numbers as they were before an earlier conversion applied the inverse steps.
     """
 
     source: str
@@ -210,7 +210,7 @@ def boxed(move: Move, target: Array) -> Array:
 
 
 def blocks(shape: list[int], most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Yield places that cut an array into blocks of about so many elements."""
+    """Yield indices that cut an array into blocks of about `most` elements."""
     axis, inner = len(shape), 1
     while axis and inner * shape[axis - 1] <= most:
         axis -= 1
@@ -269,7 +269,7 @@ _processes = [1]
 
 @contextlib.contextmanager
 def beside(processes: int) -> Iterator[None]:
-    """Copy with fewer threads while so many processes share the cores."""
+    """Copy with fewer threads while `processes` processes share the cores."""
     _processes.append(max(1, processes))
     try:
         yield

@@ -1,6 +1,6 @@
-"""The elements of a target tensor, read from the source as the plan says: whole, or a range at a time.
+"""Reads the elements of a target tensor from the source according to the plan: all of them, or a range at a time.
 
-`Ahead` asks a store for what a worker reads next while it writes, many requests at a time.
+`Ahead` requests from a store the data that a worker reads next while it writes, with many requests at a time.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 MAX_FREE = 3
-"""How many pieces of memory wait to be used again."""
+"""Number of released buffers kept for reuse."""
 
 BLOCK = 1 << 17
-"""How many numbers are changed at a time."""
+"""Elements that are changed at a time."""
 
 DENSE = 1.5
-"""A box is read at once if the bytes between its first and last element are at most this many times its own."""
+"""A box is read at once if the bytes between its first and last element are at most this many times its own size."""
 
 
 class Elements:
-    """Reads what targets are made of.
+    """Reads the elements of target tensors.
 
     Args:
         reader: the source.
-        kept: what an earlier conversion kept aside.
-        most: largest source tensor that is held as a whole, in bytes.
+        kept: tensors that an earlier conversion kept aside.
+        most: largest source tensor that is loaded whole, in bytes.
     """
 
     def __init__(self, reader: Reader, kept: Reader | None, most: int):
@@ -52,13 +52,13 @@ class Elements:
         self._lent: dict[int, Array] = {}
 
     def release(self, array: Array) -> None:
-        """Take an array back that `read` gave, for its memory to be used again; fresh memory is slow."""
+        """Take back an array returned by `read`, so that its memory is reused; fresh memory is slow."""
         memory = self._lent.pop(_address(array), None)
         if memory is not None and len(self._free) < MAX_FREE:
             self._free.append(memory)
 
     def _take(self, count: int, dtype: np.dtype[Any], place: int) -> Array:
-        """Return memory whose first byte lies in its page as byte `place` of a file does: it can go there directly."""
+        """Return memory aligned within its page like byte `place` of a file, so that direct I/O can write it."""
         size = count * dtype.itemsize
         fitting = [one for one in self._free if one.nbytes >= size + PAGE]
         memory = min(fitting, key=lambda one: one.nbytes) if fitting else None
@@ -84,12 +84,12 @@ class Elements:
         """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed.
 
         Args:
-            target: what they are elements of.
-            start: the first.
-            stop: the one behind the last.
-            place: where in a file they will go, if that is known.
-            within: a range around them that is read in pieces like this one, one after the other: what lies in short
-                runs in the source is read once for all of them.
+            target: the target tensor.
+            start: the first element.
+            stop: the end, exclusive; None for all.
+            place: their byte offset in the target file, if available.
+            within: a larger range that is read in consecutive pieces like this one: short runs of the source are read
+                once for all of these pieces.
         """
         stop = target.info.nbytes // target.info.itemsize if stop is None else stop
         reader = self._kept if target.kept and self._kept is not None else self._reader
@@ -119,9 +119,10 @@ class Elements:
         return cast, changed
 
     def _changed(self, target: Target, found: Array, start: int, stop: int) -> Array:
-        """Return the target's numbers of the source's.
+        """Return the target's numbers computed from the source's by the steps of each move.
 
-        Where an earlier conversion kept what it changed, and that still leads to what is there now, it is taken back.
+        Where an earlier conversion kept the numbers before its change, and they still lead to the current ones, those
+        are restored.
         """
         there = numpy_dtype(target.info.dtype)
         work = wider(found.dtype, there)
@@ -142,7 +143,7 @@ class Elements:
         return rounded(result, there)
 
     def needed(self, target: Target, start: int, stop: int) -> list[tuple[str, int, int]]:
-        """Return which bytes of the source's tensors elements ``start:stop`` are read from, where those lie together.
+        """Return the byte ranges of source tensors to read for elements ``start:stop``, omitting scattered ones.
 
         Returns:
             (name, start, stop) for each range of bytes.
@@ -161,7 +162,7 @@ class Elements:
         return found
 
     def read_plain(self, target: Target, into: Array) -> None:
-        """Read a whole target, whose elements lie in one tensor in order and dtype, into memory that is there."""
+        """Read a whole target, whose elements are contiguous and of one dtype in a source tensor, into `into`."""
         (move,) = target.moves
         _read_into(self._reader, move.source, move.source_offset, into)
 
@@ -189,7 +190,7 @@ class Elements:
     def _ready(
         self, reader: Reader, target: Target, dtype: np.dtype[Any], within: tuple[int, int] | None
     ) -> list[tuple[Array | None, Move]]:
-        """Return the moves of a target; those of short runs in a range as moves out of memory that holds them."""
+        """Return the moves of a target; those of short runs read from memory that already contains the whole range."""
         if within is None:
             return [(None, move) for move in target.moves]
         key = target.info.name, *within
@@ -209,7 +210,7 @@ class Elements:
 
     @staticmethod
     def _in_runs(reader: Reader, piece: Move, source: Array) -> Move:
-        """Read run by run into memory without gaps, and return the move from there to where all of it goes."""
+        """Read run by run into memory without gaps, and return the move from there to the target."""
         first = piece.source_offset
         run, around = source_runs(piece)
         inside = sorted((axis for axis in piece.axes if axis not in around), key=lambda axis: -axis[1])
@@ -226,7 +227,7 @@ class Elements:
         return move_of(piece.source, 0, piece.target_offset, dense)
 
     def _room(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return memory for what is read and used at once."""
+        """Return scratch memory, valid until the next call."""
         size = count * dtype.itemsize
         if self._source.nbytes < size:
             self._source = np.empty(0, np.uint8)  # freed before there is a larger one
@@ -235,11 +236,11 @@ class Elements:
 
 
 class Parts:
-    """Reads regions of targets, and of the source no more than they are made of, where that can be told.
+    """Reads regions of targets, and of a random-access source only the elements needed where `part_of` can cut them.
 
     Args:
         reader: the source.
-        kept: what an earlier conversion kept aside.
+        kept: tensors that an earlier conversion kept aside.
     """
 
     def __init__(self, reader: Reader, kept: Reader | None):
@@ -247,7 +248,7 @@ class Parts:
         self._held: tuple[str, Array] | None = None
 
     def of(self, target: Target) -> LazyArray:
-        """Return a target as an array that is read by regions."""
+        """Return a target as an array that reads regions on demand."""
         dtype = numpy_dtype(target.info.dtype)
         return LazyArray(target.info.shape, dtype, lambda region: self._read(target, region))
 
@@ -264,7 +265,7 @@ class Parts:
 
 
 def _change(steps: Steps, result: Array, found: Array, kept: Array | None) -> None:
-    """Change numbers, and take those of before the last change where they lead to the ones found, bit for bit."""
+    """Apply steps to numbers; restore the kept numbers wherever they lead to `found` bit for bit."""
     values = steps.apply(np.ascontiguousarray(result))
     if kept is not None:
         before = np.ascontiguousarray(kept)
@@ -291,16 +292,16 @@ def _read_into(reader: Reader, name: str, start: int, into: Array) -> None:
 
 
 WINDOW, LEAST_WINDOW = 1 << 25, 1 << 24
-"""Bytes that are asked for before they are needed, at most, and where tasks are small."""
+"""Maximum bytes requested ahead of use; the second is for small tasks."""
 
 BATCH = 1 << 22
-"""Bytes that are asked for together, at least, where so many are needed: neighbours by one request."""
+"""Bytes requested together, at least, if that many are needed: neighbouring ranges share a request."""
 
 CHUNK_AHEAD = 1 << 23
-"""Bytes that a worker moves at a time, at most, so that several such pieces fit in what is asked for."""
+"""Maximum bytes that a worker moves at a time, so that several chunks fit in the read-ahead window."""
 
 MOST_AHEAD = 256
-"""Pieces of work that are looked ahead, at most."""
+"""Maximum number of ranges of elements to look ahead."""
 
 
 class Ahead:
@@ -308,9 +309,9 @@ class Ahead:
 
     Args:
         reader: the source.
-        elements: what reads from it.
+        elements: reads from the source.
         work: targets, and ranges of their elements, in the order in which they will be read.
-        task_bytes: bytes of a task, at most.
+        task_bytes: maximum bytes of a task.
     """
 
     def __init__(self, reader: Reader, elements: Elements, work: Iterable[tuple[Target, int, int]], task_bytes: int):
@@ -322,7 +323,7 @@ class Ahead:
         self._done = False
 
     def go_on(self) -> None:
-        """Ask for what there is room for, once there is room for some."""
+        """Request the next ranges, once the window has room."""
         held = sum(self._asked)
         while not self._done and held + BATCH <= self._window and len(self._asked) < MOST_AHEAD:
             batch: list[tuple[str, int, int]] = []
@@ -345,6 +346,6 @@ class Ahead:
                 self._reader.read_ahead(batch)
 
     def taken(self) -> None:
-        """Say that the next piece of work was read."""
+        """Count the next range as read."""
         if self._asked:
             self._asked.popleft()

@@ -1,4 +1,4 @@
-"""What a conversion writes beside its target: a digest per tensor, and what leads back to the source byte for byte."""
+"""The manifest that a conversion writes next to its target: a digest per tensor, and the data to restore the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .containers.remote import is_remote, is_there
 from .containers.sources import inside, read_file
 
 DIGEST = "blake3"
-"""What a manifest calls a digest."""
+"""Key of a tensor's digest in a manifest."""
 
 
 class Digest(Protocol):
@@ -40,19 +40,20 @@ MAX_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A manifest as it was read.
+    """A manifest as read from its file.
 
     Attributes:
-        layout: layout of the checkpoint it stands beside.
-        dtype: what its conversion cast to; "" is nothing.
-        source: ``{"layout", "format", "settings"}`` of what it was made of, and how; ``stripped`` is the prefix that
-            its names lost, ``dropped`` has pattern -> names of what was left out, ``left_out`` reason -> names of what
-            the layout leaves out; ``quantised`` where it was dequantised: name -> ``{"dtype", "shape", "blake3"}`` of
-            what was read; ``adapter`` where one was merged: name -> digest of its config and of each of its tensors.
+        layout: layout of the checkpoint that it describes.
+        dtype: dtype of the conversion's cast; "" without a cast.
+        source: ``{"layout", "format", "settings"}`` of the source and its conversion; ``stripped`` is the prefix
+            removed from its names, ``dropped`` has pattern -> names of tensors left out, ``left_out`` reason -> names
+            of tensors the layout leaves out; ``quantised`` for a dequantised source: name -> ``{"dtype", "shape",
+            "blake3"}`` of the quantised tensors; ``adapter`` if merged: name -> digest of its config and of each of its
+            tensors.
         tensors: name -> ``{"dtype", "shape", "blake3"}``.
-        restore: layout -> what leads back to it.
-        kept: what its conversion dropped from the source, if anything.
-        kept_digests: name there -> digest of its bytes.
+        restore: layout -> the settings, files and metadata to restore it.
+        kept: tensors that the conversion dropped from the source, if any.
+        kept_digests: name of a kept tensor -> digest of its bytes.
     """
 
     layout: str
@@ -65,7 +66,7 @@ class Manifest:
 
 
 def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
-    """Return where a checkpoint's manifest is, and what was kept aside."""
+    """Return the paths of a checkpoint's manifest, and of the tensors kept aside."""
     if is_folder:
         return target / IN_FOLDER, target / KEPT_IN_FOLDER
     return target.with_name(target.name + BESIDE_FILE), target.with_name(target.name + KEPT_BESIDE_FILE)
@@ -79,7 +80,7 @@ def text(
     restore: dict[str, Any],
     kept_digests: dict[str, str],
 ) -> str:
-    """Return the manifest as it is written: the same for the same source and options."""
+    """Return the text of a manifest file: equal for the same source and options."""
     document = {
         "attn-bridge": VERSION,
         "layout": layout,
@@ -93,7 +94,7 @@ def text(
 
 
 def _leads_back(one: Any) -> bool:
-    """Whether what a manifest holds of a layout is what a conversion writes."""
+    """Whether a manifest's restore entry of a layout is well-formed."""
     if not isinstance(one, dict):
         return False
     settings, files, metadata = (one.get(name, {}) for name in ("settings", "files", "metadata"))
@@ -113,10 +114,10 @@ def _leads_back(one: Any) -> bool:
 
 
 def read(checkpoint: Path) -> Manifest | None:
-    """Return the manifest beside a checkpoint, or None if there is none.
+    """Return the manifest next to a checkpoint, or None if missing.
 
     Raises:
-        CheckpointError: it is there, and malformed.
+        CheckpointError: the manifest is malformed.
     """
     checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
     ways = (True, False) if checkpoint.name else (True,)
@@ -170,9 +171,9 @@ def read(checkpoint: Path) -> Manifest | None:
 
 
 def of(reader: Reader, path: Path) -> Manifest | None:
-    """Return the manifest beside an open checkpoint, also where the path it was opened by only leads to it.
+    """Return the manifest next to an open checkpoint, or next to the file that its path leads to.
 
     Raises:
-        CheckpointError: it is there, and malformed.
+        CheckpointError: the manifest is malformed.
     """
     return read(path) or (read(reader.path) if reader.path != path else None)

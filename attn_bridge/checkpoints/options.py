@@ -17,14 +17,14 @@ PathLike = str | os.PathLike[str]
 _TEXTS = ("from_layout", "to_layout", "format", "dtype", "strip", "source_format", "item")
 
 _MEANT = {"to": "to_layout", "from": "from_layout", "from_": "from_layout", "set": "settings", "layout": "to_layout"}
-"""Option of the command line, or what it is likely to be called -> the option."""
+"""Name of a command-line option, or a likely guess -> the option."""
 
 _BYTES = ("max_memory", "task_bytes")
 _SWITCHES = ("dequantize", "overwrite", "resume")
 
 
 class ShareKeywords(TypedDict, total=False):
-    """The options of a worker's share as keywords; `ConvertOptions` says what each means."""
+    """The options of a worker's share as keywords; see `ConvertOptions`."""
 
     from_layout: str | None
     to_layout: str | None
@@ -46,43 +46,44 @@ class ShareKeywords(TypedDict, total=False):
 
 
 class ConvertKeywords(ShareKeywords, total=False):
-    """The options as keywords; `ConvertOptions` says what each means."""
+    """The options as keywords; see `ConvertOptions`."""
 
     workers: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """How a checkpoint is converted; checked when it is made.
+    """Options of a conversion, checked on construction.
 
     Attributes:
-        from_layout: layout of the source; None detects it from the names, `verify` what the manifest says.
-        to_layout: layout of the target; None is the twin (flax, or torch for what is Flax's); ``same`` leaves it.
+        from_layout: layout of the source; None detects it from the names (`verify`: from the manifest).
+        to_layout: layout of the target; None is the twin (flax, or torch if the source is Flax); ``same`` keeps it.
         format: container of the target: ``safetensors``, ``torch``, ``npz``, ``msgpack``, ``orbax`` or ``dcp``; None
-            goes by its extension, and `verify` looks.
-        rules: a TOML file of a user's own rules, in place of the layouts.
-        dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts. `verify` goes by
-            the manifest.
-        settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
-        dequantize: make floating point of MXFP4, float8 with scales, GPTQ, AWQ and bitsandbytes: `dtype`; where that is
-            None, bfloat16 for the first two and the dtype of the other tensors for the rest.
-        strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
-            `verify` takes None for what the manifest says, and "" for nothing.
-        drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused. `verify`
-            takes None for what the manifest says, and [] for nothing.
-        source_format: container of the source, where its extension says none, or another.
+            takes it from the extension (`verify`: from the target itself).
+        rules: a TOML file of a user's rules, which replace the layouts.
+        dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts. `verify` prefers
+            the manifest's.
+        settings: values that names and shapes don't determine, such as ``{"num_heads": 12}``; ``config.json`` may
+            supply them as well.
+        dequantize: convert MXFP4, float8 with scales, GPTQ, AWQ and bitsandbytes to the floating-point `dtype`; if that
+            is None, to bfloat16 for the first two and to the dtype of the other tensors for the rest.
+        strip: prefix to remove from the source's names, such as ``module.``; tensors without it are left out.
+            `verify` takes None for the manifest's prefix, and "" for no prefix.
+        drop: patterns of names to leave out, such as ``model.visual.*``; a pattern that matches no name is an error.
+            `verify` takes None for the manifest's patterns, and [] for none.
+        source_format: container of the source, if its extension is missing or misleading.
         adapter: folder of a LoRA of peft, merged into the source in float32, rounded once to `dtype` or the source's.
-        step: which step of a run of Orbax's CheckpointManager is read; None is the newest.
-        item: which item of such a step; None is the only one, or the one that holds a model by its name.
-        max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
-        task_bytes: what a worker writes at a time, at most, in bytes; it takes twice as much memory. None: 256 MiB.
-        workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
+        step: step to read from a run of Orbax's CheckpointManager; None is the newest.
+        item: item to read from such a step; None is the only item, or the one whose name is that of a model.
+        max_memory: maximum memory in bytes; None takes about three times the largest tensor, or as needed by tasks.
+        task_bytes: maximum bytes that a worker writes at a time; it takes twice as much memory. None: 256 MiB.
+        workers: processes that share the work; the bytes are the same for any number. None: by cores and size.
         overwrite: replace an existing target.
-        resume: go on where an interrupted run stopped.
+        resume: continue where an interrupted run stopped.
 
     Raises:
-        TypeError: an option is of another type.
-        CheckpointError: (a ValueError) a pattern of `drop` is none, or a number of bytes is no whole one.
+        TypeError: an option has the wrong type.
+        CheckpointError: (a ValueError) a pattern of `drop` is not valid, or a number of bytes is not a whole number.
     """
 
     from_layout: str | None = None
@@ -127,15 +128,15 @@ class ConvertOptions:
 
 
 def is_path(source: object) -> TypeGuard[PathLike]:
-    """Whether a source is a path, local or behind a URL, and not arrays in memory."""
+    """Return whether a source is a path, local or behind a URL, and not arrays in memory."""
     return isinstance(source, str | bytes | os.PathLike) or remote.is_remote(source)
 
 
 def options_of(options: ConvertOptions | None, keywords: ShareKeywords) -> ConvertOptions:
-    """Return options with keywords in place of what they say.
+    """Return options with those of the keywords replaced.
 
     Raises:
-        TypeError: a keyword is no option, or an option is of another type.
+        TypeError: a keyword is not an option, or an option has the wrong type.
     """
     fields = [field.name for field in dataclasses.fields(ConvertOptions)]
     unknown = sorted(keywords.keys() - {*fields})

@@ -1,6 +1,6 @@
-"""Readers of weights that lie elsewhere: in memory, or in another reader: some of them, renamed, as other numbers.
+"""Readers of weights in memory or in another reader: a selection of its tensors, renamed, or with other numbers.
 
-`Checkpoint` shows a reader as a mapping of names to arrays, `Inspection` what headers say of it.
+`Checkpoint` is a mapping of names to arrays on top of a reader, `Inspection` the summary of its headers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .containers.base import Array, CheckpointError, Reader, TensorInfo, rows_as
 
 
 class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
-    """The tensors of a checkpoint by name; each is read from the file when it is asked for.
+    """The tensors of a checkpoint by name; each is read from the file on access.
 
     Args:
         reader: the open container.
 
     Attributes:
         tensors: name -> shape, dtype and file, from headers alone.
-        metadata: what the container says beside its tensors.
+        metadata: the container's metadata besides its tensors.
     """
 
     def __init__(self, reader: Reader):
@@ -52,7 +52,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         return f"<{self._reader.format} checkpoint {self._reader.path}: {len(self)} tensors>"
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the files."""
         self._reader.close()
 
     def __enter__(self) -> Checkpoint:
@@ -64,16 +64,16 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """What headers say of a checkpoint.
+    """Summary of a checkpoint's headers.
 
     Attributes:
-        path: where it is.
+        path: path of the checkpoint.
         format: its container.
-        layout: its layout; "" if its names fit none.
-        why: why they fit none.
+        layout: its layout; "" if its names match none.
+        why: the reason why they match none.
         tensors: name -> shape, dtype, file.
-        metadata: what the container says beside its tensors.
-        has_manifest: whether there are digests beside it.
+        metadata: the container's metadata besides its tensors.
+        has_manifest: whether it has a manifest with digests.
         notes: files of the folder that are left out, and why.
     """
 
@@ -101,7 +101,7 @@ class Inspection:
 
 
 class Wrapped(Reader):
-    """What another reader is, but for its tensors."""
+    """A view of another reader, with its own tensors."""
 
     def __init__(self, reader: Reader):
         self._reader = reader
@@ -118,12 +118,12 @@ class Wrapped(Reader):
 
     @property
     def random_access(self) -> bool:  # type: ignore[override]  # as above
-        """Whether `read_range` costs no more than the bytes it returns."""
+        """Whether `read_range` costs only the bytes that it returns."""
         return self._reader.random_access
 
     @property
     def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # as above
-        """The model's config.json, of a container that holds one."""
+        """The model's config.json, if the container has one."""
         return self._reader.config
 
     def files(self) -> list[Path]:
@@ -131,12 +131,12 @@ class Wrapped(Reader):
         return self._reader.files()
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the files."""
         self._reader.close()
 
 
 class Selected(Wrapped):
-    """Some tensors of another reader, by names that lack what theirs begin with; all of them can be read."""
+    """Some tensors of another reader, whose names there may begin with a prefix; all of them are readable."""
 
     prefix = ""
 
@@ -153,7 +153,7 @@ class Selected(Wrapped):
         return self._reader.read_range(self.original(name), start, stop)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into memory that is there."""
+        """Read bytes of a tensor into `into`."""
         self._reader.read_into(self.original(name), start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
@@ -171,7 +171,7 @@ class Filtered(Selected):
     Args:
         reader: the checkpoint.
         left_out: their names.
-        patterns: what fits them; values beside the tensors whose names they fit are left out as well.
+        patterns: patterns that match them; metadata whose names they match are left out as well.
     """
 
     def __init__(self, reader: Reader, left_out: Collection[str], patterns: Iterable[str]):
@@ -185,17 +185,17 @@ class Filtered(Selected):
 
 
 class Stripped(Selected):
-    """The tensors whose names begin with a prefix, without it; the others are left out.
+    """The tensors whose names begin with a prefix, without the prefix; all others are left out.
 
     Args:
         reader: the checkpoint.
-        prefix: such as ``module.``, which torch's DistributedDataParallel puts before every name.
+        prefix: such as ``module.``, which torch's DistributedDataParallel adds to every name.
 
     Attributes:
         prefix: the same.
 
     Raises:
-        CheckpointError: no name begins with it, or one is nothing else.
+        CheckpointError: no name begins with the prefix, or a name consists of it alone.
     """
 
     def __init__(self, reader: Reader, prefix: str):
@@ -234,7 +234,7 @@ class Renamed(Selected):
 
 
 class ArraysReader(Reader):
-    """Arrays in memory as a checkpoint to be written.
+    """Arrays in memory as a checkpoint to write.
 
     Args:
         arrays: name -> array.
@@ -259,11 +259,11 @@ class ArraysReader(Reader):
 
 
 class SharedReader(Reader):
-    """The weights of a module that devices share, put together a tensor or a part of one at a time.
+    """The weights of a module that are sharded over devices; a tensor or part of one is gathered at a time.
 
     Args:
         described: name -> shape and dtype name.
-        read: gives a region of a weight by name.
+        read: returns a region of a weight by name.
     """
 
     format: ClassVar[str] = "memory"
@@ -279,7 +279,7 @@ class SharedReader(Reader):
         return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a weight: of the rows that hold them, no others are read; where a row has all, of its own."""
+        """Return bytes of a weight, reading only the rows, or the part of a single row, that contain the range."""
         info = self.tensors[name]
         region, first, size = list(everything(info.shape)), 0, info.nbytes
         for axis, count in enumerate(info.shape if start < stop else ()):
@@ -292,7 +292,7 @@ class SharedReader(Reader):
         return flat[start - first : stop - first].data
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
-        """Read a matrix: where its rows are those of the weight, no others are read, nor other columns."""
+        """Read a matrix; if its rows are those of the weight, only these rows and columns are read."""
         found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
         if found is None:
             super().read_rows(name, start, step, into)
@@ -303,7 +303,7 @@ class SharedReader(Reader):
 
 
 class NumberedReader(Reader):
-    """A checkpoint in float64 whose elements hold their own numbers, counted over all tensors.
+    """A checkpoint in float64 whose elements are their own indices, counted over all tensors.
 
     Args:
         reader: the checkpoint.

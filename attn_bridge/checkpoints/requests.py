@@ -1,4 +1,4 @@
-"""A conversion as it is asked for, in plain data, so that other processes and machines can be asked for it, too."""
+"""A conversion as requested, in plain data that can be sent to other processes and machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .selection import Selection, select
 
 @dataclasses.dataclass(frozen=True)
 class Request(ConvertOptions):
-    """What `convert` is given: a source and a target, as text, and the options.
+    """The arguments of `convert`: source and target as text, and the options.
 
     Attributes:
         source: file or folder.
@@ -42,10 +42,10 @@ class Request(ConvertOptions):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Prepared]:
-        """Open the source, and plan what is to be done, from headers alone.
+        """Open the source, and plan the conversion, from headers alone.
 
         Raises:
-            CheckpointError: (a ValueError) the source is absent or malformed, or the target is of no known format.
+            CheckpointError: (a ValueError) the source is absent or malformed, or the target's format is unknown.
             LayoutError: (a ValueError) names, shapes or settings that don't fit.
         """
         source, target = remote.to_path(self.source), remote.to_path(self.target)
@@ -70,18 +70,18 @@ class Request(ConvertOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A conversion that can be carried out.
+    """A conversion that is ready to run.
 
     Attributes:
-        plan: what to write.
+        plan: the plan.
         reader: the open source.
-        before: the manifest beside the source.
+        before: the manifest next to the source.
         target: file or folder.
         format: its container.
         is_folder: whether it is a folder.
-        there: what told the source's files from later ones before they were opened.
-        config: a model's config.json for a folder; None takes along the source's, an empty mapping writes none.
-        options: those that it was asked for with; what is carried out reads `overwrite` and `resume` of them.
+        there: stamps of the source's files from before they were opened, to detect replaced files.
+        config: a model's config.json for a folder; None copies the source's, an empty mapping writes none.
+        options: the options of the request; the run reads `overwrite` and `resume`.
     """
 
     plan: Plan
@@ -95,10 +95,10 @@ class Prepared:
     options: ConvertOptions = dataclasses.field(default_factory=ConvertOptions)
 
     def identity(self) -> str:
-        """Return what tells this conversion from any other, and the source that was opened from a later one.
+        """Return a key of this conversion and of the state of its source, which differs for any other conversion.
 
         Raises:
-            CheckpointError: a file was replaced since, so that what is there is not what is read.
+            CheckpointError: a file was replaced since it was opened, so that later reads would see other bytes.
         """
         found = f"{self.plan.identity(self.reader)} {self.format}"
         for path in self.reader.files():
@@ -108,7 +108,7 @@ class Prepared:
 
 
 def stamps_of(source: Path) -> dict[str, tuple[int, ...]]:
-    """Return what tells the files of a local source from later ones; what is read of a store is tied to it anyway."""
+    """Return stamps of the files of a local source, to detect changes; {} for a store, whose reads check versions."""
     if remote.is_remote(source):
         return {}
     found: dict[str, tuple[int, ...]] = {}
@@ -123,13 +123,13 @@ def stamps_of(source: Path) -> dict[str, tuple[int, ...]]:
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
-    """Return what tells a file from a later one by its name."""
+    """Return device, inode, size and modification time of a file, which differ once another file has its name."""
     status = os.stat(path)  # noqa: PTH116 - a path for each file of a large folder takes longer than this does
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.PathLike[str] | None = None) -> Reader:
-    """Return a checkpoint as it is converted: as one of floating point, with an adapter in it, or as it is.
+    """Return the reader for a conversion: dequantised, with an adapter merged, or unchanged.
 
     Raises:
         CheckpointError: it can't be dequantised, or the adapter can't be merged into it.
@@ -158,10 +158,10 @@ def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.Path
 
 
 def _in_order(reader: Reader, config: Mapping[str, Any], dtype: str) -> quantised.InOrder:
-    """Return a quantised base as an adapter is merged into it.
+    """Return a quantised base in the form that adapters are merged into.
 
     Raises:
-        CheckpointError: a tensor lies otherwise in the file than a matrix, or its transpose.
+        CheckpointError: a tensor is stored neither as a matrix nor as its transpose.
     """
     base = quantised.InOrder(quantised.Dequantised(reader, {} if reader.format == "gguf" else config, dtype))
     odd = next((name for name, one in base.quantised.items() if not quantised.is_in_order(one)), None)
@@ -174,11 +174,11 @@ def _in_order(reader: Reader, config: Mapping[str, Any], dtype: str) -> quantise
 
 
 def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
-    """Return a plan that says what is left out.
+    """Return a plan with notes on the tensors that are left out.
 
     Args:
         plan: the plan.
-        unused: the manifest beside the source, where names without their prefix lead nowhere back.
+        unused: the manifest next to the source, if its restore data is unusable because names lost their prefix.
     """
     kept = unused is not None and unused.kept is not None
     lost = "left out, as names without their prefix lead nowhere back: what was kept aside beside the source"
@@ -192,9 +192,9 @@ def with_files(plan: Plan, reader: Reader, is_folder: bool) -> Plan:
 
 
 def plan_of_copy(reader: Reader, target: Path, layout: str | None, format: str, dtype: str | None) -> Plan | None:
-    """Return the plan that copies a source whose layout is that of its target; None where it has another one.
+    """Return the plan to copy a source that already has the target's layout; None if the layouts differ.
 
-    Conversions there and back lead to such a target, whose manifest names the layout between the two.
+    A conversion there and back leads to such a target, whose manifest names the layout between the two.
     """
     try:
         options = ConvertOptions(from_layout=layout, to_layout=layout, format=format, dtype=dtype)
@@ -248,13 +248,13 @@ def plan_of(
 
 
 def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, Any], *, is_read: bool) -> Plan:
-    """Return a plan as it is carried out, with notes on the numbers that are read.
+    """Return an executable plan, with notes on the numbers that are read.
 
     Args:
-        plan: made of headers.
+        plan: made from headers.
         reader: the source.
         config: the model's.
-        is_read: whether names lead to tensors of ours.
+        is_read: whether names map to tensors of ours.
     """
     dtypes = sorted({one.info.dtype for one in plan.targets if is_float(one.info.dtype)})
     if is_read and reader.format == "gguf" and len(dtypes) > 1:  # llama.cpp has all vectors in float32

@@ -1,6 +1,6 @@
-"""Which tensors of a source are converted, and by which names: wrappers of torch, a prefix, patterns and random state.
+"""Selects and renames the source tensors to convert: wrappers of torch, a prefix, patterns and random state.
 
-Parts that wrappers add to names (``_orig_mod``, ``module``) are removed wherever they stand.
+Parts that wrappers add to names (``_orig_mod``, ``module``) are removed at any position.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .manifest import Manifest
 from .readers import Filtered, Renamed, Stripped
 
 RANDOM_STATE = "it is the state of a random stream"
-"""Why keys and counts of Flax NNX's random streams are left out."""
+"""Reason for leaving out keys and counts of Flax NNX's random streams."""
 
 VALUE, COUNT, KEY = ".value", ".count", ".key"
 """Endings of their names."""
 
 
 def random_state_names(tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Return the names of keys and counts: ``X.count``, a whole number, next to ``X.key``, one of a few."""
+    """Return the names of keys and counts of random streams: a whole number ``X.count`` next to a key ``X.key``."""
     names = []
     for name, info in tensors.items():
         bare = name.removesuffix(VALUE)
@@ -42,10 +42,10 @@ def random_state_names(tensors: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def unwrap(reader: Reader) -> tuple[Reader, dict[str, int]]:
-    """Return a source by names without wrappers, and how many names lost which part.
+    """Return a source with wrapper parts removed from names, and the number of names that lost each part.
 
     Raises:
-        CheckpointError: two names are one without them.
+        CheckpointError: two names are equal without wrappers.
     """
     bare = without_wrappers(reader.tensors)
     counts = counted(bare)
@@ -63,7 +63,7 @@ def unwrap(reader: Reader) -> tuple[Reader, dict[str, int]]:
 
 
 def counted(bare: Mapping[str, str]) -> dict[str, int]:
-    """Return how many names lost which part.
+    """Return removed part -> number of names that lost it.
 
     Args:
         bare: name -> the name without wrappers.
@@ -78,8 +78,8 @@ def counted(bare: Mapping[str, str]) -> dict[str, int]:
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
     """Return name -> the name without wrappers.
 
-    ``module`` may be a part of a user's own model. It is removed in front of all names; and further inside where it is
-    all that its parent has, if only so the names are those of a whole model of some library.
+    ``module`` may be a part of a user's own model. It is removed in front of all names; deeper in a name it is removed
+    only if it has no siblings and the names match a whole model of some library only without it.
     """
     if not any(
         "module" in name or "_mod" in name for name in names
@@ -129,16 +129,16 @@ SHOWN, KINDS, MAX_PATTERN = 3, 8, 1000
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which tensors of a source are taken.
+    """The tensors of a source that are converted, and those that are left out.
 
     Attributes:
-        names: all names of the source, those that are taken without wrappers.
-        prefix: what the names that are taken lose; "" is nothing.
+        names: all names of the source; those that are taken, without wrappers.
+        prefix: prefix removed from the names that are taken; "" if none.
         dropped: pattern of ``--drop`` -> the names that it leaves out.
-        left_out: names that do not begin with the prefix, but for those that are dropped.
-        unwrapped: part of names that a wrapper added and that is removed -> number of names.
-        parts: why parts that are known are left out -> their names.
-        chosen: the step and the item of a run of Orbax that are read.
+        left_out: names without the prefix, except those that are dropped.
+        unwrapped: wrapper part that is removed from names -> number of names.
+        parts: reason why a recognised part is left out -> its names.
+        chosen: the step and the item that are read from an Orbax run.
     """
 
     names: tuple[str, ...] = ()
@@ -163,9 +163,9 @@ class Selection:
         return dataclasses.replace(self, parts=parts)
 
     def outside(self, name: str) -> str:
-        """Return the name, as the source has it, of a tensor that the prefix leaves out; "" where it has none.
+        """Return the full source name of a tensor outside the prefix that `name` refers to; "" if none.
 
-        It stands on the way to what is taken: of ``model.model.``, below ``model.`` or at the top.
+        The tensor must be in a parent of the prefix: for ``model.model.``, below ``model.`` or at the top.
         """
         fronts = [whole.removesuffix(name) for whole in self.left_out if whole.endswith(name)]
         fronts = [front for front in fronts if self.prefix.startswith(front) and (not front or front.endswith("."))]
@@ -184,7 +184,7 @@ class Selection:
         return {**{key: value for key, value in said.items() if value}, **self.chosen}
 
     def notes(self) -> list[str]:
-        """Return what is left out, counted and named, the first few of each kind."""
+        """Return lines on the tensors left out: their number, and the first few names of each kind."""
         lost = ", ".join(f"{printable(part)} ({count} tensors)" for part, count in self.unwrapped.items())
         notes = [f"removed from names, as wrappers add them: {lost}"] if lost else []
         notes += [
@@ -203,19 +203,19 @@ class Selection:
 def select(
     reader: Reader, strip: str | None, drop: Iterable[str], *, keep_wrappers: bool = False
 ) -> tuple[Reader, Selection]:
-    """Return a source without what is left out of it and by names without wrappers, and what that is.
+    """Return a source without the tensors left out and with wrapper parts removed, and the selection.
 
     Args:
         reader: the open source.
-        strip: what its names lose, with wrappers or without; what has it not is left out.
+        strip: prefix to remove from names, with wrappers or without; tensors without it are left out.
         drop: patterns of names, with wrappers or without, that are left out.
-        keep_wrappers: whether names keep what wrappers added to them.
+        keep_wrappers: whether names keep the parts that wrappers added.
 
-    State of random streams is left out where names lose their wrappers.
+    State of random streams is left out if names lose their wrappers.
 
     Raises:
-        CheckpointError: a pattern or a prefix fits no name, nothing is left, a tensor that is taken can't be read, or
-            two names are one without wrappers.
+        CheckpointError: a pattern or a prefix matches no name, no tensor is left, a selected tensor can't be read, or
+            two names are equal without wrappers.
     """
     unread = reader.unread
     bare = {name: name for name in (*reader.tensors, *unread)}
@@ -253,10 +253,10 @@ def _below(names: Iterable[str], prefix: str) -> list[str]:
 
 
 def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the patterns that ``drop`` gives: a text is one of them.
+    """Return the patterns of ``drop``; a string counts as a single pattern.
 
     Raises:
-        CheckpointError: one is no text, or empty.
+        CheckpointError: a pattern is empty, too long, or not a string.
     """
     patterns = (drop,) if isinstance(drop, str) else tuple(drop or ())
     for pattern in patterns:
@@ -268,14 +268,14 @@ def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def patterns_in(reader: Reader, known: Manifest | None) -> tuple[str, ...]:
-    """Return the patterns that a manifest says to have left tensors out by, those that fit names of its source."""
+    """Return the manifest's patterns of dropped tensors that match a name of the source."""
     said = {} if known is None else known.source.get("dropped", {})
     names = {*reader.tensors, *reader.unread, *without_wrappers(reader.tensors).values()}
     return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, names)))
 
 
 def _matching(reader: Reader, pattern: str, bare: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names that a pattern fits, as they are or without wrappers."""
+    """Return the names that a pattern matches, as they are or without wrappers."""
     matches = re.compile(fnmatch.translate(pattern)).match
     found = tuple(name for name, own in bare.items() if matches(name) or matches(own))
     if not found:
@@ -285,12 +285,12 @@ def _matching(reader: Reader, pattern: str, bare: Mapping[str, str]) -> tuple[st
 
 
 def _above(pattern: str) -> str:
-    """Return what stands above the last whole part that a pattern begins with."""
+    """Return the path above the last complete part of a pattern's literal start."""
     return "".join(f"{part}." for part in re.split(r"[*?\[]", pattern)[0].split(".")[:-2])
 
 
 def _listed(names: Sequence[str], prefix: str) -> str:
-    """Return names with their number, the first few of each kind: what begins with the same part behind a prefix."""
+    """Return the number of names, and the first few of each kind (the next part after a prefix)."""
     if len(names) == 1:
         return printable(names[0])
     kinds: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Checks of a conversion: before and after its work, and of its result, by digests and by converting its source again.
+"""Checks of a conversion: before and after its run, and of its result, by digests and by converting its source again.
 
 `cuts` and `budget_of` cut tensors so that conversions and checks stay within their memory.
 """
@@ -25,7 +25,7 @@ from .planning.plans import IDLE, Plan, Target
 from .planning.reading import layout_of
 
 MIN = 8 << 20
-"""Bytes of a piece of a tensor that is too large for the budget, at least."""
+"""Minimum bytes per piece of a tensor that is too large for the budget."""
 
 
 def cuts(target: Target, budget: int) -> Iterator[tuple[int, int]]:
@@ -41,7 +41,7 @@ def cuts(target: Target, budget: int) -> Iterator[tuple[int, int]]:
 
 
 def least_memory() -> int:
-    """Return the bytes of memory that a conversion can stay within."""
+    """Return the smallest memory bound in bytes that a conversion accepts."""
     return IDLE + 4 * MIN
 
 
@@ -49,7 +49,7 @@ def budget_of(plan: Plan, max_memory: int | None) -> int:
     """Return the bytes that tensors may take in memory.
 
     Raises:
-        CheckpointError: the bound is no number, or is too small for anything.
+        CheckpointError: the bound is below `least_memory`.
     """
     largest = max((one.info.nbytes for one in plan.targets), default=0)
     if max_memory is None:
@@ -68,10 +68,10 @@ def digest_of(reader: Reader, name: str) -> str:
 
 
 def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
-    """Refuse to leave out tensors that are not what they would be tied to.
+    """Check that tied tensors are equal before a copy is left out.
 
     Raises:
-        CheckpointError: one is not.
+        CheckpointError: two tied tensors differ.
     """
     for one, two, kept, left_out in plan.ties:
         info = reader.tensors[one.source]
@@ -91,7 +91,7 @@ def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
 
 
 def check_dropped(plan: Plan, reader: Reader) -> None:
-    """Refuse to leave out tensors whose numbers are not what they are left out as.
+    """Check that tensors left out as recomputable have the expected numbers.
 
     Raises:
         CheckpointError: a check fails, or a tensor to be merged has numbers that are not finite.
@@ -108,13 +108,17 @@ def check_dropped(plan: Plan, reader: Reader) -> None:
 
 
 def check_kept(before: Manifest | None) -> None:
-    """Refuse to bring back, or to take along, what is no longer as it was kept."""
+    """Check that tensors kept aside are unchanged before they are restored or copied.
+
+    Raises:
+        CheckpointError: one is missing or changed.
+    """
     for name, problem in ({} if before is None else kept_problems(before)).items():
         raise CheckpointError(f"{name}, which was kept aside, {problem}; remove the manifest to go on without")
 
 
 def kept_problems(known: Manifest) -> dict[str, str]:
-    """Return what was kept aside -> what is wrong with it."""
+    """Return tensor kept aside -> problem, for those that are missing or have other bytes."""
     problems = {}
     for name, digest in known.kept_digests.items():
         if known.kept is None or name not in known.kept.tensors:
@@ -125,12 +129,12 @@ def kept_problems(known: Manifest) -> dict[str, str]:
 
 
 def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int]]:
-    """Return path, size and time of the source's files: what tells that one changed.
+    """Return path, size and modification time of the source's files, to detect changes.
 
-    Stores are asked `anew`, or have said it when the source was opened.
+    With `anew`, the metadata of stores is fetched again; otherwise it is that from opening the source.
 
     Raises:
-        CheckpointError: one is gone.
+        CheckpointError: a file is gone.
     """
     if anew:
         remote.forget(reader.path)
@@ -145,14 +149,14 @@ Progress = Callable[[int, int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        passed: whether nothing is wrong.
-        tensors: number of tensors looked at.
-        problems: name -> what is wrong with it.
-        by_digest: whether there was a manifest to hold the tensors against.
-        by_source: whether there was a source to convert again.
+        passed: whether the check found no problem.
+        tensors: number of tensors checked.
+        problems: name -> problem.
+        by_digest: whether the tensors were compared with a manifest.
+        by_source: whether the source was converted again for comparison.
     """
 
     passed: bool
@@ -163,11 +167,11 @@ class Verification:
 
 
 def as_converted(options: ConvertOptions, known: Manifest | None, target: Reader) -> ConvertOptions:
-    """Return the options that a target was converted with: those given, and for the rest what its manifest says.
+    """Return the options of the target's conversion: the user's, completed from the manifest.
 
     Args:
-        options: given by the user.
-        known: the manifest; without it, the names of the target's tensors give its layout.
+        options: from the user.
+        known: the manifest; without it, the names of the target's tensors determine its layout.
         target: the open target.
     """
     from_layout, to_layout, settings = options.from_layout, options.to_layout, options.settings
@@ -185,22 +189,22 @@ def as_converted(options: ConvertOptions, known: Manifest | None, target: Reader
 
 
 def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[str, str]:
-    """Hold every tensor against its digest; return name -> what is wrong."""
+    """Compare every tensor with its digest; return name -> problem."""
     problems = {name: "is not in the manifest" for name in reader.tensors if name not in manifest.tensors}
     problems |= _held_against(reader, manifest.tensors, "was written", progress)
     return problems | {f"{name} (kept aside)": problem for name, problem in kept_problems(manifest).items()}
 
 
 def by_originals(reader: Reader, manifest: Manifest) -> dict[str, str]:
-    """Hold the quantised tensors of a source against what was read of them; return name -> what is wrong."""
+    """Compare the quantised tensors of a source with the digests of the conversion; return name -> problem."""
     return _held_against(reader, manifest.source.get("quantised", {}), "was converted", lambda done, total, name: None)
 
 
 def by_adapter(reader: Reader, manifest: Manifest | None, target: Path) -> dict[str, str]:
-    """Hold an adapter against the one that was merged; return name -> what is wrong.
+    """Compare an adapter with the merged one; return name -> problem.
 
     Raises:
-        CheckpointError: one was merged and none is given.
+        CheckpointError: an adapter was merged, but none is passed.
     """
     merged = {} if manifest is None else manifest.source.get("adapter", {})
     if not isinstance(reader, adapters.Merged):
@@ -215,7 +219,7 @@ def by_adapter(reader: Reader, manifest: Manifest | None, target: Path) -> dict[
 def _held_against(
     reader: Reader, tensors: Mapping[str, Mapping[str, Any]], event: str, progress: Progress
 ) -> dict[str, str]:
-    """Hold a manifest's tensors against a checkpoint's."""
+    """Compare a checkpoint's tensors with the entries of a manifest."""
     problems = {}
     total, done = sum(info.nbytes for info in reader.tensors.values()), 0
     for name, known in tensors.items():
@@ -239,7 +243,7 @@ def _held_against(
 def by_source(
     plan: Plan, source: Reader, before: Manifest | None, target: Reader, max_memory: int | None, progress: Progress
 ) -> dict[str, str]:
-    """Convert the source again in memory and hold every byte against the target's; return name -> what is wrong."""
+    """Convert the source again in memory, and compare every byte with the target's; return name -> problem."""
     wanted = {one.info.name: one for one in plan.targets}
     problems = {name: "does not come from the source" for name in target.tensors if name not in wanted}
     budget = budget_of(plan, max_memory)
@@ -261,13 +265,13 @@ def by_source(
 
 
 def another_source(source: Path, target: Path, made_of: str, error: ValueError) -> CheckpointError:
-    """Return the error of a source that can't be the checkpoint which a target was made of.
+    """Return the error for a source that can't be the checkpoint that a target was converted from.
 
     Args:
-        source: the one that was given.
-        target: made of another one.
-        made_of: layout of the checkpoint that the target was made of.
-        error: of reading the source in that layout.
+        source: the path from the user.
+        target: the checkpoint to verify.
+        made_of: layout of the checkpoint that the target was converted from.
+        error: raised when the source was read in that layout.
     """
     why = str(error)
     if isinstance(error, WeightsMismatchError):
@@ -280,7 +284,7 @@ def another_source(source: Path, target: Path, made_of: str, error: ValueError) 
 
 
 def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:
-    """Say where a tensor differs from what the source gives, or nothing."""
+    """Return the first difference between a tensor and its conversion from the source, in words; "" if equal."""
     info = one.info
     for start, stop in cuts(one, budget):
         found, _ = elements.read(one, start, stop)
