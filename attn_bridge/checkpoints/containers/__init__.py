@@ -64,11 +64,11 @@ _WRITERS = {
 
 
 _VARIANTS = {"orbax+ocdbt": ("orbax.writer", "OcdbtWriter")}
-"""Format with what a setting adds to it -> module and name of its writer."""
+"""Format with a setting's suffix -> module and name of its writer."""
 
 
 def _load(home: tuple[str, str]) -> Any:
-    """Return what a module holds; a conversion needs two formats, and to load all takes as long as a small one."""
+    """Import a reader or writer on first use; importing all formats takes as long as a small conversion."""
     module, name = home
     return getattr(importlib.import_module(f".{module}", __name__), name)
 
@@ -106,29 +106,29 @@ TRAINERS = {
 INSTEAD = {
     ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
 }
-"""Extension of files that are not read -> the error, with what to do."""
+"""Extension of files that are not read -> the error message, with a remedy."""
 
 UNFINISHED = "attn-bridge.unfinished"
-"""File of a folder in a store while its files are made: until it is gone, the folder is no checkpoint."""
+"""Marker file in a folder of a store while its files are created; a folder that contains it is not yet a checkpoint."""
 
 FOLDERS = ("orbax", "dcp")
-"""Formats that are folders, so that no file is known by their extension."""
+"""Formats that are folders, so that no extension identifies them."""
 
 INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch", ".weights.json": "keras"}
 """Ending of an index -> format."""
 
 
 def open_reader(path: Path, format: str | None = None, *, step: int | None = None, item: str | None = None) -> Reader:
-    """Open a checkpoint; without a format, its extension or what is in its folder decides.
+    """Open a checkpoint; without a format, its extension or the contents of its folder decide.
 
     Args:
         path: file or folder.
         format: name of the container.
-        step: which step of a run of Orbax; None is the newest.
-        item: which item of a step; None is the one that holds a model.
+        step: step of an Orbax run; None is the newest.
+        item: item of a step; None is the item that contains a model.
 
     Raises:
-        CheckpointError: there is none, none of a known format, or a malformed one.
+        CheckpointError: the checkpoint is missing, of an unknown format, or malformed.
     """
     path = path if is_remote(path) else to_path(path)
     format = format.partition("+")[0] if format in _VARIANTS else format
@@ -193,13 +193,13 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
 
 
 def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
-    """Return what to do where the newest step of a run can't be read, as an error's end; "" where it is alone."""
+    """Return a hint at the previous step, for an error about the newest step of a run; "" if no other step exists."""
     older = [number for number in numbers_of(run) if number != chosen["step"]]
     return f"; it is the newest step of its run, --step {max(older)} reads the one before" if older else ""
 
 
 def _undecided(folder: Path) -> str:
-    """Return why a folder is not read: which of its files are checkpoints, or that none is."""
+    """Return why a folder is not read: it contains several checkpoints, or none."""
     known = ENDINGS.keys() | TRAINERS.keys()
     names = sorted(below.name for below in folder.iterdir() if below.suffix in known)
     if names:
@@ -209,7 +209,7 @@ def _undecided(folder: Path) -> str:
 
 
 def _kind_of(folder: Path) -> tuple[Path, str] | None:
-    """Return the folder, or the one file in it that is meant, and its format; None where it is of no format."""
+    """Return the folder, or the single checkpoint file in it, and its format; None if the format is unknown."""
     names = sorted(one.name for one in folder.iterdir())
     for ending in (".safetensors", ".safetensors.index.json"):
         if any(name.endswith(ending) and not name.startswith(".") for name in names):
@@ -243,12 +243,12 @@ def _keras_weights(names: Sequence[str]) -> list[str]:
 
 
 def format_of(path: Path, format: str | None = None) -> str:
-    """Return the format that is written to a path: the one named, or the one of its extension; none is safetensors.
+    """Return the format to write to a path: the one given, or that of its extension; safetensors without an extension.
 
-    What follows a dot and begins with no letter, as in ``Llama-3.2-1B``, is no extension.
+    A suffix that does not start with a letter, as in ``Llama-3.2-1B``, does not count as an extension.
 
     Raises:
-        CheckpointError: the format is unknown, or the extension says none.
+        CheckpointError: the format or the extension is unknown.
     """
     if format is not None:
         if format not in _WRITERS and format not in _VARIANTS:
@@ -263,7 +263,7 @@ def format_of(path: Path, format: str | None = None) -> str:
 
 
 def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Return a format as settings have it, and the settings that are not the container's.
+    """Return a format with its variant from the settings, and the settings that are not the container's.
 
     Raises:
         CheckpointError: a setting of the container is neither 0 nor 1.
@@ -280,10 +280,10 @@ def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str,
 def make_writer(
     format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
 ) -> Writer:
-    """Begin to write a checkpoint, or, where it is a share, to write some of its elements beside others who do.
+    """Begin to write a checkpoint, or with `is_share` a part of one that several writers write together.
 
     Raises:
-        CheckpointError: the format is unknown, or can't hold one of the tensors, or be written by several.
+        CheckpointError: the format is unknown, can't hold one of the tensors, or does not support several writers.
     """
     writer = writer_class(format_of(path, format))
     if not is_share:
@@ -293,7 +293,7 @@ def make_writer(
 
 
 def check_shared(format: str) -> None:
-    """Refuse a format that several can't write at once."""
+    """Refuse a format that several writers can't write at once."""
     if not writer_class(format).random_access:
         shared = ", ".join(name for name in _WRITERS if writer_class(name).random_access)
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""What every container offers: tensors by name from headers alone, their bytes, and a writer that knows all of them.
+"""The interface of containers: a reader of tensors by name, and a writer that has all tensors' headers in advance.
 
-Tensors are named by dots; a container of nested dicts (msgpack, Orbax) has a name's parts as its keys. Dtypes go by
-their NumPy name (``bfloat16``, ``float8_e4m3fn``).
+Names are dotted; a container of nested dicts (msgpack, Orbax) uses a name's parts as its keys. Dtypes have their NumPy
+names (``bfloat16``, ``float8_e4m3fn``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ MAX_HEADER = 100_000_000
 
 
 SPARSE, GAP, SPAN = 4, 1 << 10, 1 << 20
-"""How many times their own bytes rows of a matrix are read with what lies between them, which is less than so many
-bytes; and bytes at a time, then."""
+"""Limits of reading rows of a matrix in one span.
+
+The span is at most SPARSE times the rows' own bytes, gaps are shorter than GAP bytes, and SPAN bytes are read at a
+time.
+"""
 
 ORBAX_METADATA = "_METADATA"
-"""File of a folder of Orbax that says what is in it."""
+"""File of an Orbax folder that describes its tree."""
 
 ORBAX_COMMITTED = "commit_success.txt"
 """File that Orbax 0.12.3 and later write last into a folder. Where its rule of commit files applies, as in Google's
@@ -47,7 +50,7 @@ ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has yet to rename, where renames are atomic."""
 
 DCP_METADATA = ".metadata"
-"""File of a distributed checkpoint of torch that says what is in it."""
+"""File of a distributed checkpoint of torch that lists its tensors and chunks."""
 
 ORBAX_ITEMS = ("default", "model_params")
 """Folders in a step of Orbax's CheckpointManager that hold a model: without a name, and by the name that Tunix has."""
@@ -63,14 +66,15 @@ class DiskFullError(CheckpointError):
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor.
+    """Header of a tensor.
 
     Attributes:
         name: dotted name.
         dtype: NumPy name of its dtype.
         shape: its shape.
-        file: the file of the checkpoint that holds it, relative to its folder; "" where there is but one.
-        blocks: name of the quantised type whose blocks its bytes are; "" for numbers of `dtype`.
+        file: the file of the checkpoint that contains it, relative to its folder; "" if the checkpoint is a single
+            file.
+        blocks: quantised type of the blocks that its bytes consist of; "" for numbers of `dtype`.
     """
 
     name: str
@@ -91,19 +95,18 @@ class TensorInfo:
 
 
 class Reader(abc.ABC):
-    """An open checkpoint. Opening reads headers alone, refuses what is malformed, and allocates little.
+    """An open checkpoint. Opening reads headers alone, refuses malformed files, and allocates little.
 
     Attributes:
         format: name of the container.
         path: file or folder.
-        tensors: name -> what is known of it, in the container's order.
-        metadata: what the container says beside its tensors, as JSON has it.
-        random_access: whether `read_range` costs no more than the bytes it returns.
-        notes: files that are left out although their names are those of the container, and values that are skipped,
-            for the user to know.
-        unread: names of tensors that can't be read -> the reason.
-        config: the model's config.json, of containers that hold one; None of the others.
-        chosen: the step and the item that were read of a folder with several.
+        tensors: name -> header, in the container's order.
+        metadata: the container's other metadata, in JSON types.
+        random_access: whether `read_range` costs only the bytes that it returns.
+        notes: messages for the user: files with names of the container that are left out, and values that are skipped.
+        unread: name of a tensor that can't be read -> the reason.
+        config: the model's config.json, if the container has one.
+        chosen: the step and the item that were read from a folder with several.
     """
 
     format: ClassVar[str]
@@ -117,7 +120,7 @@ class Reader(abc.ABC):
     metadata: dict[str, Any]
 
     def files(self) -> list[Path]:
-        """Return every file that holds tensors or says where they are."""
+        """Return every file with tensors or their index."""
         return [self.path]
 
     @abc.abstractmethod
@@ -143,7 +146,7 @@ class Reader(abc.ABC):
             )
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read as many bytes as `into` has room for, from byte `start` of a tensor on, into memory that is there."""
+        """Fill `into` with bytes of a tensor, from its byte `start` on."""
         into[:] = self.read_range(name, start, start + len(into))
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
@@ -165,10 +168,10 @@ class Reader(abc.ABC):
         """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
 
     def check_numbers(self) -> None:  # noqa: B027 - files may hold any numbers
-        """Refuse numbers that would spoil others, in tensors that are merged as they are read.
+        """Check the numbers of tensors that are merged as they are read: non-finite numbers would spoil others.
 
         Raises:
-            CheckpointError: there are some.
+            CheckpointError: some numbers are not finite.
         """
 
     def read(self, name: str) -> Array:
@@ -203,18 +206,18 @@ class Extent:
 
 
 class Writer(abc.ABC):
-    """Writes a checkpoint whose tensors are all known beforehand, in their order, to a place that does not exist yet.
+    """Writes a checkpoint whose tensor headers are available in advance, to a path that does not exist yet.
 
-    Whoever uses it writes to a temporary place and renames that; the bytes depend on the arguments alone.
+    The caller writes to a temporary path and renames it. The bytes depend on the arguments alone.
 
     Args:
         path: file or folder to write.
         tensors: all of them, in the order in which they are written; `TensorInfo.file` is the shard.
-        metadata: what a reader's `metadata` gives.
-        is_share: whether it is one of several that write the same checkpoint, which needs random access: nothing is
-            touched before bytes of a tensor come, and nothing but those is written, and, where that helps to join
-            them (`writing.Target.joins`), what lies before them. At the end a writer that is none of several is made of
-            the same place, and finishes it.
+        metadata: the `metadata` of a reader.
+        is_share: whether several writers write the same checkpoint, which needs random access. Such a writer touches
+            nothing before the first bytes of a tensor arrive, and writes only these and, if the target's parts are
+            joined later (`writing.Target.joins`), the bytes in front of them. At the end, a writer without `is_share`
+            on the same path writes the headers and finishes.
 
     Attributes:
         random_access: whether tensors and parts of them can be written in any order, also after a restart.
@@ -239,15 +242,15 @@ class Writer(abc.ABC):
         """
 
     def place(self, name: str, start: int) -> int:
-        """Return where in its file byte `start` of a tensor goes, if that is known: memory can be made to suit it."""
+        """Return the offset in its file of byte `start` of a tensor, if fixed in advance, to align memory with it."""
         return 0
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return where bytes ``start:stop`` of a tensor go, in order; known beforehand with random access alone."""
+        """Return the file extents of bytes ``start:stop`` of a tensor, in order; with random access only."""
         raise NotImplementedError(f"places in a file of {self.format} are not known beforehand")
 
     def flush(self) -> None:
-        """Have the disk hold what was written, and close all files; more may come. With random access alone."""
+        """Flush written data to disk, and close all files; more data may follow. With random access only."""
         raise NotImplementedError(f"a file of {self.format} is flushed when it is finished")
 
     def write(self, name: str, array: Array) -> None:
@@ -260,7 +263,7 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Close without finishing; what is there stays for whoever cleans up or resumes."""
+        """Close without finishing; written data stays, for cleanup or a resumed run."""
 
 
 def rows_as_region(

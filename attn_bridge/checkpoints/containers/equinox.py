@@ -43,7 +43,7 @@ class EquinoxReader(Reader):
             raise
 
     def _read_line(self) -> tuple[dict[str, Any], int]:
-        """Return what the line of JSON in front of the arrays says, and where they begin."""
+        """Return the metadata from the line of JSON in front of the arrays, and the offset of the first array."""
         beginning = bytes(self._file.read(0, min(LINE, self._file.size)))
         if beginning[: len(MAGIC)] == MAGIC:
             return {}, 0
@@ -81,7 +81,7 @@ class EquinoxReader(Reader):
         return self._held[1].reshape(-1).view(np.uint8).data[start:stop]
 
     def _whole(self, info: TensorInfo) -> Array:
-        """Return an array of another order than C's, or big-endian, as one that is neither."""
+        """Return an array in Fortran order or big-endian as a C-order, little-endian one."""
         fortran, swapped = self._turned[info.name]
         array = np.frombuffer(self._file.read(self._starts[info.name], info.nbytes), np.dtype(f"V{info.itemsize}"))
         array = array.reshape(info.shape[::-1]).T if fortran else array.reshape(info.shape)

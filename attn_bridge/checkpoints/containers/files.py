@@ -1,4 +1,4 @@
-"""What containers share: files read by position, strict JSON, checks of names, shapes and dtypes, and strides."""
+"""Shared by containers: files read by position, strict JSON, checks of names, shapes and dtypes, and strides."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DTYPES = frozenset(
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
-"""NumPy names of what a tensor may be made of; all of them have whole bytes."""
+"""NumPy names of supported dtypes; all of them have whole bytes."""
 
 MAX_NAME = 1000
 """Characters of a tensor's name."""
 
 MAX_BYTES = (1 << 63) - 1
-"""Bytes of a tensor: what a file's offset can say."""
+"""Maximum bytes of a tensor: the range of a file offset."""
 
 MAX_NODES = 4 * MAX_TENSORS
 """Lists and dicts in one header, and steps in walking one, beyond which it is refused."""
@@ -65,7 +65,7 @@ def check_name(path: object, name: object) -> str:
     """Return a tensor's name.
 
     Raises:
-        CheckpointError: it is no text, is empty or too long, or has control characters.
+        CheckpointError: it is not text, is empty or too long, or has control characters.
     """
     if not isinstance(name, str):
         raise bad(path, f"a tensor's name is {printable(repr(name))}, not text")
@@ -89,7 +89,7 @@ def leads_out(name: str) -> bool:
 
 
 def check_dtype(path: object, name: str, dtype: object) -> str:
-    """Return the NumPy name of a dtype, if it is known."""
+    """Return the NumPy name of a dtype, if supported."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise bad(path, f"{printable(name)} has the unknown dtype {printable(dtype)}")
     return dtype
@@ -270,7 +270,7 @@ class File:
         return memoryview(whole)
 
     def read_into(self, start: int, into: memoryview) -> None:
-        """Read as many bytes as there is room for into memory that is there."""
+        """Fill `into` with bytes from position `start` on."""
         if start < 0 or start + len(into) > self.size:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + len(into)}")
         found, done = self._descriptor(), 0
@@ -284,7 +284,7 @@ class File:
             raise bad(self.path, f"can't be read: {reason(error)}") from None
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say what will be read soon, as (start, count): a store is asked for it at once; a disk need not know."""
+        """Announce the next reads, as (start, count): a store fetches them at once; a disk ignores this."""
 
     def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Begin to read what will be asked for in this order, as (start, count), without waiting; of stores alone."""
@@ -299,12 +299,12 @@ class File:
 
 
 def reason(error: Exception) -> str:
-    """Return what the system says, without the path again."""
+    """Return the system's message for an error, without the path."""
     return printable(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 
 def unwritable(path: object, error: OSError) -> CheckpointError:
-    """Return an error that says why a file can't be written."""
+    """Return an error with the reason why a file can't be written."""
     kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError
     return kind(f"{printable(path, 400)}: can't be written: {reason(error)}")
 
@@ -371,7 +371,7 @@ def gather(
     """Return a tensor in C order.
 
     Args:
-        read: gives bytes from a start on, so many of them, counted from the tensor's first element.
+        read: returns bytes by (start, count), with start relative to the tensor's first element.
         dtype: of its elements.
         shape: its shape.
         strides: its strides in elements, none negative.

@@ -17,7 +17,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
 """Flags of folders on the way: with O_PATH, one that may be entered need not be readable."""
 
 _IS_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
-"""What systems say of a link where O_NOFOLLOW forbids it: ENOTDIR together with O_DIRECTORY, EMLINK on FreeBSD."""
+"""Errors of opening a link with O_NOFOLLOW: ENOTDIR together with O_DIRECTORY, EMLINK on FreeBSD."""
 
 
 class LinkError(Exception):
@@ -64,12 +64,12 @@ def resolve_below(folder: Path, path: Path) -> tuple[Path, Path]:
 def open_below(folder: Path, path: Path) -> int:
     """Open a file of a folder for reading, and return the descriptor.
 
-    Links within the folder are followed. What is opened is what was checked: the folders on the way are opened one by
-    one, and none of them through a link, so that a link put there in the meantime is refused.
+    Links within the folder are followed. The opened file is the one that was checked: each folder on the way is opened
+    without following links, so that a link created in the meantime is refused.
 
     Raises:
         LinkError: the path leads out of the folder.
-        OSError: there is no such file, or it can't be opened.
+        OSError: the file does not exist, or can't be opened.
     """
     parts = path.relative_to(folder).parts
     if ".." in parts:

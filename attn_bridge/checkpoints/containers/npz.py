@@ -35,7 +35,7 @@ from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
 EXTRA = "attn_bridge.json"
-"""Member that names dtypes which NumPy has not, and holds the metadata; written where there is something to say."""
+"""Member with the names of dtypes that NumPy lacks, and the metadata; omitted if both are empty."""
 
 MAGIC = b"\x93NUMPY"
 MAX_TEXT = 10_000
@@ -57,16 +57,16 @@ def _literal(text: str) -> Any:
 def read_header(
     path: Path, shown: str, read: Callable[[int, int], bytes | memoryview], size: int
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return an array's shape, whether in Fortran's order, dtype, and where its elements begin.
+    """Return an array's shape, whether it is in Fortran order, its dtype, and the offset of its elements.
 
     Args:
         path: of the file, for errors.
         shown: name of the array, for errors.
-        read: returns a number of bytes of what `numpy.save` wrote, from a position on.
-        size: bytes that there are, at most.
+        read: returns bytes of the output of `numpy.save`, by position and count.
+        size: bytes available.
 
     Raises:
-        CheckpointError: it is no array of numbers.
+        CheckpointError: it is not an array of numbers.
     """
     start = bytes(read(0, min(USUAL, size)))
     version = tuple(start[6:8])
@@ -100,7 +100,7 @@ def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
     """Return the name of a dtype that NumPy saved.
 
     Raises:
-        CheckpointError: it is no dtype of a tensor.
+        CheckpointError: tensors can't have this dtype.
     """
     given = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
     if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:

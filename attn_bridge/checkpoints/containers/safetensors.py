@@ -119,7 +119,7 @@ class SafetensorsReader(Reader):
         return self._file.read(self._starts[name] + start, stop - start)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into memory that is there."""
+        """Read bytes of a tensor into `into`."""
         check_range(self.path, self.tensors[name], start, start + len(into))
         self._file.read_into(self._starts[name] + start, into)
 
@@ -142,7 +142,7 @@ def open_safetensors(path: Path) -> Reader:
     """Open a file, an index, or a folder.
 
     Raises:
-        CheckpointError: it is none of them, or malformed.
+        CheckpointError: the path has no safetensors files, or a malformed one.
     """
     if not path.is_dir():
         if path.name.endswith(".index.json"):
@@ -174,13 +174,12 @@ def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[st
 
 
 class SafetensorsWriter(Writer):
-    """One file where no tensor names one, else a folder of the files they name and an index.
+    """One file if no tensor names a shard, otherwise a folder of the shards and an index.
 
-    Tensors lie in the order given, or, where that would put one at a place that its dtype can't be read from, by the
-    size of their dtype, largest first, which is the official library's order but for names. A folder gets an index
-    where it has several files or `metadata` has ``"index"``. `metadata` is as the readers give it, so that files
-    which the official library wrote with at most one key of metadata, and indexes as the hub's libraries write them,
-    come out byte for byte.
+    Tensors are written in the given order; if that would misalign a tensor for its dtype, they are sorted by the size
+    of their dtype, largest first (the official library's order except for names). A folder gets an index if it has
+    several files or `metadata` has ``"index"``. `metadata` has the form of the readers': files that the official
+    library wrote with at most one key of metadata, and indexes of the hub's libraries, are reproduced byte for byte.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -268,11 +267,11 @@ class SafetensorsWriter(Writer):
         return target
 
     def place(self, name: str, start: int) -> int:
-        """Return where in its file a byte of a tensor goes."""
+        """Return the offset in its file of a byte of a tensor."""
         return self._starts[name] + start
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return where bytes of a tensor go."""
+        """Return the file extents of bytes of a tensor."""
         return [Extent(self.tensors[name].file, self._starts[name] + start, stop - start)]
 
     def write_range(self, name: str, start: int, data: Any) -> None:

@@ -1,6 +1,6 @@
-"""Checkpoints of several files: an index that says which tensor is where, and readers of the files as one.
+"""Checkpoints of several files: an index from tensors to files, and readers that present the files as one.
 
-Meta's files of a model that was split over several devices hold a part of every matrix each.
+Meta's checkpoints of a model that was split over several devices have a part of every matrix in each file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .sources import inside, open_file
 class ShardedReader(Reader):
     """Several files as one checkpoint; `metadata` is {"files": {file: its metadata}, "index": the index's own}.
 
-    ``index`` is missing where the folder has no index. The index's ``total_size`` is left out: writers count anew.
+    ``index`` is missing if the folder has no index. The index's ``total_size`` is left out: writers recompute it.
 
     Args:
-        folder: where the files are.
-        index: the index, or None for those of `names` alone.
+        folder: folder of the files.
+        index: the index, or None to use `names` alone.
         open_one: opens a file of a folder.
-        names: the files, where there is no index.
-        left_out: files of the folder that hold the same model once more.
+        names: the files, if the folder has no index.
+        left_out: files of the folder that duplicate the same model.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ShardedReader(Reader):
         return found["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
 
     def _compare(self, weight_map: dict[str, Any]) -> None:
-        """Refuse an index that says something else than its files."""
+        """Refuse an index that contradicts its files."""
         wrong = []
         for name, file in weight_map.items():
             if name not in self.tensors and name not in self.unread:
@@ -121,7 +121,7 @@ class ShardedReader(Reader):
         return self._parts[self.tensors[name].file].read_range(name, start, stop)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor from its file into memory that is there."""
+        """Read bytes of a tensor from its file into `into`."""
         self._parts[self.tensors[name].file].read_into(name, start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
@@ -146,7 +146,7 @@ def index_of(folder: Path, ending: str, usual: str) -> Path | None:
 
 
 MOST = 8
-"""Parts that are read: beyond the 8 heads of keys of Meta's large models, files hold keys and values more than once."""
+"""Maximum number of parts: beyond the 8 key heads of Meta's large models, files repeat keys and values."""
 
 _AXES = {
     **dict.fromkeys(("wq", "wk", "wv", "w1", "w3", "output"), 0),

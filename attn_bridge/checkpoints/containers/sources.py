@@ -87,18 +87,18 @@ Chosen = dict[str, int | str]
 
 
 def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen, str]:
-    """Return the folder that is meant, what was chosen on the way, and a note on it.
+    """Return the folder of the checkpoint that a folder leads to, the choices on the way, and a note on them.
 
     Args:
         path: a folder.
         step: number of the step of a run; None is the newest.
-        item: name of the item of a step; None is the one that holds a model.
+        item: name of the item of a step; None is the item that contains a model.
 
     Returns:
-        The path as it is, {} and "" where it leads nowhere else.
+        The path unchanged, {} and "" for a folder that is the checkpoint itself.
 
     Raises:
-        CheckpointError: a step or an item that does not exist, or several items that may be meant.
+        CheckpointError: a step or an item does not exist, or several items are possible.
     """
     if REPOSITORY.fullmatch(path.name) and is_folder(path / SNAPSHOTS):
         path = _snapshot(path)
@@ -135,11 +135,11 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
 
 
 def chosen_again(path: Path, chosen: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return the step and the item that were read of a folder, of which it has several; None where it has not.
+    """Return the step and the item that an earlier conversion read from a folder; None for those it does not have.
 
     Args:
         path: the folder.
-        chosen: what a manifest says of its source.
+        chosen: the manifest's data on its source.
     """
     step, item = chosen.get("step"), chosen.get("item")
     if (type(step) is not int and not isinstance(item, str)) or not path.is_dir():
@@ -187,7 +187,7 @@ def _passed_over(path: Path, steps: Mapping[int, list[str]]) -> list[str]:
 
 
 def numbers_of(path: Path) -> list[int]:
-    """Return the numbers of a run's steps; [] where a folder is no run."""
+    """Return the numbers of a run's steps; [] if the folder is not a run."""
     return sorted(_steps(path))
 
 

@@ -1,4 +1,4 @@
-"""What ``torch.save`` writes, read and written without torch; nothing of its pickle is executed."""
+"""Files of ``torch.save``, read and written without torch; their pickles are parsed, never executed."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _why_no_archive(start: bytes) -> str:
 
 
 def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
-    """Return the pickle of an archive of ``torch.save``, its members, and what their names begin with.
+    """Return the pickle of an archive of ``torch.save``, its members, and the prefix of their names.
 
     Raises:
-        CheckpointError: it is none, or malformed.
+        CheckpointError: it is another kind of file, or malformed.
     """
     path = file.path
     start = bytes(file.read(0, min(4, file.size)))
@@ -86,9 +86,9 @@ class Stored:
     Args:
         path: named in errors.
         name: its name.
-        one: what the pickle says of it.
+        one: the tensor's entry in the pickle.
         members: the archive.
-        prefix: what the names of its members begin with.
+        prefix: prefix of the names of its members.
 
     Attributes:
         info: its name, dtype and shape.
@@ -134,14 +134,14 @@ class Stored:
         return self._gathered[start:stop]
 
     def release(self) -> None:
-        """Free what was gathered because it does not lie in C order."""
+        """Free the C-order copy of a tensor that is stored in another order."""
         self._gathered = None
 
 
 class TorchReader(Reader):
-    """One file. Nested dicts give dotted names; `metadata` has what is no tensor, by dotted name.
+    """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
-    Tensors that share a storage are each read whole; one that does not lie in C order is gathered when it is read.
+    Tensors that share a storage are each read whole; a tensor that is not in C order is gathered when it is read.
 
     Args:
         path: the file.
@@ -192,7 +192,7 @@ def open_torch(path: Path) -> Reader:
     """Open a file, an index, or a folder.
 
     Raises:
-        CheckpointError: it is none of them, or malformed.
+        CheckpointError: the folder has no single checkpoint of torch, or a file is malformed.
     """
     if not path.is_dir():
         if path.name.endswith(".index.json"):
@@ -211,9 +211,9 @@ def open_torch(path: Path) -> Reader:
 
 
 class TorchWriter(Writer):
-    """One file: a dict of tensors by name, each with a storage of its own, which ``torch.load`` reads and maps.
+    """One file: a dict of tensors by name, each with a separate storage, which ``torch.load`` reads and maps.
 
-    `metadata` goes into a member of the archive that torch does not look at and our reader does.
+    `metadata` is stored in a member of the archive that torch ignores and our reader reads.
     """
 
     format: ClassVar[str] = "torch"

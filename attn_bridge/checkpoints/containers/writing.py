@@ -1,4 +1,4 @@
-"""What containers share: files written by position, past the page cache where the system can, JSON, and the disk."""
+"""Shared by writers: files written by position, with direct I/O where the system allows, JSON, and flushing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .files import PIECE, bad, unwritable
 
 
 class Threads:
-    """A pool of threads that lasts; a forked process, which has none of them, makes its own.
+    """A persistent thread pool; a forked process, which inherits no threads, creates its own.
 
     Args:
-        count: how many.
-        name: what they are called, for who looks at a process.
+        count: number of threads.
+        name: name of the threads, shown by process monitors.
     """
 
     def __init__(self, count: int, name: str):
@@ -42,15 +42,15 @@ class Threads:
 
 
 PAGE = 1 << 12
-"""What places in a file and in memory are multiples of, where bytes go past the page cache."""
+"""Alignment in bytes of file offsets and memory for direct I/O."""
 
 LARGE = 1 << 20
-"""Bytes from which on a write goes past the page cache."""
+"""Writes of at least this many bytes bypass the page cache."""
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 BLOCK = 1 << 22
-"""Bytes that go past the page cache at a time; two such blocks are under way at once."""
+"""Bytes per direct write; two blocks are in flight at once."""
 
 FLUSH = 1 << 26
 """Bytes from which on files are flushed while more is written."""
@@ -62,15 +62,15 @@ _scratch = threading.local()
 
 
 class Target:
-    """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart.
+    """A file written by position. An existing file keeps its contents, so that a writer can resume after a restart.
 
-    What is large goes past the page cache where the system can: since all of it is flushed in the end, caching it
-    first only costs processor time. What is read back goes through the cache; whoever reads it has it flushed then.
+    Large writes bypass the page cache where the system allows: since everything is flushed in the end, caching it first
+    only costs processor time. Reads go through the cache, and the reading process then has it flushed.
 
     Args:
         path: the file.
-        size: its bytes, if that is known.
-        past_cache: whether it may go past the page cache; what workers write is read back.
+        size: its final size in bytes, if available.
+        past_cache: whether writes may bypass the page cache; workers' output is read back.
     """
 
     def __init__(self, path: Path, size: int | None = None, *, past_cache: bool = True):
@@ -103,10 +103,10 @@ class Target:
             raise unwritable(self.path, error) from None
 
     joins: ClassVar[bool] = False
-    """Whether whoever writes a tensor writes what lies before it, too: what is in one piece is joined in few steps."""
+    """Whether writing a tensor includes the bytes in front of it, so that contiguous pieces are joined in few steps."""
 
     def fill(self, start: int, data: Any) -> None:
-        """Write what depends on the plan alone, unless it is there."""
+        """Write bytes that depend on the plan alone, unless they exist already."""
         self.write(start, data)
 
     def _write_cached(self, start: int, view: memoryview) -> None:
@@ -153,7 +153,7 @@ class Target:
             return 0  # larger pages than ours, or none of this at all
 
     def sync(self) -> None:
-        """Have the disk hold what was written."""
+        """Flush written data to disk."""
         try:
             os.fsync(self._number)
         except OSError as error:
@@ -171,9 +171,9 @@ class Target:
 
 
 class Flusher:
-    """Has the disk take what was written to files while more is written, so that little is left to flush in the end.
+    """Flushes files to disk while more is written, so that little is left to flush in the end.
 
-    The page cache forgets what was taken, so that what other programs have there stays.
+    Flushed pages are dropped from the page cache, so that other programs' pages stay in it.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Flusher:
         self._nbytes = 0
 
     def take(self, path: Path, start: int, count: int) -> None:
-        """Learn that bytes of a file were written, and won't be read again."""
+        """Register bytes of a file that were written, and won't be read again."""
         if not hasattr(os, "posix_fadvise") or not hasattr(os, "fdatasync"):
             return
         with self._lock:
@@ -225,7 +225,7 @@ def as_bytes(data: Any) -> memoryview:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk hold a folder's list of files; stores have none."""
+    """Flush a folder's directory entries to disk; does nothing for stores."""
     if not isinstance(folder, os.PathLike):
         return
     try:
@@ -247,7 +247,7 @@ def dump_json(path: object, value: Any, **options: Any) -> bytes:
 
 
 def chunk_shape(shape: Sequence[int], itemsize: int, most: int) -> tuple[int, ...]:
-    """Return the shape of the largest chunks of at most so many bytes that lie one after the other in C order."""
+    """Return the shape of the largest chunks of at most `most` bytes that are contiguous in C order."""
     chunk = [max(size, 1) for size in shape]
     for axis in range(len(chunk)):
         row = math.prod(chunk[axis + 1 :]) * itemsize
@@ -258,11 +258,11 @@ def chunk_shape(shape: Sequence[int], itemsize: int, most: int) -> tuple[int, ..
 
 
 class InOrder:
-    """Checks for writers without random access that bytes come in order, and says whose they are.
+    """Checks that writers without random access receive bytes in order, and returns the tensors they belong to.
 
     Args:
-        path: what is written.
-        tensors: what it will hold.
+        path: the file to write.
+        tensors: its tensors.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
@@ -285,7 +285,7 @@ class InOrder:
         self._done += count
 
     def rest(self) -> Iterator[TensorInfo]:
-        """Yield what was not begun, all of it empty."""
+        """Yield the tensors that were not begun, all of which must be empty."""
         if self._now is not None and self._done != self._now.nbytes:
             raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
         for one in self._left:

@@ -1,7 +1,7 @@
-"""Zip archives whose members are stored uncompressed: where each lies, and a writer that streams them.
+"""Zip archives with uncompressed members: their offsets, and a writer that streams them.
 
-`zipfile` reads and writes the directory. Members are read by position here, since its own files can't be shared by
-threads; and what a directory claims is held against the file first, where `zipfile` takes much on trust.
+`zipfile` reads and writes the directory. Members are read by position here, since `zipfile`'s own files can't be shared
+by threads; and the directory is first checked against the file, where `zipfile` trusts it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _lock = threading.Lock()
 
 
 class Window:
-    """A part of a file, read by position as a file of its own.
+    """A part of a file, with the interface of `File`.
 
     Args:
         file: the file.
-        start: where it begins there.
+        start: offset of the part in the file.
         size: its bytes.
-        what: named in errors behind the path.
+        what: added to the path in errors.
     """
 
     def __init__(self, file: File, start: int, size: int, what: str):
@@ -61,7 +61,7 @@ class Window:
         return self._file.read(self._start + start, count)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say what will be read soon, as (start, count)."""
+        """Announce the next reads, as (start, count)."""
         self._file.prefetch((self._start + start, count) for start, count in ranges)
 
 
@@ -101,7 +101,7 @@ def members(file: File | Window) -> dict[str, Member]:
     """Return all members of an archive by name.
 
     Raises:
-        CheckpointError: it is none, is cut off, has compressed or encrypted members, or members that overlap.
+        CheckpointError: the archive is malformed or truncated, has compressed or encrypted members, or members overlap.
     """
     path = file.path
     begin, length, count = _directory(file)
@@ -145,7 +145,7 @@ def members(file: File | Window) -> dict[str, Member]:
 
 
 def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
-    """Return the entries of a directory, which has to consist of so many."""
+    """Return the entries of a directory, which must have exactly `count` of them."""
     # zipfile ignores the count, takes entries that are cut off, looks for a 64-bit end record of its own in front of
     # the end, and needs time that grows with the square of an extra field.
     at = most = 0
@@ -196,7 +196,7 @@ def _directory(file: File | Window) -> tuple[int, int, int]:
 
 
 class Outline:
-    """An archive in memory, with room for what is written elsewhere."""
+    """An archive in memory, with gaps for bytes that are written separately."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, bytes]] = []
@@ -222,12 +222,12 @@ class Outline:
 
 
 class Archive:
-    """Writes members one after the other; sizes are known beforehand, checksums afterwards.
+    """Writes members sequentially; sizes are fixed in advance, checksums are computed at the end.
 
     Args:
         path: the file.
         align: the bytes of a member begin at a multiple of this.
-        target: what is written to; None is the file.
+        target: destination of the bytes; None opens the file.
         has_checksums: whether checksums are written, or 0 for all of them.
     """
 
@@ -250,7 +250,7 @@ class Archive:
         self.append(data)
 
     def begin(self, name: str, size: int) -> None:
-        """Begin a member of so many bytes."""
+        """Begin a member of `size` bytes."""
         self._end_member()
         one = self._member = zipfile.ZipInfo(name)  # of midnight, 1 January 1980
         one.flag_bits, one.create_system = 0x800, 0  # names are UTF-8; nothing of the system at hand
@@ -276,7 +276,7 @@ class Archive:
         self._left -= len(view)
 
     def leave_out(self) -> int:
-        """Leave the bytes of the member to whoever writes them, and return where they begin."""
+        """Skip the bytes of the member, which the caller writes separately, and return their offset."""
         self._left = 0
         return self._data
 
@@ -306,7 +306,7 @@ class Archive:
 
 
 class _FromPlace(io.BytesIO):
-    """The bytes of a file from a place on."""
+    """The bytes of a file from an offset on."""
 
     def __init__(self, place: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the ``.metadata`` of a distributed checkpoint says, from its pickle, of which nothing is executed."""
+"""Parses the pickled ``.metadata`` of a distributed checkpoint, without executing any of it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Chunks:
     Attributes:
         info: the whole tensor.
         starts: (chunk, axis), first element of each.
-        stops: (chunk, axis), the element behind its last.
+        stops: (chunk, axis), the end of each, exclusive.
         items: where each is stored.
     """
 
@@ -130,7 +130,7 @@ def _natural(path: Path, shown: str, value: Any) -> int:
 
 
 def _items(path: Path, stored: dict[Any, Any]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
-    """Return name -> offset of a chunk (None for what is no tensor) -> where it is."""
+    """Return name -> offset of a chunk (None for a value that is not a tensor) -> its location in a file."""
     found: dict[str, dict[tuple[int, ...] | None, Item]] = {}
     for index, info in stored.items():
         key = _state(path, index, f"{HOME}MetadataIndex", ("fqn",))
@@ -196,8 +196,8 @@ def _tensor(path: Path, name: str, entry: Any, places: dict[tuple[int, ...] | No
 def _check_filled(path: Path, made: Chunks) -> None:
     """Refuse chunks that overlap or leave holes.
 
-    The number of chunks over each element is told by its mixed differences, which are +1 or -1 at the corners of each
-    chunk; so all is well exactly if, chunks together, these are those of the whole.
+    The mixed differences of the coverage count are +1 or -1 at the corners of each chunk, and 0 elsewhere. The chunks
+    fill the tensor exactly if the sum of their corners equals the corners of the whole.
     """
     shown, shape = printable(made.info.name), made.info.shape
     if not made.items:

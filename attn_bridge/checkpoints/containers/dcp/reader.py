@@ -23,16 +23,16 @@ from ..zips import Window
 from .metadata import Chunks, Item, read_metadata
 
 UNREAD = "entries that are no plain values"
-"""Key of `DcpReader.metadata` with the names of what is neither a tensor nor a plain value, and why it is not read."""
+"""Key of `DcpReader.metadata` for entries that are neither tensors nor plain values: name -> why it is not read."""
 
 MAX_OPENED = 1024
 """Chunks whose own headers are remembered."""
 
 WHOLE, HEAD, TAIL = 1 << 22, 1 << 14, (1 << 16) + 22
-"""Bytes of a chunk that a store is asked for at once, and of the ends of a larger one, which say where its own are."""
+"""Bytes of a chunk that are requested from a store at once, and of the ends of a larger one, which locate its data."""
 
 MAX_SPAN = 1 << 24
-"""Bytes that are read at once, with what lies between the elements."""
+"""Maximum bytes per read, including gaps between the elements."""
 
 HARMLESS = frozenset(
     {
@@ -45,17 +45,17 @@ HARMLESS = frozenset(
         *("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.serialization._get_layout"),
     }
 )
-"""What a value beside the tensors may be made of; it is not made, and left unread."""
+"""Classes of values besides the tensors that may appear in a pickle; they are not constructed, and left unread."""
 
 Box = list[tuple[int, int]]
 """(start, stop) for each axis."""
 
 
 class DcpReader(Reader):
-    """A folder that ``torch.distributed.checkpoint.save`` wrote.
+    """A folder written by ``torch.distributed.checkpoint.save``.
 
-    Nested keys have come as dotted names since torch flattens them. `metadata` has the plain values beside the
-    tensors by name, and under `UNREAD` the names of other objects and why they are not read.
+    Nested keys are dotted names, since torch flattens them. `metadata` has the plain values besides the tensors by
+    name, and under `UNREAD` the names of other objects and why they are not read.
     """
 
     format: ClassVar[str] = "dcp"
@@ -91,7 +91,7 @@ class DcpReader(Reader):
             self.metadata[UNREAD] = unread
 
     def _open_files(self, others: dict[str, Item]) -> None:
-        """Open all files, and check that what is said to be in them is there, and nothing in two ways."""
+        """Open all files, and check that the entries fit in them and do not overlap."""
         own = self.path / METADATA
         ranges: dict[str, list[tuple[int, int, str, int]]] = {}
         for name, one in self._chunks.items():
@@ -117,7 +117,7 @@ class DcpReader(Reader):
                     raise bad(file.path, f"{printable(shown)} and {printable(other)} overlap in it")
 
     def _value(self, name: str, item: Item) -> Any:
-        """Return a value that is no tensor."""
+        """Return a plain value that is not a tensor."""
         window = Window(self._files[item.file], item.start, item.size, printable(name))
         if item.size > MAX_HEADER:
             raise _NotPlainError(f"it has {item.size} bytes")
@@ -147,7 +147,7 @@ class DcpReader(Reader):
         return flat.view(np.uint8)[start - first * info.itemsize : stop - first * info.itemsize].data
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into memory that is there."""
+        """Read bytes of a tensor into `into`."""
         info, whole = self.tensors[name], self._chunks[name]
         check_range(self.path, info, start, start + len(into))
         if len(whole.items) == 1 or not into or start % info.itemsize or len(into) % info.itemsize:
@@ -156,7 +156,7 @@ class DcpReader(Reader):
         self._fill(whole, start // info.itemsize, np.frombuffer(into, np.uint8).view(_bits(info.itemsize)))
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
-        """Read a matrix: where its rows are those of the tensor, from each chunk what it has of them."""
+        """Read a matrix; if its rows are rows of the tensor, only the needed part of each chunk is read."""
         found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
         if found is None:
             super().read_rows(name, start, step, into)
@@ -174,7 +174,7 @@ class DcpReader(Reader):
             done += matrix.shape[1]
 
     def _fill(self, whole: Chunks, first: int, flat: Array) -> None:
-        """Read elements from the first one on, in C order."""
+        """Read elements from `first` on, in C order."""
         done = 0
         for box in boxes(whole.info.shape, first, first + flat.size):
             bounds = [(part.start, part.stop) for part in box]
@@ -197,7 +197,7 @@ class DcpReader(Reader):
             _read_box(self._stored(whole, number), sizes, there, into[here])
 
     def _stored(self, whole: Chunks, number: int) -> Stored:
-        """Return a chunk after its own header was read and held against the metadata."""
+        """Return a chunk after reading its own header and comparing it with the metadata."""
         key = whole.info.name, number
         with self._lock:
             found = self._opened.get(key)
@@ -238,7 +238,7 @@ class DcpReader(Reader):
 
 
 class _NotPlainError(Exception):
-    """A value is none that JSON has."""
+    """A value has a type that JSON lacks."""
 
 
 def _bits(itemsize: int) -> np.dtype[Any]:
@@ -266,6 +266,6 @@ def _read_box(stored: Stored, shape: Sequence[int], box: Box, into: Array) -> No
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
-    """Whether what lies between the elements is so little that it is read along."""
+    """Return whether the gaps between elements are small enough to be read along."""
     span, run = extent(shape, strides), extent(shape[1:], strides[1:])
     return span <= SPARSE * math.prod(shape) and span * width <= MAX_SPAN and (strides[0] - run) * width < GAP

@@ -28,7 +28,7 @@ FILE = 1 << 32
 """Bytes of a file, where a single chunk has no more."""
 
 ALIGN = 64
-"""What the bytes of a tensor begin at a multiple of."""
+"""Alignment in bytes of a tensor's data."""
 
 
 MAX_OPEN = 8
@@ -37,17 +37,17 @@ MAX_OPEN = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk of a tensor, whose bytes come one after the other there, and where it goes.
+    """A chunk of a tensor, whose bytes are contiguous in the tensor, and its location.
 
     Attributes:
         offsets: its first element along each axis.
         sizes: its elements along each axis.
-        first: where its bytes begin in the tensor.
-        count: how many bytes it has.
+        first: offset of its bytes in the tensor.
+        count: number of its bytes.
         file: number of its file.
-        start: where its archive begins in the file.
-        head: what comes before its bytes in the archive.
-        tail: what comes behind them.
+        start: offset of its archive in the file.
+        head: the archive's bytes in front of the data.
+        tail: the archive's bytes after the data.
     """
 
     offsets: tuple[int, ...]
@@ -67,7 +67,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """A value beside the tensors, and where it goes: an archive of ``torch.save``."""
+    """A value besides the tensors, stored as an archive of ``torch.save``, and its location."""
 
     name: str
     file: int
@@ -81,11 +81,11 @@ class Value:
 
 
 class DcpWriter(Writer):
-    """A folder that ``torch.distributed.checkpoint.load`` reads, of tensors by name in as many ranks as one likes.
+    """A folder for ``torch.distributed.checkpoint.load``, which reads the tensors by name in any number of ranks.
 
     Each chunk is a file of ``torch.save`` within ``__0_0.distcp``, ``__0_1.distcp`` and so on, without checksums (as
-    ``torch.serialization.set_crc32_options(False)`` leaves them out), so that it can be written in any order.
-    `metadata` becomes the values beside the tensors, each with its key as its name.
+    ``torch.serialization.set_crc32_options(False)`` leaves them out), so that it can be written in any order. Each
+    entry of `metadata` becomes a value besides the tensors, named by its key.
     """
 
     format: ClassVar[str] = "dcp"
@@ -115,7 +115,7 @@ class DcpWriter(Writer):
             self._begin(said)
 
     def _begin(self, said: bytes) -> None:
-        """Write what is no element of a tensor."""
+        """Write everything except the elements of tensors: values, empty tensors and the metadata file."""
         for number in range(len(self._sizes)):
             self._target(number)
         for value in self._values:
@@ -129,7 +129,7 @@ class DcpWriter(Writer):
         target.close()
 
     def _between(self) -> dict[tuple[int, int], bytes]:
-        """Return what lies before each chunk, back to the one before it, by the file and where the chunk begins."""
+        """Return (file, start of a chunk) -> the bytes in front of the chunk, back to the previous chunk."""
         found: dict[tuple[int, int], bytes] = {}
         waiting, end, here = bytearray(), 0, 0
         chunks: list[Value | Piece] = [piece for pieces in self._pieces.values() for piece in pieces]
@@ -146,7 +146,7 @@ class DcpWriter(Writer):
         return found
 
     def _room(self, size: int) -> tuple[int, int]:
-        """Return the file that so many bytes go to, and where in it."""
+        """Reserve `size` bytes; return the number of the file and the offset in it."""
         start = -(-self._sizes[-1] // ALIGN) * ALIGN
         if start and start + size > FILE:
             self._sizes.append(0)
@@ -164,7 +164,7 @@ class DcpWriter(Writer):
         return Value(name, *self._room(len(archive)), archive)
 
     def _cut(self, info: TensorInfo) -> list[Piece]:
-        """Return the chunks of a tensor in the order of their bytes, after checks of their places."""
+        """Return the chunks of a tensor in the order of their bytes, with their locations."""
         chunk = chunk_shape(info.shape, info.itemsize, CHUNK)
         starts = [range(0, max(size, 1), step) for size, step in zip(info.shape, chunk, strict=True)]
         pieces, first = [], 0
@@ -178,7 +178,7 @@ class DcpWriter(Writer):
         return pieces
 
     def _pickle(self) -> bytes:
-        """Return what says where everything is, as torch pickles it."""
+        """Return the pickled ``.metadata``, in the form that torch writes."""
         pickler = Pickler()
 
         def new(name: str, attributes: Mapping[str, Any]) -> None:
@@ -270,12 +270,12 @@ class DcpWriter(Writer):
         target.close()
 
     def place(self, name: str, start: int) -> int:
-        """Return where in its file a byte of a tensor goes."""
+        """Return the offset in its file of a byte of a tensor."""
         piece = self._piece(name, start)[1]
         return piece.start + len(piece.head) + start - piece.first
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return where bytes of a tensor go, a chunk at a time."""
+        """Return the file extents of bytes of a tensor, a chunk at a time."""
         found = []
         for piece in itertools.islice(self._pieces[name], self._piece(name, start)[0], None):
             if start >= stop:
@@ -291,7 +291,7 @@ class DcpWriter(Writer):
         return number, pieces[number]
 
     def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write bytes of a tensor, in any order; what is around a chunk is written with its first and last byte."""
+        """Write bytes of a tensor, in any order; a chunk's first byte brings its head, its last byte its tail."""
         view = as_bytes(data)
         check_range(self.path, self.tensors[name], start, start + len(view))
         number, _ = self._piece(name, start)
@@ -333,14 +333,14 @@ def _name(number: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _tensor_shell(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Return what is before and behind the bytes of a tensor in its archive."""
+    """Return the bytes in front of and after a tensor's data in its archive."""
     pickler, info = Pickler(), TensorInfo("", dtype, shape)
     pickler.tensor(info, "0")
     return _shell(pickler.finish(), info.nbytes)
 
 
 def _shell(pickle: bytes, size: int | None) -> tuple[bytes, bytes]:
-    """Return an archive of ``torch.save`` with so many bytes left out of it, in two parts; with None in one."""
+    """Return an archive of ``torch.save`` in two parts around `size` bytes of data; with None, all of it and b""."""
     outline, gap = Outline(), None
     archive = Archive(Path(), ALIGN, outline, has_checksums=False)
     archive.add("archive/data.pkl", pickle)

@@ -18,14 +18,14 @@ ARCHITECTURE = "general.architecture"
 HEAD, TABLE, FACTORS = "output.weight", "token_embd.weight", "rope_freqs.weight"
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""How Llama 3.1 and later scale their frequencies; a GGUF holds the factors that come of it, and not these."""
+"""Scaling of Llama 3.1 and later; a GGUF stores the resulting factors instead of these."""
 
 CLOSE = 1e-4
 """Relative difference of float32 factors that are the same ones."""
 
 NEUTRAL = {"attention.causal": True, "rope.scaling.attn_factor": 1, "rope.scaling.yarn_attn_factor": 1,
            "rope.scaling.yarn_ext_factor": 1}  # fmt: skip
-"""Keys that make another model, unless they have this value; other keys do, unless they are 0."""
+"""Values that keys unread by the config's code must have; all other such keys must be 0, or change the model."""
 
 UNUSED = {"vocab_size", "expert_used_count", "rope.scaling.finetuned", "rope.scaling.original_context_length",
           "pooling_type", "tensor_data_layout", "attention.head_count_kv"}  # fmt: skip
@@ -205,7 +205,7 @@ def _gemma(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
 
 
 def _kinds(path: Path, keys: _Keys, layers: int, usual: int) -> list[str]:
-    """Return the kinds of layers: every n-th one sees everything, or a list says which layers have the window."""
+    """Return the kinds of layers: every n-th layer has full attention, or a list selects the layers with a window."""
     pattern = keys.get("attention.sliding_window_pattern", usual)
     slides = [bool((number + 1) % pattern) for number in range(layers)] if type(pattern) is int and pattern else pattern
     if not isinstance(slides, list) or len(slides) != layers or not all(isinstance(one, bool) for one in slides):

@@ -43,12 +43,12 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a header holds.
+    """Contents of a header.
 
     Attributes:
         values: key -> value; long arrays, and arrays of text, are left out.
         entries: all tensors.
-        begin: where the tensors' data begin in the file.
+        begin: offset of the tensors' data in the file.
     """
 
     values: dict[str, Value]

@@ -30,7 +30,7 @@ BLOCKS = {
 """Number of a quantised type -> its name, numbers in a block, and bytes of a block."""
 
 OTHERS = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
-"""Types that are named, and not read: those of sums inside llama.cpp, and those of scales in tensors of their own."""
+"""Types that are recognised and refused: sums inside llama.cpp, and types with scales in separate tensors."""
 
 
 class GgufReader(Reader):

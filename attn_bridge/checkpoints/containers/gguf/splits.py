@@ -41,7 +41,7 @@ def paths_of(path: Path, values: Mapping[str, Any]) -> list[Path]:
 
 
 def check(path: Path, number: int, count: int, values: Mapping[str, Any]) -> None:
-    """Refuse a file that is another part than its name says.
+    """Refuse a file whose keys contradict the part number in its name.
 
     Raises:
         CheckpointError: its keys contradict its name.
@@ -52,10 +52,10 @@ def check(path: Path, number: int, count: int, values: Mapping[str, Any]) -> Non
 
 
 def check_count(path: Path, values: Mapping[str, Any], count: int) -> None:
-    """Refuse files that do not have as many tensors as the first one says.
+    """Refuse files whose number of tensors differs from the first header's.
 
     Raises:
-        CheckpointError: there are more, or fewer.
+        CheckpointError: more or fewer tensors.
     """
     if values.get(TENSORS, count) != count:
         raise bad(path, f"{TENSORS} is {printable(values[TENSORS], 40)}; the files have {count} tensors")

@@ -137,7 +137,7 @@ KINDS = {
         ("tie_word_embeddings", "sliding_window_size"),
     ),
 }
-"""Class of a backbone -> what it is in `transformers`."""
+"""Class of a backbone -> its counterpart in `transformers`."""
 
 
 HEAD = "reversible_embedding.vars.1"

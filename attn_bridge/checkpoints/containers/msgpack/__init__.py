@@ -1,4 +1,4 @@
-"""What ``flax.serialization`` writes: nested maps of msgpack with arrays as extension 1, read without loading them."""
+"""Files of ``flax.serialization``: nested msgpack maps with arrays as extension 1, parsed without loading arrays."""
 
 CHUNKED = "__msgpack_chunked_array__"
-"""The key that says that a map is an array in pieces."""
+"""The key that marks a map as an array in pieces."""

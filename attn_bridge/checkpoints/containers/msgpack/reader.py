@@ -1,4 +1,4 @@
-"""The reader of what ``flax.serialization`` writes; only what is asked for is loaded."""
+"""Reads the files of ``flax.serialization``; array elements are loaded only on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 """Maps within maps."""
 
 Found = tuple[TensorInfo, tuple[Head, ...]]
-"""An array, and where its elements are."""
+"""An array, and the location of its elements."""
 
 
 class MsgpackReader(Reader):
@@ -50,7 +50,7 @@ class MsgpackReader(Reader):
         check_count(path, len(self.tensors))
 
     def _walk(self, head: Head, name: str, depth: int) -> None:
-        """Read a map or a list and what is in it."""
+        """Parse a map or a list with everything in it."""
         if depth > MAX_DEPTH:
             raise self._scan.bad(f"{printable(name)} is nested more than {MAX_DEPTH} deep")
         seen: set[str] = set()

@@ -12,7 +12,7 @@ from ..base import MAX_HEADER
 from ..files import File, bad
 
 MAX_TEXT = 1 << 20
-"""Bytes of a text that is no tensor."""
+"""Maximum bytes of a string."""
 
 WINDOW = 1 << 16
 """Bytes that are read at a time."""
@@ -28,7 +28,7 @@ FORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What precedes the bytes or entries of a value: `size` bytes at `start`, or `size` entries of a list or map.
+    """The head of a value: its `size` bytes begin at `start`, or its `size` entries (list or map) follow.
 
     `kind` is "map", "list", "bytes" or "extension"; `code` is an extension's type.
     """
@@ -40,7 +40,7 @@ class Head:
 
 
 class Scanner:
-    """Reads the values of a msgpack file one by one, and skips what arrays hold.
+    """Reads the values of a msgpack file one by one, and skips the elements of arrays.
 
     Args:
         file: the file.
@@ -53,11 +53,11 @@ class Scanner:
         self._begin = self._taken = 0
 
     def bad(self, reason: str) -> Exception:
-        """Return an error that says where."""
+        """Return an error with the byte position."""
         return bad(self._file.path, f"{reason}, at byte {self.at}")
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes, which are no elements of arrays."""
+        """Return the next `count` bytes, which must not be elements of arrays."""
         first = self.at - self._begin
         if first < 0 or first + count > len(self._window):
             start = self.skip(count)
@@ -71,7 +71,7 @@ class Scanner:
         return self._window[first : first + count]
 
     def skip(self, count: int) -> int:
-        """Go over bytes that have to be there, and return where they begin."""
+        """Skip `count` bytes, which must exist, and return their offset."""
         if self.at + count > self._file.size:
             raise bad(self._file.path, f"is cut off: byte {self.at + count} is beyond its end {self._file.size}")
         self.at += count
@@ -131,10 +131,10 @@ def cut(pieces: Sequence[Head], start: int, stop: int) -> Iterator[tuple[int, in
 
 
 def pack_length(size: int, small: tuple[int, int] | None, code: int, forms: str = "BHI") -> bytes:
-    """Return the shortest head of something of so many bytes or entries.
+    """Return the shortest head of a value of `size` bytes or entries.
 
-    `small` is the form of a single byte, if there is one: its type byte, and the sizes that it can't hold any more.
-    `code` is the type byte of the first of the others, which hold the size in `forms`.
+    `small` is the single-byte form, if the type has it: its type byte, and the smallest size that it can't hold. `code`
+    is the type byte of the first of the other forms, which store the size in `forms`.
     """
     if small is not None and size < small[1]:
         return bytes([small[0] | size])

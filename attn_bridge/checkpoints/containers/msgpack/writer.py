@@ -20,11 +20,10 @@ CHUNK = 1 << 30
 
 
 class MsgpackWriter(Writer):
-    """One file that ``flax.serialization.msgpack_restore`` reads: a name's parts are its keys, all of them text.
+    """One file that ``flax.serialization.msgpack_restore`` reads: a name's parts are its keys, all of them strings.
 
-    Where everything lies is known beforehand. Tensors of one map lie together, whatever the order given. `metadata`
-    are plain leaves by dotted name; they come last in their map, or in their place where its tensors are sorted, which
-    is Flax's order.
+    All offsets are fixed in advance. Tensors of one map are contiguous, in any given order. `metadata` are plain leaves
+    by dotted name; they are last in their map, or in sorted position if its tensors are sorted, which is Flax's order.
     """
 
     format: ClassVar[str] = "msgpack"
@@ -80,7 +79,7 @@ class MsgpackWriter(Writer):
         self._at += nbytes
 
     def _lay_out(self, tree: dict[str, Any]) -> None:
-        """Give everything its place."""
+        """Assign offsets to everything."""
         self._add(pack_length(len(tree), (0x80, 16), 0xDE, "HI"))
         given = [key for key, value in tree.items() if not isinstance(value, tuple)]
         for key, value in sorted(tree.items()) if given == sorted(given) else tree.items():
@@ -112,7 +111,7 @@ class MsgpackWriter(Writer):
         return self._target
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return where bytes of a tensor go."""
+        """Return the file extents of bytes of a tensor."""
         pieces = self._pieces[name]
         return [Extent("", begin, end - begin) for begin, end in cut(pieces, start, stop)] if start < stop else []
 

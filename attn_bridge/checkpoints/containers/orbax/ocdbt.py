@@ -1,7 +1,7 @@
-"""OCDBT, the database of keys and values that TensorStore keeps in a folder, as far as nothing of it is compressed.
+"""OCDBT, TensorStore's key-value database in a folder; only uncompressed databases are supported.
 
-https://google.github.io/tensorstore/kvstore/ocdbt says what its bytes mean: a manifest names the root of a tree whose
-leaves say for each key in which file its value lies, and where.
+Format: https://google.github.io/tensorstore/kvstore/ocdbt. A manifest names the root of a tree, whose leaves have the
+file and offset of each key's value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANIFEST = "manifest.ocdbt"
 MAGIC_MANIFEST, MAGIC_NODE = 0x0CDB3A2A, 0x0CDB20DE
 
 NONE = (1 << 64) - 1
-"""Offset and length of a root that there is not."""
+"""Offset and length that mark a missing root."""
 
 COMMIT_TIME = 315_532_800 * 10**9
 """Nanoseconds from 1970 to 1 January 1980, the date of all that we write."""
@@ -41,7 +41,7 @@ MAX_VALUES = 8 * MAX_TENSORS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value lies: in a file, or inline."""
+    """Location of a value: in a file, or inline."""
 
     file: str
     start: int
@@ -75,7 +75,7 @@ def _table() -> list[int]:
 
 
 def crc32c(data: bytes) -> int:
-    """Return the checksum of nodes, CRC-32C; of values there is none."""
+    """Return the CRC-32C checksum of a node; values have no checksum."""
     table, crc = _table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 255] ^ crc >> 8
@@ -120,11 +120,11 @@ class _Node:
 
 
 def encode(places: dict[bytes, Place], tree_file: str) -> tuple[bytes, bytes]:
-    """Return the tree of all values, for a file of its own, and the manifest.
+    """Return the tree of all values, for a separate file, and the manifest.
 
     Args:
-        places: key -> where its value lies.
-        tree_file: name of the file that will hold the tree.
+        places: key -> location of its value.
+        tree_file: name of the file for the tree.
     """
     tree = bytearray()
 
@@ -169,7 +169,7 @@ def encode(places: dict[bytes, Place], tree_file: str) -> tuple[bytes, bytes]:
 
 
 class CompressedError(Exception):
-    """A database of which something is compressed, so that TensorStore has to read it."""
+    """Part of a database is compressed, so that TensorStore has to read it."""
 
 
 class _Body:
@@ -247,15 +247,15 @@ class _Body:
 
 
 def decode(folder: Path, source: Path) -> tuple[dict[bytes, Place], set[Path]]:
-    """Return where the value of each key lies, and the files that say so.
+    """Return the location of each key's value, and the files of the tree.
 
     Args:
         folder: the database.
         source: the folder that no link may lead out of: the database's own, or the step that it is an item of.
 
     Raises:
-        CompressedError: of what says so, something is compressed.
-        CheckpointError: it is malformed.
+        CompressedError: a part of the tree is compressed.
+        CheckpointError: the database is malformed.
     """
     path = inside(folder, MANIFEST, folder)
     file = open_file(path, source)

@@ -1,4 +1,4 @@
-"""What reading and writing folders of Orbax share: arrays whose chunks lie there as they are."""
+"""Shared by reading and writing folders of Orbax: arrays with uncompressed chunks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ EXTRA = "attn_bridge.json"
 FOREIGN = frozenset(
     {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 )
-"""What TensorStore adds to the dtypes of Zarr, by name."""
+"""Names of dtypes that TensorStore adds to those of Zarr."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """An array whose chunks lie one after the other in C order, not compressed.
+    """An array with uncompressed chunks in C order.
 
     Attributes:
-        folder: that of the array, which has a file per chunk; in OCDBT there is none.
+        folder: folder of the array, with a file per chunk; unused in OCDBT.
         shape: its shape.
         chunks: the shape of its chunks.
-        size: bytes of a chunk, those at the edges filled up.
+        size: bytes of a chunk, including the padding of those at the edges.
     """
 
     folder: Path

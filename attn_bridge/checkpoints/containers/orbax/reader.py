@@ -1,4 +1,4 @@
-"""Reads folders of Orbax: ours and others that are not compressed as they are, all others through TensorStore."""
+"""Reads folders of Orbax: uncompressed ones directly, all others through TensorStore."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
 
 MAX_CLAIM = 1 << 42
-"""Bytes of a tensor."""
+"""Return the bytes ``start:stop`` of an array as (chunk, start, stop) ranges, in order."""
 
 MAX_ZEROS, MAX_RATIO = 1 << 30, 1 << 15
 """Bytes that arrays may claim without any in the folder, since zeros need none, and for each byte that it holds.
@@ -56,10 +56,10 @@ BATCH = 256
 
 
 class OrbaxReader(Reader):
-    """A folder that StandardCheckpointer or PyTreeCheckpointer wrote, or one of a CheckpointManager's steps.
+    """A folder of StandardCheckpointer or PyTreeCheckpointer, or a step of a CheckpointManager.
 
-    Names are the keys of the tree joined by dots. `metadata` is what we wrote there, or else what Orbax has beside
-    arrays: {"custom": its custom metadata, "empty": {name: kind of an empty node}}, each where there is some.
+    Names are the keys of the tree joined by dots. `metadata` is the one that our writer stored, or else Orbax's data
+    besides arrays: {"custom": its custom metadata, "empty": {name: kind of an empty node}}, each only if not empty.
     """
 
     format: ClassVar[str] = "orbax"
@@ -255,7 +255,7 @@ class OrbaxReader(Reader):
                 raise bad(self._folder / place.file, f"ends before the chunk {chunk} of {printable(name)}")
 
     def _open(self, names: list[str]) -> None:
-        """Open arrays through TensorStore and check what they claim."""
+        """Open arrays through TensorStore, and check their declared sizes."""
         if self._tensorstore is None and not is_remote(self._folder):
             self._check_links()
         for name in [] if self._ocdbt else names:
@@ -343,7 +343,7 @@ class OrbaxReader(Reader):
             raise bad(self._folder, f"can't be read: {_first_line(error)}") from None
 
     def files(self) -> list[Path]:
-        """Return all files of the folder: in most layouts nothing says which holds what."""
+        """Return all files of the folder: most layouts have no index of files."""
         if self._tensorstore is None:
             plains = self._plain.values() if self._places is None else ()
             chunks = [one for plain in plains for one in plain.folder.iterdir()]
@@ -382,7 +382,7 @@ class OrbaxReader(Reader):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all stores and files."""
         self._stores.clear()
         for file in self._files.values():
             file.close()

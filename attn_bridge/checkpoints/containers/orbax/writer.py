@@ -30,7 +30,7 @@ FILE = 1 << 31
 """Bytes of a file of OCDBT, where a single chunk has no more."""
 
 ALIGN = 64
-"""What chunks in such a file begin at a multiple of."""
+"""Alignment in bytes of chunks in a file of OCDBT."""
 
 
 class OrbaxWriter(Writer):
@@ -66,7 +66,7 @@ class OrbaxWriter(Writer):
             self._begin()
 
     def _uncommit(self) -> None:
-        """Remove the marker of a run that was killed after it: until all of this one is there, nothing may have it."""
+        """Remove the commit marker of a killed run; the marker must not exist before this run is complete."""
         if not isinstance(self.path, os.PathLike):  # in stores the order counts in which the files are published
             return
         try:
@@ -75,7 +75,7 @@ class OrbaxWriter(Writer):
             raise unwritable(self.path, error) from None
 
     def _lay_out(self) -> None:
-        """Place what is not placed by its name."""
+        """Assign offsets to chunks; in this layout file names alone locate them."""
 
     def _begin(self) -> None:
         """Make the folders."""
@@ -92,11 +92,11 @@ class OrbaxWriter(Writer):
         return plain.folder / chunk, 0, plain.size
 
     def _lead(self, name: str, chunk: str) -> bytes:
-        """Return what lies before a chunk in its file, back to the one before it."""
+        """Return the bytes in front of a chunk in its file, back to the previous chunk."""
         return b""
 
     def _plan(self, info: TensorInfo) -> Plain:
-        """Return where an array goes, after checks of its name and dtype."""
+        """Return the chunks and folder of an array, after checks of its name and dtype."""
         path, shown = self.path, printable(info.name)
         if info.file:
             raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
@@ -139,7 +139,7 @@ class OrbaxWriter(Writer):
             done += end - begin
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return where bytes of a tensor go, a chunk at a time."""
+        """Return the file extents of bytes of a tensor, a chunk at a time."""
         found = []
         for chunk, begin, end in chunk_ranges(self._plain[name], start, stop) if start < stop else []:
             path, first, _ = self._place(name, chunk)
@@ -147,7 +147,7 @@ class OrbaxWriter(Writer):
         return found
 
     def _array(self, name: str) -> bytes:
-        """Return what says of an array how it is stored."""
+        """Return the Zarr metadata of an array."""
         plain, dtype = self._plain[name], numpy_dtype(self.tensors[name].dtype)
         array = {
             "chunks": list(plain.chunks),
@@ -179,7 +179,7 @@ class OrbaxWriter(Writer):
         sync_folder(self.path.parent)
 
     def _describe(self) -> None:
-        """Write what Orbax says of all arrays, and what goes with them."""
+        """Write Orbax's description of the tree, and our metadata."""
         tree = {}
         for name in self._plain:
             parts = name.split(".")
@@ -208,11 +208,11 @@ class OrbaxWriter(Writer):
         self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
 
     def flush(self) -> None:
-        """Flush what is open and close it."""
+        """Flush the open file and close it."""
         self.abort()
 
     def abort(self) -> None:
-        """Close what is open."""
+        """Close the open file."""
         if self._open is not None:
             self._open[1].sync()
             self._open[1].close()
@@ -220,10 +220,10 @@ class OrbaxWriter(Writer):
 
 
 class OcdbtWriter(OrbaxWriter):
-    """A folder as Orbax writes it by default: with few files, in which a database (OCDBT) says where each chunk is.
+    """A folder in Orbax's default layout: few files, and a database (OCDBT) with the location of each chunk.
 
-    TensorStore gives files random names and notes the time; here the files have numbers and the time is fixed, so that
-    the bytes depend on the arguments alone.
+    TensorStore gives files random names and records the time; here the files have numbers and the time is fixed, so
+    that the bytes depend on the arguments alone.
     """
 
     use_ocdbt: ClassVar[bool] = True
@@ -247,11 +247,11 @@ class OcdbtWriter(OrbaxWriter):
                 before = b""
 
     def _lead(self, name: str, chunk: str) -> bytes:
-        """Return what lies before a chunk in its file, back to the one before it."""
+        """Return the bytes in front of a chunk in its file, back to the previous chunk."""
         return self._leads[f"{name}/{chunk}"]
 
     def _begin(self) -> None:
-        """Write the tree that says where all chunks are."""
+        """Write the tree with the locations of all chunks."""
         places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
         tree, manifest = encode(places, _file(len(self._sizes)))
         for number, size in enumerate(self._sizes):

@@ -86,7 +86,7 @@ class PickledReader(Reader):
             self.notes = (f"skipped, as they are neither arrays nor plain values: {shown}{more}",)
 
     def _leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-        """Yield dotted name and value of what is no dict, list or tuple with arrays in it."""
+        """Yield dotted name and value of all leaves; a list or tuple without arrays is a leaf."""
         value = _plain_dict(value)
         self._plain.count(name, depth)
         if depth > MAX_DEPTH:
@@ -138,7 +138,7 @@ def _plain_dict(value: Any) -> Any:
 
 
 def _array_of(value: Any) -> Pickled | None:
-    """Return the array that a placeholder stands for; None where it is none."""
+    """Return the array that a placeholder represents; None for other values."""
     if not isinstance(value, Record):
         return None
     try:
@@ -164,7 +164,7 @@ def _of_state(state: Any) -> Pickled:
 
 
 def _dtype_of(value: Any) -> tuple[str, bool]:
-    """Return the name of a dtype, or some text where it is none, and whether its bytes are swapped."""
+    """Return the name of a dtype (or a description if invalid), and whether its bytes are swapped."""
     if not isinstance(value, Record) or value.name != "numpy.dtype" or not value.arguments:
         return "an unknown dtype", False
     code = value.arguments[0]

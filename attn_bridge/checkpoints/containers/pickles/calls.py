@@ -1,4 +1,4 @@
-"""What the functions and classes that pickles of ``torch.save`` call would return, computed without calling them."""
+"""Results of the functions and classes in pickles of ``torch.save``, computed without calling them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORAGES = {
 """Class of a storage in the module torch -> NumPy name of its dtype."""
 
 QUANTISED = frozenset(f"torch.{kind}Storage" for kind in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4"))
-"""Classes of storages whose elements are no numbers."""
+"""Classes of storages with quantised elements."""
 
 TORCH_DTYPES = frozenset({*STORAGES.values(), "uint16", "uint32", "uint64"}) | {
     "float8_e4m3fn",
@@ -35,7 +35,7 @@ TORCH_DTYPES = frozenset({*STORAGES.values(), "uint16", "uint32", "uint64"}) | {
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
 }
-"""What a tensor of torch may be made of."""
+"""NumPy names of the dtypes that tensors of torch may have."""
 
 _OTHER_DTYPES = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
@@ -85,7 +85,7 @@ class Strided:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Record:
-    """A placeholder: what a class or function would be called with, the state and the items that would be set.
+    """A placeholder for an object: the class or function, its arguments, and the state and items to set.
 
     Nothing is called.
     """
@@ -111,7 +111,7 @@ class Key:
 
 
 class Refused(Exception):  # noqa: N818 - it is a verdict on arguments, turned into an error that names the file
-    """A call whose arguments make no sense."""
+    """The arguments of a call are invalid."""
 
 
 Count = Callable[[Any], None]
@@ -119,15 +119,15 @@ Count = Callable[[Any], None]
 
 
 def call(name: str, arguments: tuple[Any, ...], count: Count) -> Any:
-    """Return what a function of `CALLS` gives.
+    """Return the result of a function of `CALLS`.
 
     Args:
         name: dotted name.
         arguments: its arguments.
-        count: is told of every list that is copied.
+        count: called with every list that is copied.
 
     Raises:
-        Refused: the arguments are none that ``torch.save`` writes.
+        Refused: ``torch.save`` does not write such arguments.
     """
     return CALLS[name](arguments, count)
 
@@ -238,7 +238,7 @@ def _first(arguments: tuple[Any, ...], count: Count) -> Strided:
 
 
 def _moved(arguments: tuple[Any, ...], count: Count) -> Strided:
-    """Return what a tensor of another device was before it was copied there."""
+    """Return a tensor of another device as it was before the copy to that device."""
     data, dtype, *_ = _exactly(arguments, Strided, Global, object, object)
     if dtype.name != f"torch.{data.dtype}":
         raise Refused
@@ -246,7 +246,7 @@ def _moved(arguments: tuple[Any, ...], count: Count) -> Strided:
 
 
 def _typed(arguments: tuple[Any, ...], count: Count) -> Strided:
-    """Return a tensor whose storage says its dtype: (storage, offset, shape, strides, requires_grad, hooks, marks)."""
+    """Return a tensor with the dtype of its storage: (storage, offset, shape, strides, requires_grad, hooks, marks)."""
     if len(arguments) not in (4, 6, 7) or not isinstance(arguments[0], Storage):
         raise Refused
     return _tensor(arguments[0], arguments[0].dtype, arguments[1:4], arguments[6:])
@@ -303,22 +303,22 @@ CALLS: dict[str, Callable[[tuple[Any, ...], Count], Any]] = {
 GLOBALS = frozenset({*CALLS, *NAMES, *(f"torch.{name}" for name in STORAGES), "torch.storage.UntypedStorage"}) | {
     "torch.Tensor"
 }
-"""All names that are understood."""
+"""All supported names."""
 
 _DATA = (
     *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.distributed.tensor.", "torch.distributed._tensor."),
     *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy._core.numeric._frombuffer"),
     "numpy.core.numeric._frombuffer",
 )
-"""What the names begin with of functions that return tensors or arrays."""
+"""Prefixes of the names of functions that return tensors or arrays."""
 
 
 def holds_data(value: Any, count: Callable[[], None]) -> bool:
-    """Whether a value holds a tensor, a storage or an array, at any depth.
+    """Return whether a value contains a tensor, a storage or an array, at any depth.
 
     Args:
         value: of a pickle.
-        count: is told of every step.
+        count: called at every step.
     """
     left, seen = [value], set()
     while left:

@@ -1,4 +1,4 @@
-"""What a pickle of ``torch.save`` holds: tensors by dotted name, and plain values beside them."""
+"""Contents of a pickle of ``torch.save``: tensors by dotted name, and plain values besides them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULE = "; save the state_dict of what was saved as an object"
 
 
 class NotPlainError(CheckpointError):
-    """A value that JSON has not.
+    """A value of a type that JSON lacks.
 
     Attributes:
         kind: the class or function that made it, or its type.
@@ -40,13 +40,13 @@ class NotPlainError(CheckpointError):
 
 @dataclasses.dataclass
 class Contents:
-    """What a pickle holds.
+    """Contents of a pickle.
 
     Attributes:
         tensors: by dotted name.
         values: plain values by dotted name.
-        unread: dotted name of what holds tensors but can't be read -> the reason.
-        skipped: dotted name of other values -> the class or function that they need, or their type.
+        unread: dotted name of a value with tensors that can't be read -> the reason.
+        skipped: dotted name of another value -> the class or function that it needs, or its type.
     """
 
     tensors: dict[str, Strided] = dataclasses.field(default_factory=dict)
@@ -55,7 +55,7 @@ class Contents:
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is skipped, counted and named, the first few."""
+        """Return a line on the skipped values: the first few names, and the number of the rest."""
         if not self.skipped:
             return ()
         shown = [f"{printable(name)} ({printable(kind)})" for name, kind in list(self.skipped.items())[:SHOWN]]
@@ -64,27 +64,27 @@ class Contents:
 
 
 def read_pickle(data: bytes, path: Path) -> Contents:
-    """Return the tensors of a pickled dict by dotted name, the plain values beside them, and what is not read.
+    """Return the tensors of a pickled dict by dotted name, its plain values, and the entries that are not read.
 
-    Nothing is executed: an object of a class that is not understood is skipped by name.
+    Nothing is executed: an object of an unsupported class is skipped by name.
 
     Args:
         data: the pickle.
         path: named in errors.
 
     Raises:
-        CheckpointError: it is damaged, or holds no tensor that can be read.
+        CheckpointError: it is damaged, or has no readable tensor.
     """
     # Each value takes a byte of the pickle, so more values than bytes are the same ones again.
     return _Flattening(path, most=len(data)).of(Machine(data, path, placeholders=True).run())
 
 
 class Plain:
-    """Makes plain values of what a pickle holds, in at most so many steps.
+    """Converts values of a pickle to plain values, in a bounded number of steps.
 
     Args:
         path: named in errors.
-        most: steps.
+        most: maximum number of steps.
     """
 
     def __init__(self, path: Path, most: int):
@@ -97,10 +97,10 @@ class Plain:
             raise bad(self._path, f"{printable(name)} is nested too deeply or repeated too often")
 
     def value(self, value: Any, name: str, depth: int = 0) -> Any:
-        """Return a value with its tuples and sets as lists, its dtypes and its keys as texts.
+        """Return a value with its tuples and sets as lists, its dtypes and its keys as strings.
 
         Raises:
-            NotPlainError: it is, or holds, something that JSON has not.
+            NotPlainError: it is, or contains, a type that JSON lacks.
             CheckpointError: it is nested too deeply.
         """
         self.count(name, depth)
@@ -134,7 +134,7 @@ class Plain:
 
 
 def kind_of(value: Any) -> str:
-    """Return the class or function that a placeholder stands for, or a value's own type."""
+    """Return the class or function that a placeholder represents, or a value's own type."""
     if isinstance(value, Key):
         return kind_of(value.value)
     if isinstance(value, Record) and value.name in CALLS:  # what is not understood is one of its arguments
@@ -150,7 +150,7 @@ def kind_of(value: Any) -> str:
 
 
 class _Flattening:
-    """Names what nested dicts hold by their keys, joined by dots, and what lists with tensors hold by its number."""
+    """Assigns dotted names to the contents of nested dicts, and numbers to those of lists with tensors."""
 
     def __init__(self, path: Path, most: int):
         self._path = path
@@ -160,10 +160,10 @@ class _Flattening:
         self._first: CheckpointError | None = None
 
     def of(self, root: Any) -> Contents:
-        """Return what a pickle holds.
+        """Return the contents of a pickle.
 
         Raises:
-            CheckpointError: it holds no tensor that can be read, but something else that can't.
+            CheckpointError: it has no readable tensor, but an unreadable one.
         """
         path, contents = self._path, self._contents
         if isinstance(root, Record | Global):
@@ -215,7 +215,7 @@ class _Flattening:
             self._keep(value, name, depth)
 
     def _enter(self, part: str, value: Any, above: str, depth: int, *, is_odd: bool = False) -> None:
-        """Go on with a value below a name; what an empty key leads to, or one that is no text, has no name."""
+        """Descend into a value; the values of empty or non-string keys get no name, and are skipped or refused."""
         name = f"{above}.{part}" if above else part
         if part and not is_odd:
             self._walk(value, name, depth + 1)

@@ -19,7 +19,7 @@ MAX_BITS = 512
 
 
 class Machine:
-    """Executes the operations of a pickle that build dicts of tensors, and refuses every other one by name.
+    """Executes the operations of a pickle that build dicts of tensors, and refuses all others by name.
 
     Its memory is bounded by the pickle's length.
 
@@ -27,7 +27,7 @@ class Machine:
         data: the pickle.
         path: named in errors.
         inert: further names of classes and functions, whose objects and results become a `Record`.
-        placeholders: whether every other name becomes one as well, in place of being refused.
+        placeholders: whether all other names become a `Record` as well, instead of being refused.
     """
 
     def __init__(self, data: bytes, path: Path, inert: frozenset[str] = frozenset(), *, placeholders: bool = False):
@@ -41,7 +41,7 @@ class Machine:
         self._copies = len(data)
 
     def run(self) -> Any:
-        """Return what the pickle holds."""
+        """Return the pickled value."""
         stream = io.BytesIO(self._data)
         try:
             for operation, argument, start in pickletools.genops(stream):
@@ -185,7 +185,7 @@ class Machine:
         self.push(Storage(dtype, found[2], found[4]))
 
     def reduce(self) -> None:
-        """Push what a call of an allowed function gives, or a placeholder for it."""
+        """Push the result of an allowed function, or a placeholder for it."""
         arguments, function = self.pop(), self.pop()
         if not isinstance(arguments, tuple) or not self._may_call(function):
             raise self.bad("its pickle calls something that is no function")
@@ -218,7 +218,7 @@ class Machine:
             raise self.bad("its pickle repeats values too often")
 
     def new_object(self, keywords: Any = None) -> None:
-        """Push a placeholder for an object of an allowed class, or what is understood of it."""
+        """Push a placeholder for an object of an allowed class, or its supported equivalent."""
         arguments, kind = self.pop(), self.pop()
         is_class = self._placeholders if isinstance(kind, Record) else isinstance(kind, Global)
         if not is_class or not isinstance(arguments, tuple) or not (self._placeholders or kind.name in self._inert):

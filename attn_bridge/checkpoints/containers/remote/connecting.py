@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 PREFIXES = ("AWS_", "FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_")
-"""What the names of variables begin with that say how stores are reached."""
+"""Prefixes of environment variables that configure access to stores."""
 
 _systems: dict[tuple[Any, ...], Any] = {}
 
 
 def _system(protocol: str, make: Callable[[], Any]) -> Any:
-    """Return a file system with its open connections: another one where the process or the environment is another."""
+    """Return a cached file system with its open connections, one per process and environment."""
     said = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
     key = os.getpid(), protocol, *said
     if key not in _systems:
@@ -36,7 +36,7 @@ def _system(protocol: str, make: Callable[[], Any]) -> Any:
 
 
 def preload(protocols: Iterable[str]) -> None:
-    """Import what stores of these protocols are reached with, without connecting; what fails is told later."""
+    """Import the packages for stores of these protocols, without connecting; failures are reported on first use."""
     for protocol in protocols:
         with contextlib.suppress(FaultError), as_faults():
             importlib.import_module("fsspec").get_filesystem_class(protocol)

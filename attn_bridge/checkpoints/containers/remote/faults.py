@@ -1,7 +1,7 @@
-"""Requests that fail, in words without anything secret; whether another try is worth it; answers that are too slow.
+"""Failed requests: messages without secrets, decisions on retries, and a minimum speed of answers.
 
-The words are ours alone: what servers and libraries say may hold keys, tokens and signed URLs. An answer's body is read
-into memory that is there, no longer than was asked for, and at a minimum speed.
+Messages are ours alone: those of servers and libraries may contain keys, tokens and signed URLs. An answer's body is
+read into preallocated memory, up to the requested length, and at a minimum speed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ....printable import printable
 from ..base import CheckpointError
 
 TRIES = 10
-"""How often a request is made before it is given up."""
+"""Attempts per request before it is given up."""
 
 SLOW_TRIES = 2
-"""How often where an answer comes too slowly: each try takes all the time that is waited for one."""
+"""Attempts for an answer that is too slow: each attempt takes the full waiting time."""
 
 TRIES_WHILE_DOWN = 2
-"""How often, once one was given up and until one succeeds: what is cleared away then would wait as long each time."""
+"""Attempts after a request was given up, until a request succeeds: each cleanup request would wait as long again."""
 
 PAUSE, MAX_PAUSE = 0.1, 5.0
 """Seconds before the second try, and at most; each pause is about twice the one before."""
@@ -47,16 +47,16 @@ REDIRECTS = {
     "TooManyRedirects": "its server redirects requests without end",
     "RedirectClientError": "its server redirects requests to what is no http or https URL",
 }
-"""Names of errors of where a server sends requests -> what they mean; another try would be sent there, too."""
+"""Names of redirect errors -> their message; another try would be redirected as well."""
 
 FINAL = ("ParamValidationError", "InvalidURL", "UnsupportedProtocol", "InvalidRegionError", "ProfileNotFound")
-"""Names of errors of what was asked for."""
+"""Names of errors of invalid requests."""
 
 Answer = TypeVar("Answer")
 
 
 class FaultError(Exception):
-    """A request that failed, in words; `again` is whether it may succeed at another time."""
+    """A failed request, in words; `again` is whether a retry may succeed."""
 
     def __init__(self, words: str, *, again: bool = False):
         super().__init__(words)
@@ -64,26 +64,26 @@ class FaultError(Exception):
 
 
 class AbsentError(FaultError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 class DeniedError(FaultError):
-    """What was asked for may not be read or written."""
+    """Reading or writing the requested object is denied."""
 
 
 class GivenUpError(FaultError):
-    """A request that failed as often as it was made."""
+    """A request failed in all attempts."""
 
 
 class SlowError(FaultError):
-    """An answer that comes too slowly."""
+    """An answer is too slow."""
 
     def __init__(self, words: str):
         super().__init__(words, again=True)
 
 
 class ChangedError(FaultError):
-    """What was asked for is another one than when it was opened, or is there though it should not be."""
+    """The requested object changed since it was opened, or exists although it must not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Answer:
 
 
 def fault_of(error: BaseException) -> FaultError:
-    """Return what an error of a library or of the system means."""
+    """Return the fault for an error of a library or of the system."""
     if isinstance(error, FaultError):
         return error
     answer = _answer(error)
@@ -133,7 +133,7 @@ def fault_of(error: BaseException) -> FaultError:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in seen:
@@ -143,7 +143,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _answer(error: BaseException) -> _Answer:
-    """Return the HTTP status, and a store's own code, of an error of any library."""
+    """Return the HTTP status, and the store's error code, from an error of any library."""
     for one in _chain(error):
         said: Any = getattr(one, "response", None)
         if isinstance(said, dict):  # botocore's
@@ -160,7 +160,7 @@ def _answer(error: BaseException) -> _Answer:
 
 @contextlib.contextmanager
 def as_faults() -> Iterator[None]:
-    """Raise what fails within as a fault: fsspec, its packages and what they call have classes of their own for it.
+    """Convert errors raised within to faults: fsspec, its packages and their dependencies have various error classes.
 
     Raises:
         FaultError: something failed.
@@ -174,7 +174,7 @@ def as_faults() -> Iterator[None]:
 
 
 async def patiently(ask: Callable[[], Awaitable[Answer]], tries: int) -> Answer:
-    """Make a request until it succeeds, so often at most, with ever longer pauses.
+    """Make a request until it succeeds, at most `tries` times, with increasing pauses.
 
     Raises:
         FaultError: no further try is worth it.
@@ -201,10 +201,10 @@ WINDOW = 30.0
 """Seconds over which the speed of an answer is measured: as long as a connection may be silent."""
 
 MIN_SPEED = 100
-"""Bytes per second that an answer has at least, over a window.
+"""Minimum speed of an answer in bytes per second, over a window.
 
-A link of GPRS, the slowest in use, carries about 2,500. The 16 requests that a store has under way at the same time
-share that, so each gets 156; what is left is for their headers and for shares that are not equal.
+A link of GPRS, the slowest in use, carries about 2,500. The 16 concurrent requests of a store share that, so each gets
+156; the margin is for their headers and for unequal shares.
 """
 
 

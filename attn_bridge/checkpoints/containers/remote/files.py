@@ -1,4 +1,4 @@
-"""Files of a store, read by position: few requests for what is small, several at a time for what is large."""
+"""Files of a store, read by position: few requests for small ranges, several concurrent ones for large ranges."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FIRST, MOST = 1 << 16, 1 << 23
 """Bytes that are read ahead of a small range: at first, and at most once a file is read in order."""
 
 LARGE = 1 << 22
-"""Bytes from which on a range is read by itself, straight to where it goes."""
+"""Ranges of at least this many bytes are read by a separate request, straight to their destination."""
 
 GAP = 1 << 16
 """Bytes between two ranges that are read along rather than asked for twice."""
 
 HELD, HELD_IN_ALL = 1 << 24, 1 << 25
-"""Bytes that are kept of a file, for what is read next, and of all files together."""
+"""Bytes of a file that are cached for later reads, and those of all files together."""
 
 HELD_AHEAD = 1 << 26
-"""Bytes that are being read, or wait to be taken, of one file at most."""
+"""Maximum bytes of a file that are being read ahead or not yet taken."""
 
 _recent: collections.OrderedDict[int, tuple[weakref.ref[RemoteFile], int]] = collections.OrderedDict()
 _recent_lock = threading.Lock()
 
 
 class RemoteFile(File):
-    """A file of a store; every range of it is of the file that was opened, or an error.
+    """A file of a store; every range comes from the version that was opened, or is an error.
 
     Raises:
-        CheckpointError: it is not there, or is no file.
+        CheckpointError: it does not exist, or is not a file.
     """
 
     def __init__(self, path: Path):
@@ -75,7 +75,7 @@ class RemoteFile(File):
         return whole
 
     def read_into(self, start: int, into: memoryview) -> None:
-        """Read as many bytes as there is room for into memory that is there."""
+        """Fill `into` with bytes from position `start` on."""
         stop = start + len(into)
         if start < 0 or stop > self.size:
             raise bad(self.path, f"ends at byte {self.size}, before byte {stop}")
@@ -142,7 +142,7 @@ class RemoteFile(File):
                     self._ahead.popleft()[2].cancel()  # nobody has come for it
 
     def _take_ahead(self, start: int, into: memoryview) -> int:
-        """Take what is being read, from the beginning of a range on, and return how many bytes that are."""
+        """Copy read-ahead bytes from the start of a range, waiting for them, and return their number."""
         done = 0
         while done < len(into):
             here = start + done
@@ -172,7 +172,7 @@ class RemoteFile(File):
         return number >= 0 and self._starts[number] + len(self._blocks[self._starts[number]]) >= stop
 
     def _take(self, start: int, into: memoryview) -> int:
-        """Take what is held of a range, from its beginning on, and return how many bytes that are."""
+        """Copy cached bytes from the start of a range, and return their number."""
         done = 0
         while done < len(into):
             number = bisect.bisect_right(self._starts, start + done) - 1
@@ -188,7 +188,7 @@ class RemoteFile(File):
         return done
 
     def _remember(self, blocks: Iterable[tuple[int, memoryview]]) -> None:
-        """Keep bytes for what is read next, and free those of the files that were read longest ago."""
+        """Cache blocks for later reads, and free those of the least recently read files."""
         with self._lock:
             for start, block in blocks:
                 self._hold(start, block)
@@ -219,7 +219,7 @@ class RemoteFile(File):
             self._starts.remove(oldest)
 
     def close(self) -> None:
-        """Free what is held; the next reading asks for it again."""
+        """Free the cache; the next read requests the bytes again."""
         with self._lock:
             self._starts.clear()
             self._blocks.clear()

@@ -1,4 +1,4 @@
-"""Files made of objects of a store: copied there where the store can do that, and visible all at once."""
+"""Assembles files from staged objects of a store: by server-side copies if possible, and visible all at once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LEAST = 5 << 20
 """Bytes that each part of an object has at least, but for the last; ranges are copied of longer objects: S3's rules."""
 
 MOST = 1 << 28
-"""Bytes that are copied by one request, at most."""
+"""Maximum bytes copied by one request."""
 
 SENT = 1 << 23
 """Bytes of a part that is sent and not copied, at most, and of a file that is not made of parts at all."""
 
 COPIED = 1 << 20
-"""Bytes from which on a file that is copied as a whole is made of parts: three requests in place of its bytes."""
+"""Files of at least this many bytes that are a single copy are made of parts: three requests replace sending them."""
 
 AT_ONCE = 16
 """Parts of a file that are copied or sent at the same time."""
@@ -46,7 +46,7 @@ _ALONE = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a file: a copy of one span, or what is put together of several."""
+    """A part of a file: a copy of one span, or a concatenation of several."""
 
     spans: tuple[Span, ...]
 
@@ -62,9 +62,9 @@ class Part:
 
 
 def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
-    """Cut a file into parts: long spans are copied, short ones are put together to parts that are long enough.
+    """Cut a file into parts: long spans are copied, short ones are concatenated to parts of sufficient size.
 
-    What is long enough grows with the file, so that a store takes as many parts as there are.
+    The sufficient size grows with the file, so that the number of parts stays within the store's limit.
     """
     least = max(LEAST, -(-spans[-1].stop // COUNT)) if spans else LEAST
     sent, most = max(SENT, least), max(MOST, 2 * least)
@@ -109,10 +109,10 @@ def read_part(staged: Staged, part: Part) -> bytearray:
 
 
 class Joined:
-    """A file that is there once it is completed; here, all of it is written then.
+    """A file that exists once it is completed; in this class, all of it is written then.
 
     Args:
-        staged: where its bytes are.
+        staged: its staged bytes.
         file: its name there.
         size: its bytes.
         key: its name in the store.
@@ -124,21 +124,21 @@ class Joined:
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether what was begun has to be aborted where it is not completed."""
+        """Whether a begun upload must be aborted if it is not completed."""
         return False
 
     def prepare(self) -> None:
-        """Do all that can be done before the file is there.
+        """Do all work that is possible before the file exists.
 
         Raises:
-            CheckpointError: the store can't do it.
+            CheckpointError: the store refuses it.
         """
 
     def complete(self) -> None:
-        """Have the file be there.
+        """Make the file visible.
 
         Raises:
-            CheckpointError: it can't be.
+            CheckpointError: the store refuses it.
         """
         if self.size <= SENT:
             self.staged.store.put(self.key, b"".join(read_part(self.staged, part) for part in self.parts))
@@ -156,7 +156,7 @@ class Joined:
                 yield read_part(self.staged, Part((Span(first, stop, span.name, span.at + first - span.start),)))
 
     def abort(self) -> None:
-        """Leave it."""
+        """Abandon the file."""
 
 
 class S3Joined(Joined):
@@ -169,7 +169,7 @@ class S3Joined(Joined):
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether it is longer than what is sent by one request, or the store can copy all of it."""
+        """Whether it is longer than a single request's limit, or the store can copy all of it."""
         return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
 
     def _is_whole(self, part: Part) -> bool:
@@ -222,7 +222,7 @@ class S3Joined(Joined):
         return str(self._run(send)["ETag"])
 
     def complete(self) -> None:
-        """Have the file be there."""
+        """Make the file visible."""
         if not self._id:
             super().complete()
             return
@@ -255,14 +255,14 @@ class S3Joined(Joined):
 
 
 def join(staged: Staged, file: str, size: int, key: str) -> Joined:
-    """Return a file that is to be made of what was staged."""
+    """Return a file to assemble from staged bytes."""
     if isinstance(staged.store, S3Store):
         return S3Joined(staged, file, size, key, staged.store)
     return Joined(staged, file, size, key)
 
 
 def abandon(store: Store, keys: Sequence[str]) -> None:
-    """Have a store forget what a killed process began to make of parts, as far as it can tell."""
+    """Abort multipart uploads that a killed process began, if the store lists them."""
     if not isinstance(store, S3Store):
         return
     for key in keys:

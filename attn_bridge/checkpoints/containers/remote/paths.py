@@ -29,7 +29,7 @@ WEB = ("http", "https")
 """Protocols of web servers, whose URLs may have a query."""
 
 LOCAL = ("file", "local")
-"""Protocols of what lies on this machine."""
+"""Protocols of files on this machine."""
 
 UNWRITABLE = {
     **dict.fromkeys(WEB, "a web server can't be written to"),
@@ -42,7 +42,7 @@ EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "fsspec and gcsfs: pip install 'attn-bridge[remote]' gcsfs"),
     "hf": "fsspec and huggingface_hub: pip install 'attn-bridge[remote]' huggingface_hub",
 }
-"""Protocol -> what reading it needs."""
+"""Protocol -> the packages to install for it."""
 
 
 def is_url(text: str) -> bool:
@@ -72,11 +72,11 @@ def shown(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What a store says of a file, by the names that the system has for it.
+    """A store's metadata of a file, under the attribute names of `os.stat_result`.
 
     Attributes:
         st_size: its bytes.
-        st_mtime_ns: a number that is another one once the file is: made of its ETag, or of what the store has for that.
+        st_mtime_ns: changes whenever the file changes: derived from its ETag, or from the store's equivalent.
     """
 
     st_size: int
@@ -86,11 +86,11 @@ class Status:
 class RemotePath:
     """A file or folder of a store.
 
-    What the store says of folders and files is asked for once; `fresh` gives a path that asks again.
+    Metadata of files and folders is cached; `fresh` returns a path with an empty cache.
 
     Args:
-        url: the URL; of what is derived from a path, the store's own name for it.
-        root: the path that this one is derived from.
+        url: the URL; for a derived path, the store's own name for it.
+        root: the path that this path is derived from.
     """
 
     __slots__ = ("_key", "_known", "_query")
@@ -108,7 +108,7 @@ class RemotePath:
             self._known, self._key, self._query = root._known, url, ""
 
     def fresh(self) -> RemotePath:
-        """Return the same path, for which the store is asked anew."""
+        """Return the same path with an empty cache of the store's metadata."""
         found = RemotePath(self._key, self)
         found._query, found._known = self._query, _Known(self._known.protocol)
         return found
@@ -148,7 +148,7 @@ class RemotePath:
 
     @property
     def needed(self) -> str:
-        """The packages that its protocol needs, and how they are installed."""
+        """The packages that its protocol needs, and how to install them."""
         return EXTRAS.get(self.protocol, "fsspec and its package for that protocol: pip install 'attn-bridge[remote]'")
 
     @property
@@ -200,11 +200,11 @@ class RemotePath:
         return PurePosixPath(self._key[len(other._key) :].lstrip("/"))
 
     def with_name(self, name: str) -> Path:
-        """Return the file of that name beside it."""
+        """Return the path of a sibling file with that name."""
         return self.parent / name
 
     def is_relative_to(self, other: object) -> bool:
-        """Whether it is that path or lies in it."""
+        """Whether this path equals `other` or is below it."""
         return self == other or other in self.parents
 
     def resolve(self) -> Path:
@@ -227,25 +227,25 @@ class RemotePath:
         return self._known.store(self)
 
     def entry(self) -> Entry | None:
-        """Return what the store says of it; None where it is not there."""
+        """Return the store's metadata of this path; None if it does not exist."""
         return self.store.entry(self._key)
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Whether a file or folder exists."""
         return self.entry() is not None
 
     def is_file(self) -> bool:
-        """Whether it is there as a file."""
+        """Whether a file exists."""
         found = self.store.entry(self._key, as_file=True)
         return found is not None and not found.is_folder
 
     def is_dir(self) -> bool:
-        """Whether it is there as a folder."""
+        """Whether a folder exists."""
         found = self.entry()
         return found is not None and found.is_folder
 
     def iterdir(self) -> Iterator[Path]:
-        """Yield what is in a folder."""
+        """Yield the entries of a folder."""
         for name in self.store.children(self._key):
             yield self / name
 
@@ -257,10 +257,10 @@ class RemotePath:
                 yield from one.rglob(pattern)
 
     def stat(self) -> Status:
-        """Return what the store says of a file.
+        """Return the store's metadata of a file.
 
         Raises:
-            OSError: it is not there.
+            OSError: it does not exist.
         """
         found = self.entry()
         if found is None:
@@ -296,15 +296,15 @@ class _Known:
 
 
 def as_path(path: RemotePath) -> Path:
-    """Return a remote path by the type that readers and writers name: it has what they use of that."""
+    """Return a remote path under the type that readers and writers annotate; it has the methods that they use."""
     return cast(Path, path)
 
 
 def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
-    """Return the path of what a user names: a local one, or one behind a URL, for which the store is asked anew.
+    """Return the path that a user names: a local one, or one behind a URL with fresh metadata.
 
     Raises:
-        CheckpointError: (a ValueError) a URL that became a path of this machine.
+        CheckpointError: (a ValueError) a `pathlib.Path` made from a URL.
     """
     if isinstance(given, RemotePath):
         return as_path(given.fresh())
@@ -321,39 +321,39 @@ def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
 
 
 def check_writable(target: Path) -> None:
-    """Refuse a target where nothing is written.
+    """Refuse a target in a place that is never written.
 
     Raises:
-        CheckpointError: it is a web server's or the hub's.
+        CheckpointError: it is on a web server or the hub.
     """
     if isinstance(target, RemotePath) and target.protocol in UNWRITABLE:
         raise CheckpointError(f"{target}: {UNWRITABLE[target.protocol]}")
 
 
 def text_of(given: str | os.PathLike[str] | RemotePath) -> str:
-    """Return a path as text that `to_path` makes it of again, with all that is secret in it."""
+    """Return a path as text that `to_path` parses again, including all secrets."""
     return given.url if isinstance(given, RemotePath) else os.fspath(given)
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path lies behind a URL."""
+    """Whether a path is behind a URL."""
     return isinstance(path, RemotePath)
 
 
 def forget(path: Path) -> None:
-    """Forget what a store said of folders and files; nothing for local paths."""
+    """Clear the cached metadata of a store; does nothing for local paths."""
     if isinstance(path, RemotePath):
         path.store.forget()
 
 
 def survey(folder: Path, ending: str) -> None:
-    """Learn of all that is below a folder of a store, and read its files with that ending; nothing for local ones."""
+    """List everything below a folder of a store, and read its files with that ending; a no-op for local folders."""
     if isinstance(folder, RemotePath):
         folder.store.survey(folder.key, ending)
 
 
 def is_there(path: Path) -> bool:
-    """Return whether a file of that name is there, or on this machine anything: a pipe is refused, not passed over."""
+    """Return whether a file of that name exists; on this machine, anything: a pipe is refused later, not ignored."""
     return path.is_file() if isinstance(path, RemotePath) else os.path.lexists(path)
 
 

@@ -1,4 +1,4 @@
-"""S3 and what speaks as it does."""
+"""S3 and compatible stores."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SMALL = 1 << 20
 """Bytes up to which an object is read by one request, without asking for its size before."""
 
 PIECE_BACK = 1 << 23
-"""Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
+"""Bytes read back at a time, where the store's tag is not the checksum of the upload."""
 
 WAIT = {"connect_timeout": 10, "read_timeout": 30}
-"""Seconds after which a connection that gives nothing is given up, and the request is made again."""
+"""Seconds after which a silent connection is given up, and the request is made again."""
 
 
 class Body(io.BytesIO):
-    """What is sent; its size is asked for by what would make a copy of it."""
+    """The body of an upload; its size is computed without a copy."""
 
     def __init__(self, data: bytes | bytearray):
         super().__init__(data)
@@ -59,7 +59,7 @@ def preload() -> None:
 
 
 class S3Store(Store):
-    """A bucket: each range is asked for with the ETag that the file had when it was opened."""
+    """A bucket; each range is requested with the ETag that the file had when it was opened."""
 
     at_once = 32  # what is asked for before it is needed comes all at the same time
     is_tied = True
@@ -169,7 +169,7 @@ class S3Store(Store):
         return tag
 
     async def _hold_against(self, key: str, tag: str, data: bytes | bytearray) -> None:
-        """Read an object back."""
+        """Read an object back, and compare it with the bytes sent."""
         for first in range(0, len(data), PIECE_BACK):
             part = data[first : first + PIECE_BACK]
             found = memoryview(bytearray(len(part)))

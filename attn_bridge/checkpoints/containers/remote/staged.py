@@ -1,7 +1,7 @@
-"""Files that are written by position to a store, before they are there: their bytes lie in objects of any order.
+"""Files written by position to a store before publication, staged in objects in any order.
 
-Object stores write whole objects alone. What is written here goes, as it comes, into objects of some MiB, and it is
-noted which bytes of which file each of them holds; `joining` makes the files of them.
+Object stores write whole objects alone. Writes are collected into objects of some MiB, together with notes on the file
+and range of their bytes; `joining` assembles the files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Span:
 
 
 class Cover:
-    """Which object holds which bytes of a file; what is noted later counts."""
+    """Which object contains which bytes of a file; later notes take precedence."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -97,7 +97,7 @@ class Cover:
 
 
 def _split(segments: list[tuple[str, int, int]], count: int) -> tuple[list[Any], list[Any]]:
-    """Cut segments of files behind so many bytes."""
+    """Split segments of files after `count` bytes."""
     first: list[Any] = []
     rest: list[Any] = []
     for file, start, size in segments:
@@ -114,10 +114,10 @@ class Staged:
     """Files that several processes write.
 
     Args:
-        store: where.
+        store: the store.
         folder: key of the folder of the objects.
 
-    What this process writes is verified when it is sent. What others wrote is known once `take` was told.
+    Bytes written by this process are verified when they are sent; those of other processes are registered by `take`.
     """
 
     def __init__(self, store: Store, folder: str):
@@ -141,7 +141,7 @@ class Staged:
     # ---- writing
 
     def suit(self, task_bytes: int) -> None:
-        """Send at the same time what workers may hold who write so many bytes at a time."""
+        """Limit the bytes sent concurrently to the memory of workers with tasks of `task_bytes`."""
         with self._lock:
             self._room = max(LITTLE, min(ROOM, 3 * task_bytes // 2))
 
@@ -159,7 +159,7 @@ class Staged:
         return max(2, round(self._room / size))
 
     def begin(self, file: str, size: int | None) -> None:
-        """Say how long a file will be; None: it begins anew, and is as long as what is written."""
+        """Set the length of a file; with None the file restarts, and is as long as the bytes written."""
         with self._lock:
             if size is None:
                 self._covers.pop(file, None)
@@ -172,7 +172,7 @@ class Staged:
         """Write bytes of a file.
 
         Raises:
-            CheckpointError: what was written before can't be sent.
+            CheckpointError: bytes of an earlier call can't be sent.
         """
         done = 0
         full = self._pack + LEAST  # what is left at the end can then be copied, too
@@ -192,7 +192,7 @@ class Staged:
                     self._send(self._pack)
 
     def _send(self, most: int) -> None:
-        """Begin to send so many bytes of what was written."""
+        """Begin to send at most `most` bytes of the buffer."""
         if not self._buffer and not self._changed:
             return
         while True:
@@ -215,7 +215,7 @@ class Staged:
         self._sending.append((note, job))
 
     def _settle(self) -> None:
-        """Wait until the object that was sent first is there."""
+        """Wait until the oldest object is stored."""
         note, job = self._sending[0]
         note["tag"] = job.result()
         self._sending.popleft()
@@ -251,10 +251,10 @@ class Staged:
     # ---- what is known
 
     def take(self, notes: Iterable[Mapping[str, Any]]) -> None:
-        """Learn of what others wrote, the latest last.
+        """Register the notes of other processes, the latest last.
 
         Raises:
-            KeyError, TypeError, ValueError: it is malformed.
+            KeyError, TypeError, ValueError: a note is malformed.
         """
         with self._lock:
             for note in notes:
@@ -271,7 +271,7 @@ class Staged:
             at += count
 
     def forget(self) -> None:
-        """Forget all that is known, and what was not sent."""
+        """Discard all notes, and everything not yet sent."""
         with self._lock:
             while self._sending:
                 self._sending.popleft()[1].exception()
@@ -280,18 +280,18 @@ class Staged:
             self._buffer, self._segments, self._notes = bytearray(), [], []
 
     def files(self) -> dict[str, int]:
-        """Return all files, and how long they are."""
+        """Return file -> length for all files."""
         with self._lock:
             names = {*self._sizes, *self._covers}
             return {name: self._sizes.get(name, self._covers[name].stop) for name in sorted(names)}
 
     def spans(self, file: str, start: int, stop: int) -> list[Span]:
-        """Return where bytes of a file are."""
+        """Return the staged spans of bytes of a file."""
         with self._lock:
             return self._covers[file].between(start, stop) if file in self._covers else [Span(start, stop, "", 0)]
 
     def object(self, name: str) -> tuple[str, Entry]:
-        """Return the key of an object, and what the store says of it."""
+        """Return the key of an object, and its store metadata."""
         size, tag = self._objects[name]
         return f"{self.folder}/{name}", Entry(size, tag)
 
@@ -301,7 +301,7 @@ class Staged:
         """Return bytes of a file as the store has them.
 
         Raises:
-            CheckpointError: something of it was not written, or can't be read.
+            CheckpointError: some bytes were not written, or can't be read.
         """
         whole = memoryview(bytearray(count))
         with self._lock:
@@ -330,7 +330,7 @@ class Staged:
         return data
 
     def _fetch(self, name: str) -> tuple[memoryview, Future[None]]:
-        """Begin to read an object that is not held, and return its bytes with what is done once they are there."""
+        """Begin to read an object unless cached; return its bytes, and a future that is done when they are complete."""
         with self._lock:
             if name in self._held:
                 self._held.move_to_end(name)

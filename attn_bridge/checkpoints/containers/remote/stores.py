@@ -1,4 +1,4 @@
-"""Stores: what they hold, and ranges of bytes of it, through fsspec; requests that fail are made again."""
+"""Stores through fsspec: their metadata, and ranges of bytes; failed requests are retried."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ SPREAD = 8
 """Requests that one range is spread over, at most, where they are shorter than `PART`."""
 
 HEAD = 1 << 16
-"""Bytes from the beginning of a file on that come along where it is asked for before it is opened."""
+"""Bytes from the beginning of a file that a request for its metadata also returns."""
 
 BATCH = 1000
 """Objects that are deleted by one request."""
 
 TAGS = ("ETag", "etag", "generation", "lfs", "blob_id", "checksum", "md5", "LastModified", "mtime", "Last-Modified")
-"""Where fsspec's packages have what tells a file from a later one by the same name; the first that is there counts."""
+"""Keys under which fsspec's packages have a file's version; the first that exists is used."""
 
 _STREAMS = Threads(8, "stream")
-"""What writes piece by piece: pieces are read by requests that wait for turns, and for threads of the loop's own."""
+"""Threads that write piece by piece: pieces come from requests that wait for turns and for the loop's threads."""
 
 Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a store says of a name.
+    """A store's metadata of a name.
 
     Attributes:
         size: bytes of a file.
-        tag: another one once the file is.
+        tag: changes whenever the file changes (an ETag).
         is_folder: whether it is a folder.
-        head: the first bytes of a file, where they came along.
+        head: the first bytes of a file, if they came along.
     """
 
     size: int
@@ -66,10 +66,10 @@ class Store:
     """A store through fsspec.
 
     Args:
-        path: the path that the store is connected to for; all keys are as its own.
+        path: a path of the store; all keys have its form.
         system: fsspec's file system.
 
-    What it says of folders and files is remembered, so that each is asked for once; `forget` forgets it.
+    Metadata of folders and files is cached, so that each is requested once; `forget` clears the cache.
     """
 
     def __init__(self, path: RemotePath, system: Any):
@@ -88,12 +88,12 @@ class Store:
     """Requests that are under way at the same time, in one process."""
 
     is_tied: ClassVar[bool] = False
-    """Whether a range is read of the very file that an entry says, so that nothing has to be asked afterwards."""
+    """Whether a range is always read from the version of the entry, so that no check is needed afterwards."""
 
     # ---- what a store of another kind does otherwise
 
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
-        """Return what is known of a name; where it is asked for `as_file`, folders need not be found."""
+        """Return the metadata of a name; with `as_file`, folders need not be recognised."""
         try:
             with as_faults():
                 return entry_of(await self._call("info", await self._name(key)))
@@ -101,7 +101,7 @@ class Store:
             return None
 
     async def _list(self, key: str) -> dict[str, Entry]:
-        """Return what is in a folder."""
+        """Return the entries of a folder."""
         refreshes = {"refresh": True} if "refresh" in inspect.signature(self._system.ls).parameters else {}
         name = await self._name(key)
         found = await self._call("ls", name, detail=True, **refreshes)
@@ -116,7 +116,7 @@ class Store:
         return {str(path)[len(name) + 1 :]: entry_of(one) for path, one in found.items()}
 
     async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
-        """Fill memory with bytes of a file from a position on; what is shorter is an error."""
+        """Fill `into` with bytes of a file from position `start` on; a shorter answer is an error."""
         data = await self._call("cat_file", await self._name(key), start=start, end=start + len(into))
         fill(into, data)
 
@@ -125,7 +125,7 @@ class Store:
         return None
 
     async def _confirm(self, key: str, entry: Entry) -> None:
-        """Refuse a file that is no longer the one it was: a request of its own, where ranges are not tied to it."""
+        """Check that a file is unchanged: a separate request, for stores whose ranges are not tied to a version."""
         now = await self._info(key)
         if now is None or (now.size, now.tag) != (entry.size, entry.tag):
             raise ChangedError("has changed while it was read")
@@ -143,7 +143,7 @@ class Store:
         return found.tag
 
     async def _delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are no error."""
+        """Delete objects; missing ones are not an error."""
         for key in keys:
             with contextlib.suppress(AbsentError), as_faults():
                 await self._call("rm_file" if hasattr(self._system, "rm_file") else "rm", await self._name(key))
@@ -151,7 +151,7 @@ class Store:
     # ---- calls
 
     async def _name(self, key: str) -> str:
-        """Return a name as fsspec's file system has it."""
+        """Return a name in the form of fsspec's file system."""
         return str(self._system._strip_protocol(f"{self._protocol}://{key}"))
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -165,7 +165,7 @@ class Store:
         return str(self._path.derived(key))
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Do work in fsspec's loop and wait for it.
+        """Run a coroutine in fsspec's event loop and wait for it.
 
         Raises:
             FaultError: after all tries.
@@ -193,7 +193,7 @@ class Store:
     # ---- what is there
 
     def forget(self) -> None:
-        """Forget what is remembered."""
+        """Clear the cached metadata."""
         with self._lock:
             self._stale |= self._folders.keys()
             self._folders.clear()
@@ -212,13 +212,13 @@ class Store:
             self.children(key)
 
     def entry(self, key: str, *, as_file: bool = False) -> Entry | None:
-        """Return what is at a name; None where nothing is, or `as_file`, perhaps, a folder.
+        """Return the entry of a name; None if it does not exist (or, `as_file`, is a folder).
 
-        A name that may not be read counts as one that is not there, but for the one that the user gave: stores deny
-        what does not exist to those who may not list it.
+        A name that may not be read counts as missing, except the root that the user named: stores deny access to
+        missing names for users who may not list them.
 
         Raises:
-            CheckpointError: the store can't be asked.
+            CheckpointError: the store does not answer.
         """
         folder, _, name = key.rpartition("/")
         self._renew(folder)
@@ -252,10 +252,10 @@ class Store:
         return found
 
     def children(self, key: str) -> dict[str, Entry]:
-        """Return what is in a folder, by name.
+        """Return the entries of a folder, by name.
 
         Raises:
-            CheckpointError: the store can't be asked.
+            CheckpointError: the store does not answer.
         """
         self._renew(key)
         with self._lock:
@@ -268,14 +268,14 @@ class Store:
         return self.note(key, found)
 
     def note(self, key: str, inside: dict[str, Entry]) -> dict[str, Entry]:
-        """Remember what is in a folder, and return it sorted by name."""
+        """Cache the entries of a folder, and return them sorted by name."""
         found = {name: inside[name] for name in sorted(inside)}
         with self._lock:
             self._folders[key] = found
         return found
 
     def survey(self, key: str, ending: str = "") -> None:
-        """Learn of everything below a folder at once, and read the beginnings of the files with that ending, if any.
+        """List everything below a folder at once, and read the beginnings of the files with that ending, if any.
 
         Raises:
             CheckpointError: the store can't be asked.
@@ -322,7 +322,7 @@ class Store:
             raise bad(self.shown(key), f"can't be written: {fault}") from None
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object where there is none; return whether there was none.
+        """Write an object unless it exists; return whether it was written.
 
         Raises:
             CheckpointError: it can't be written.
@@ -336,7 +336,7 @@ class Store:
         return True
 
     def get(self, key: str) -> bytes | None:
-        """Return a small object as it is now; None where there is none.
+        """Return the current bytes of a small object; None if it does not exist.
 
         Raises:
             CheckpointError: it can't be read.
@@ -386,7 +386,7 @@ class Store:
                 raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
 
     def stream(self, key: str, pieces: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
-        """Write an object piece by piece; each try asks for the pieces anew.
+        """Write an object piece by piece; each attempt requests the pieces again.
 
         Raises:
             CheckpointError: it can't be written.
@@ -430,7 +430,7 @@ class Store:
             self._gather(key, [functools.partial(self._confirm, key, entry)])
 
     def begin(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> Future[None]:
-        """Begin to fill memory as `read` does, and return what is done then, or fails as a `FaultError`."""
+        """Begin to fill memory as `read` does; return a future, which fails with a `FaultError`."""
         cut = [part for start, into in ranges for part in parts(start, into)]
 
         async def work() -> None:
@@ -442,7 +442,7 @@ class Store:
         return asyncio.run_coroutine_threadsafe(work(), asyn.get_loop())
 
     async def _all(self, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        """Make requests at the same time; where one fails for good, none is under way any more."""
+        """Make requests concurrently; if one fails for good, the others are cancelled."""
         jobs = [asyncio.ensure_future(self._patiently(one)) for one in requests]
         try:
             await asyncio.gather(*jobs)
@@ -466,7 +466,7 @@ class Store:
 
 
 def _ways(key: str) -> Iterator[tuple[str, str]]:
-    """Yield the folders above a name, each with what leads from it to the name."""
+    """Yield the folders above a name, each with the next part of the path to it."""
     at = key.rfind("/")
     while at > 0:
         yield key[:at], key[at + 1 :].partition("/")[0]
@@ -480,14 +480,14 @@ def parts(start: int, into: memoryview) -> list[tuple[int, memoryview]]:
 
 
 def fill(into: memoryview, data: bytes) -> None:
-    """Take what a request gave, if it is as long as what was asked for."""
+    """Copy the response into the buffer; raise if its length differs from the requested range."""
     if len(data) != len(into):
         raise FaultError(f"the store sends {len(data)} bytes of {len(into)}", again=True)
     into[:] = data
 
 
 def entry_of(found: dict[str, Any]) -> Entry:
-    """Return what fsspec says of a name."""
+    """Return the entry for fsspec's metadata of a name."""
     if found.get("type") == "directory":
         return FOLDER
     size = found.get("size")

@@ -1,4 +1,4 @@
-"""Files that are written, wherever they go: by position, or small ones as a whole."""
+"""Files to write, locally or in a store: by position, or small ones as a whole."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StagedTarget(Target):
     joins = True
 
     def fill(self, start: int, data: Any) -> None:
-        """Write what of it no worker of this plan has written."""
+        """Write the bytes that no worker of this plan has written."""
         view = as_bytes(data)
         for span in self._staged.spans(self._file, start, start + len(view)):
             if not span.name:
@@ -82,7 +82,7 @@ class StagedTarget(Target):
 
 
 def open_target(path: Path, size: int | None = None, *, past_cache: bool = True) -> Target:
-    """Begin to write a file by position, or go on with one that is there; `past_cache`: see `Target`."""
+    """Begin to write a file by position, or continue an existing one; `past_cache`: see `Target`."""
     return StagedTarget(path, size) if isinstance(path, StagedPath) else Target(path, size, past_cache=past_cache)
 
 

@@ -1,4 +1,4 @@
-"""Web servers: files whose servers answer requests for ranges, and folders as far as servers list them; and the hub.
+"""Web servers with support for ranges, with folders if the server lists them; and the hub.
 
 A repository of the Hugging Face hub is read as of one commit.
 """
@@ -29,10 +29,10 @@ USUAL = (
     *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
     *(ORBAX_METADATA, DCP_METADATA, "config.json", "params.json", "attn-bridge.json", "attn-bridge.kept"),
 )
-"""Names that are looked for in a folder that its server does not list."""
+"""Names to look for in a folder that its server does not list."""
 
 NO_FILE = "attn-bridge.no-file"
-"""A name that is nowhere: what a server sends for it is its answer to every name."""
+"""A name that does not exist: the server's answer for it is its answer for any missing name."""
 
 PAGE = "its server answers with a web page"
 
@@ -45,7 +45,7 @@ _LINK = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'?#]+)["']""", re.IGNORECAS
 class WebStore(Store):
     """Files of a web server.
 
-    A request says the ETag that the file had; where a server has none, its date and size have to stay the same.
+    A request carries the ETag that the file had; if a server has none, its date and size must stay the same.
     """
 
     is_tied = True
@@ -92,7 +92,7 @@ class WebStore(Store):
         return found
 
     async def _file(self, key: str) -> Entry | None:
-        """Return what is known of a file, and nothing where the server sends the same for names that are nowhere."""
+        """Return the metadata of a file; None if the server answers as it does for a missing name."""
         entry = await self._answered(key)
         folder = key.rpartition("/")[0]
         is_listed = folder in self._folders and folder not in self.guessed
@@ -111,9 +111,9 @@ class WebStore(Store):
         return None if is_same else entry
 
     async def _answered(self, key: str) -> Entry | None:
-        """Return what a server says of a name, with its beginning.
+        """Return a server's answer for a name, with the beginning of the file.
 
-        A page of links that a name leads to is a folder; any other page stands for a file that is not there.
+        A page whose URL ends in a slash is a folder; any other page counts as a missing file.
         """
         async with self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
             if reply.status == 404:
@@ -168,7 +168,7 @@ class WebStore(Store):
         return found
 
     async def _perhaps(self, key: str) -> Entry | None:
-        """Return what is known of a file, and nothing where it may not be read."""
+        """Return the metadata of a file; None if access is denied."""
         try:
             with as_faults():
                 return await self._file(key)
@@ -205,18 +205,18 @@ def _total(reply: Any) -> int | None:
 
 
 def _length(reply: Any) -> int | None:
-    """Return how many bytes an answer says that it has."""
+    """Return the length that an answer declares."""
     size = reply.headers.get("Content-Length", "")
     return int(size) if size.isdecimal() else None
 
 
 def _tag(reply: Any) -> str:
-    """Return what tells a file from a later one."""
+    """Return the version of a file: its ETag, or its date."""
     return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
 
 
 class HubStore(Store):
-    """A repository, as of the commit that its revision is when it is first asked for."""
+    """A repository, at the commit of its revision on first use."""
 
     is_tied = True
 
