@@ -85,7 +85,7 @@ def _exact_celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Ten
     return torch.where(input > 0, input, alpha * torch.expm1(input.clamp(max=0.0) / alpha))
 
 
-EXACT: dict[Any, Callable[..., Tensor]] = {
+EXACT: dict[object, Callable[..., Tensor]] = {
     functional.hardsigmoid: _exact_hardsigmoid,
     functional.celu: _exact_celu,
     torch.celu: _exact_celu,
