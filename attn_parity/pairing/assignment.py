@@ -254,7 +254,7 @@ def template(name: str) -> str:
     return re.sub(r"[0-9]+", "#", name)
 
 
-def likely_orders(lists: Sequence[str], places: Sequence[Hashable]) -> Iterator[tuple[int, ...]]:
+def likely_orders(lists: Sequence[str], places: Sequence[tuple[tuple[int, int], ...]]) -> Iterator[tuple[int, ...]]:
     """Yield the orders in which the second side's layers may go to the first side's, the likeliest first.
 
     After the usual order come those in which layers of one list keep their order: the second side has the lists one
@@ -272,7 +272,7 @@ def likely_orders(lists: Sequence[str], places: Sequence[Hashable]) -> Iterator[
             yield order
 
 
-def _by_lists(lists: Sequence[str], places: Sequence[Hashable]) -> Iterator[tuple[int, ...]]:
+def _by_lists(lists: Sequence[str], places: Sequence[tuple[tuple[int, int], ...]]) -> Iterator[tuple[int, ...]]:
     """Yield the orders in which each list of the first side meets layers of the second in the declared order."""
     members = collections.defaultdict(list)
     for i, name in enumerate(lists):
