@@ -17,6 +17,7 @@ from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
 from .layer_norm import LayerNorm
+from .lightning_attention import LightningAttention
 from .linear_attention import LinearAttention
 from .mamba2 import Mamba2
 from .multi_head_attention import MultiHeadAttention
@@ -39,6 +40,7 @@ __all__ = [
     "GatedDeltaNet",
     "GroupedQueryAttention",
     "LayerNorm",
+    "LightningAttention",
     "LinearAttention",
     "Mamba2",
     "MultiHeadAttention",

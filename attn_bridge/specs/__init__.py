@@ -13,6 +13,7 @@ from . import (
     gated_delta_net,
     grouped_query_attention,
     layer_norm,
+    lightning_attention,
     linear_attention,
     mamba2,
     multi_head_attention,
@@ -40,6 +41,7 @@ from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
+from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
 from .mamba2 import Mamba2Config
 from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
@@ -72,6 +74,7 @@ __all__ = [
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
     "LayerNormConfig",
+    "LightningAttentionConfig",
     "LinearAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
@@ -112,6 +115,7 @@ VARIANTS: tuple[Variant, ...] = (
     cross_attention.VARIANT,
     differential_attention.VARIANT,
     gated_delta_net.VARIANT,
+    lightning_attention.VARIANT,
     linear_attention.VARIANT,
     mamba2.VARIANT,
 )

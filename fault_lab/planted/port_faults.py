@@ -252,6 +252,36 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ("delta-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
     ),
     *_faults_of(
+        "LightningAttention",
+        (
+            "lightning-query-and-key-swapped",
+            "queries and keys read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "lightning-gate-and-value-swapped",
+            "gate and values read from each other's weights",
+            swapped(("W_gate", "W_value")),
+        ),
+        (
+            "lightning-heads-interleaved",
+            "rows of the values read as (channel head)",
+            inside_out("W_value", "head_dim", "num_heads"),
+        ),
+        (
+            "lightning-rates-of-the-first-layer",
+            "decay rates that do not slow down with the layers",
+            _otherwise("decay_rates", lambda c: type(c)(c.d_in, c.num_heads, c.head_dim).decay_rates),
+        ),
+        (
+            "lightning-rates-reversed",
+            "decay rates of the heads in the opposite order",
+            _otherwise("decay_rates", lambda c: c.decay_rates[::-1]),
+        ),
+        ("lightning-no-decay", "a state that does not fade", _otherwise("decay_rates", lambda c: (0.0,) * c.num_heads)),
+        ("lightning-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
+    ),
+    *_faults_of(
         "LinearAttention",
         (
             "linear-query-and-key-swapped",

@@ -50,7 +50,15 @@ def test_a_padding_mask_of_0_and_1_is_a_mask(backend, name, dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["LinearAttention", "GatedDeltaNet", "Mamba2", "MultiHeadLatentAttention", "CrossAttention"]
+    "name",
+    [
+        "LinearAttention",
+        "LightningAttention",
+        "GatedDeltaNet",
+        "Mamba2",
+        "MultiHeadLatentAttention",
+        "CrossAttention",
+    ],
 )
 def test_modern_variants_take_masks_of_0_and_1(backend, name):
     module, x = modules.make_example(backend, name)

@@ -59,10 +59,10 @@ def test_a_module_computes_by_the_implementation_it_was_given(backend, names, na
         backend.build(name, **CLASSES[name], implementation="flashy")
 
 
-@pytest.mark.parametrize("name", ["LinearAttention", "GatedDeltaNet", "Mamba2"])
+@pytest.mark.parametrize("name", ["LinearAttention", "LightningAttention", "GatedDeltaNet", "Mamba2"])
 def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkeypatch, name):
     config, seen = specs.find_variant(name).examples[0].config, []
-    room = "decayed" if name == "Mamba2" else "recurrence"
+    room = "decayed" if name in ("LightningAttention", "Mamba2") else "recurrence"
     recurrence = importlib.import_module(f"{backend.package.__name__}.recurrent.{room}")
     right = recurrence.choose_form
     monkeypatch.setattr(recurrence, "choose_form", lambda form, *rest: seen.append(form) or right(form, *rest))

@@ -42,6 +42,7 @@ VALID: dict[str, Any] = {
         CROSS,
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
+        specs.LightningAttentionConfig(6, 3, 2, 5, (0.5, 0.0, 2.0)),
         specs.LinearAttentionConfig(6, 3, 2, 5),
         specs.Mamba2Config(6, 4, 3, 5, 2),
         FEED_FORWARD,
@@ -111,6 +112,7 @@ OWN_RULES = {
     ("DecoderConfig", "num_positions"),
     ("StackConfig", "position_offset"),
     ("FeedForwardConfig", "dropout"),
+    ("LightningAttentionConfig", "decay_rates"),
     ("Mamba2Config", "min_step"),
     ("QKNorm", "eps"),
     ("QKNorm", "unit_offset"),
@@ -199,6 +201,20 @@ RULES: tuple[BadConfig, ...] = (
         "GatedDeltaNetConfig",
         DIVIDED,
         ({"num_value_heads": 3}, "num_value_heads (3) must be a multiple of num_heads (2)"),
+    ),
+    *_relations(
+        "LightningAttentionConfig",
+        DIVIDED,
+        ({"decay_rates": (0.5, 1.0)}, "number of decay_rates (2) must be num_heads (3)"),
+        ({"decay_rates": (0.5, -1.0, 1.0)}, "decay_rates[1] (-1.0) must be at least 0 and finite"),
+        ({"decay_rates": (0.5, 1.0, math.nan)}, "decay_rates[2] (nan) must be at least 0 and finite"),
+    ),
+    *(
+        BadConfig("LightningAttentionConfig", {"decay_rates": rates}, TypeError, message)
+        for rates, message in (
+            ((0.5, "1", 1.0), "decay_rates[1] must be a number, got str"),
+            (0.5, "decay_rates must be a tuple of numbers, got float"),
+        )
     ),
     *_relations("LinearAttentionConfig", DIVIDED),
     *_relations(

@@ -333,7 +333,30 @@ def mamba_case() -> Case:
     return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
 
 
-CASES = (*GROUPED, *NORMS, LATENT, *CROSS, DIFFERENCE, LINEAR, delta_case(), mamba_case())
+def lightning_case() -> Case:
+    """Return two tokens through two states of one number, of which one halves between them and one stays."""
+    heads = []
+    for rate, at in ((0.5, ((0.5, 1.5), (2.0, -1.0), (3.0, 4.0))), (1.0, ((-1.0, 2.0), (1.0, 0.5), (-2.0, 1.0)))):
+        query, key, value = ((silu(first), silu(second)) for first, second in at)
+        state = key[0] * value[0]
+        heads.append((state * query[0], (rate * state + key[1] * value[1]) * query[1]))
+    contexts = []
+    for first, second, gate in ((heads[0][0], heads[1][0], LOG3), (heads[0][1], heads[1][1], -LOG3)):
+        root, share = sqrt((first**2 + second**2) / 2 + 4.0), 0.75 if gate > 0 else 0.25  # the sigmoid of the gate
+        contexts.append([1.5 * first / root * share - 2 * second / root * share])
+    parameters = {
+        "W_query.weight": columns([0.5, -1.0], [1.5, 2.0]),
+        "W_key.weight": columns([2.0, 1.0], [-1.0, 0.5]),
+        "W_value.weight": columns([3.0, -2.0], [4.0, 1.0]),
+        "W_gate.weight": columns([LOG3, LOG3], [-LOG3, -LOG3]),
+        "norm.scale": np.array([1.5, -1.0]),
+        "out_proj.weight": np.array([[1.0, 2.0]]),
+    }
+    config = specs.LightningAttentionConfig(2, 2, 1, 1, (LOG2, 0.0), eps=4.0)
+    return Case("two states", config, parameters, contexts, None)
+
+
+CASES = (*GROUPED, *NORMS, LATENT, *CROSS, DIFFERENCE, LINEAR, lightning_case(), delta_case(), mamba_case())
 
 
 # ---- whole models: one layer, one token, two channels, so that attention gives the value

@@ -22,6 +22,7 @@ from ..embedding import Embedding
 from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
 from ..layer_norm import LayerNorm
+from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
@@ -148,6 +149,8 @@ def local_class(kind: type[nn.Module]) -> type[nn.Module]:
         members["forward"] = functools.wraps(kind.forward)(call)
     if issubclass(kind, MultiHeadLatentAttention):
         members["_absorbed"] = latent.absorbed
+    if issubclass(kind, LightningAttention):
+        members["_attend"] = recurrent.lightning_attention
     if hasattr(kind, "init_cache"):
 
         def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from attn_bridge.masks import Mask, as_mask
@@ -18,6 +18,7 @@ from attn_bridge.specs import Mamba2Config
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
 from ..gated_delta_net import GatedDeltaNet
+from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba2 import Mamba2
 from ..recurrent import recurrence
@@ -121,13 +122,14 @@ def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
     mask, cache = options.get("attention_mask"), options.get("cache")
     has_weights = bool(options.get("return_weights"))
     needs_all = has_weights or cache is not None or not recurrence.hides_tokens_only(mask)
-    return _recurrent(self, x, LinearAttention, options, needs_all, {})
+    return _recurrent(self, x, LinearAttention.forward, options, needs_all, {})
 
 
 def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
     """Compute the device's heads and tokens."""
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
-    return _recurrent(self, x, GatedDeltaNet, options, options.get("cache") is not None, {"conv1d.weight": channels})
+    picked = {"conv1d.weight": channels}
+    return _recurrent(self, x, GatedDeltaNet.forward, options, options.get("cache") is not None, picked)
 
 
 def mamba2(self: Any, x: Tensor, **options: Any) -> Any:
@@ -135,7 +137,14 @@ def mamba2(self: Any, x: Tensor, **options: Any) -> Any:
     config: Mamba2Config = self.config
     channels = _channels(self, config.width, config.key_width, config.key_width)
     names = ("conv1d.weight", "conv1d.bias") if config.conv_bias else ("conv1d.weight",)
-    return _recurrent(self, x, Mamba2, options, options.get("cache") is not None, dict.fromkeys(names, channels))
+    picked = dict.fromkeys(names, channels)
+    return _recurrent(self, x, Mamba2.forward, options, options.get("cache") is not None, picked)
+
+
+def lightning_attention(self: Any, batch: Tensor, **options: Any) -> Any:
+    """Compute the contexts and gates of the device's heads and tokens; the norm of all heads follows outside."""
+    needs_all = options.get("cache") is not None
+    return _recurrent(self, batch, LightningAttention._attend, options, needs_all, {}, features=2)
 
 
 def _channels(self: Any, *widths: int) -> Tensor:
@@ -153,10 +162,29 @@ def _has_tensor(self: Any) -> bool:
 
 
 def _recurrent(
-    self: Any, x: Tensor, base: type[nn.Module], options: dict[str, Any], needs_all: bool, picked: dict[str, Tensor]
+    self: Any,
+    x: Tensor,
+    run: Callable[..., Any],
+    options: dict[str, Any],
+    needs_all: bool,
+    picked: dict[str, Tensor],
+    *,
+    features: int = 0,
 ) -> Any:
+    """Run a method of the module on the device's heads and tokens.
+
+    Args:
+        self: the module.
+        x: its input.
+        run: the method of its class.
+        options: the keyword arguments of the call.
+        needs_all: whether every device of a context needs all tokens.
+        picked: parameter -> indices of the device's rows, of those that no single cut gives.
+        features: how many of the first results hold features of the device's heads; 0: the first is a summand of the
+            output.
+    """
     if not is_sharded(x):
-        return base.forward(self, x, **options)
+        return run(self, x, **options)
     sharding: Devices = self.sharding
     functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=options.get("cache"))
     cut = dict(tokens_cut(sharding, x))
@@ -171,7 +199,7 @@ def _recurrent(
         parts[name] = parts[name][rows]
     if by_heads and "out_proj.bias" in parts:  # is added once
         parts["out_proj.bias"] = parts["out_proj.bias"] * float(sharding.rank("tensor") == 0)
-    config, line = _config_of_heads(self.config, sharding.plan.size("tensor")), None
+    config, line = _config_of_heads(self.config, sharding), None
     if cut["context"] is not None:
         line = Line(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
     channels = picked.get("conv1d.weight")
@@ -184,22 +212,28 @@ def _recurrent(
     with on_parts(self, parts, **attributes):
         if hasattr(self, "conv1d"):
             self.conv1d.line = line
-        result = base.forward(self, sharding.local(x, cut, working), **own)
+        result = run(self, sharding.local(x, cut, working), **own)
         if hasattr(self, "conv1d"):
             self.conv1d.line = None
     found = list(result) if isinstance(result, tuple) else [result]
     if cache is not None:
         found[-1] = _whole_cache(sharding, cache, found[-1], cut, channels)
-    found[0] = sharding.joined(found[0], cut, ["tensor"] if by_heads else [])
+    for number in range(features):
+        found[number] = sharding.joined(found[number], {**cut, "tensor": x.ndim - 1 if by_heads else None})
+    if not features:
+        found[0] = sharding.joined(found[0], cut, ["tensor"] if by_heads else [])
     if options.get("return_weights"):
         first = x.ndim - 2
         found[1] = sharding.joined(found[1], {"fsdp": cut["fsdp"], "tensor": first if by_heads else None})
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _config_of_heads(config: Any, devices: int) -> Any:
+def _config_of_heads(config: Any, sharding: Devices) -> Any:
     """Return the config of a device's heads."""
+    devices = sharding.plan.size("tensor")
     changes = {"num_heads": config.num_heads // devices}
+    if hasattr(config, "decay_rates"):
+        changes["decay_rates"] = config.decay_rates[sharding.slice_of("tensor", config.num_heads, devices > 1)]
     for name in ("num_value_heads", "num_groups", "norm_groups"):
         if hasattr(config, name):
             changes[name] = getattr(config, name) // devices

@@ -112,12 +112,14 @@ def divisible(config: Config) -> Config:
     heads = held.get("num_heads")
     if heads is None:
         return config
-    changes = {"num_heads": HEADS}
+    changes: dict[str, int | None] = {"num_heads": HEADS}
     if "num_kv_heads" in held:
         kv_heads = held["num_kv_heads"]
         changes["num_kv_heads"] = HEADS if kv_heads == heads else math.gcd(HEADS, kv_heads)
     if "num_groups" in held:
         changes = {"num_heads": HEADS * (heads // held["num_groups"]), "num_groups": HEADS, "norm_groups": HEADS}
+    if "decay_rates" in held:
+        changes["decay_rates"] = None
     if "num_value_heads" in held:
         changes["num_value_heads"] = HEADS * (held["num_value_heads"] // heads)
     return config.replace(**changes)

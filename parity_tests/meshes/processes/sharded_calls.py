@@ -21,6 +21,7 @@ from attn_bridge.specs import (
     CrossAttentionConfig,
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
+    LightningAttentionConfig,
     LinearAttentionConfig,
     Mamba2Config,
     MultiHeadLatentAttentionConfig,
@@ -206,7 +207,7 @@ def _balancing(least_tokens: int | None) -> Iterator[None]:
 
 def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
     """Return how far decoding with a cache is from that of the plain module; rows change their places on the way."""
-    from torch_attn import GatedDeltaNet, GroupedQueryAttention, Mamba2
+    from torch_attn import GatedDeltaNet, GroupedQueryAttention, LightningAttention, Mamba2
     from torch_attn.parallel import parallelize
     from torch_attn.shards import whole
 
@@ -216,6 +217,7 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
             GroupedQueryAttentionConfig(WIDTH, HEADS, 4, position=Rotary(), mask=masks.sliding_window(5)),
         ),
         "delta net": (GatedDeltaNet, GatedDeltaNetConfig(WIDTH, 4, 8, 4, 2)),
+        "lightning": (LightningAttention, LightningAttentionConfig(WIDTH, 8, 3)),
         "mamba": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
     }
     x = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
