@@ -19,6 +19,9 @@ FORMS: tuple[Form, ...] = ("chunked", "recurrent")
 CHUNK_SIZE = 64
 """Tokens of a chunk: within one, work grows with the square of their number."""
 
+CHANNEL_CHUNK_SIZE = 16
+"""Tokens of a chunk where every channel decays by itself: it holds a decay per channel and pair of tokens."""
+
 
 def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> Form:
     """Return the form that computes `tokens` tokens: the one asked for, else chunks unless there is a single token.
@@ -71,8 +74,13 @@ def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest:
         )
 
 
-def check_recurrence(shapes: Sequence[Shape], state: Shape | None) -> None:
+def check_recurrence(shapes: Sequence[Shape], state: Shape | None, *, by_channel: bool = False) -> None:
     """Check the shapes of query, key, value, log decay and, of the delta rule, beta, and that of the state.
+
+    Args:
+        shapes: in that order.
+        state: shape of the state; None stands for zeros.
+        by_channel: whether the log decay may be ``(B, T, H, D)``, too: a decay per channel of the key.
 
     Raises:
         ValueError: shapes that do not fit each other.
@@ -88,7 +96,8 @@ def check_recurrence(shapes: Sequence[Shape], state: Shape | None) -> None:
     if key[2] < 1 or value[2] % key[2]:
         raise ValueError(f"heads of value ({value[2]}) must be a multiple of the heads of key ({key[2]})")
     for name, shape in zip(("log_decay", "beta"), gates, strict=False):
-        if shape != value[:3]:
+        per_channel = by_channel and name == "log_decay" and shape == (*value[:3], key[3])
+        if shape != value[:3] and not per_channel:
             raise ValueError(f"{name} {_show(shape)} must have shape (B, T, H) = {_show(value[:3])}")
     check_state(state, (value[0], value[2], key[3], value[3]))
 

@@ -16,6 +16,7 @@ from .encoder_decoder_model import EncoderDecoderModel
 from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
+from .kimi_delta_attention import KimiDeltaAttention
 from .layer_norm import LayerNorm
 from .lightning_attention import LightningAttention
 from .linear_attention import LinearAttention
@@ -39,6 +40,7 @@ __all__ = [
     "GPTModel",
     "GatedDeltaNet",
     "GroupedQueryAttention",
+    "KimiDeltaAttention",
     "LayerNorm",
     "LightningAttention",
     "LinearAttention",

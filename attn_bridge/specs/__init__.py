@@ -12,6 +12,7 @@ from . import (
     differential_attention,
     gated_delta_net,
     grouped_query_attention,
+    kimi_delta_attention,
     layer_norm,
     lightning_attention,
     linear_attention,
@@ -40,6 +41,7 @@ from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
@@ -73,6 +75,7 @@ __all__ = [
     "GPTModelConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
+    "KimiDeltaAttentionConfig",
     "LayerNormConfig",
     "LightningAttentionConfig",
     "LinearAttentionConfig",
@@ -115,6 +118,7 @@ VARIANTS: tuple[Variant, ...] = (
     cross_attention.VARIANT,
     differential_attention.VARIANT,
     gated_delta_net.VARIANT,
+    kimi_delta_attention.VARIANT,
     lightning_attention.VARIANT,
     linear_attention.VARIANT,
     mamba2.VARIANT,

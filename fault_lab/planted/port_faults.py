@@ -252,6 +252,36 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ("delta-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
     ),
     *_faults_of(
+        "KimiDeltaAttention",
+        (
+            "kimi-query-and-key-swapped",
+            "queries and keys read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "kimi-gates-swapped",
+            "first projections of the decay and of the output gate read from each other's weights",
+            swapped(("W_decay_down", "W_gate_down")),
+        ),
+        (
+            "kimi-value-inside-out",
+            "rows of the values read as (channel head)",
+            inside_out("W_value", "value_head_dim", "num_heads"),
+        ),
+        (
+            "kimi-decay-inside-out",
+            "rows of the decays read as (channel head)",
+            inside_out("W_decay_up", "head_dim", "num_heads"),
+        ),
+        ("kimi-taps-reversed", "short convolution read backwards in time", taps_reversed),
+        (
+            "kimi-channels-value-first",
+            "channels of the convolution taken to lie as value, query, key",
+            channels_value_first,
+        ),
+        ("kimi-norm-eps", "eps of the norm ten times as large", _ten_times("eps")),
+    ),
+    *_faults_of(
         "LightningAttention",
         (
             "lightning-query-and-key-swapped",

@@ -193,7 +193,7 @@ class LinearAttentionCall(Protocol):
 
 
 class RecurrentCall(Protocol):
-    """Attention to a state, which has no weights to return: the gated delta rule, lightning attention, Mamba-2."""
+    """Attention to a state, which has no weights to return: the delta rules, lightning attention, Mamba-2."""
 
     @overload
     def __call__(self, x: X, *, cache: None = None, **options: Unpack[RecurrentOptions]) -> Array: ...

@@ -54,6 +54,7 @@ def test_a_padding_mask_of_0_and_1_is_a_mask(backend, name, dtype):
     [
         "LinearAttention",
         "LightningAttention",
+        "KimiDeltaAttention",
         "GatedDeltaNet",
         "Mamba2",
         "MultiHeadLatentAttention",

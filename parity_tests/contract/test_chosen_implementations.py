@@ -59,7 +59,9 @@ def test_a_module_computes_by_the_implementation_it_was_given(backend, names, na
         backend.build(name, **CLASSES[name], implementation="flashy")
 
 
-@pytest.mark.parametrize("name", ["LinearAttention", "LightningAttention", "GatedDeltaNet", "Mamba2"])
+@pytest.mark.parametrize(
+    "name", ["LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba2"]
+)
 def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkeypatch, name):
     config, seen = specs.find_variant(name).examples[0].config, []
     room = "decayed" if name in ("LightningAttention", "Mamba2") else "recurrence"

@@ -64,7 +64,7 @@ USAGE_ERRORS = [
 def test_what_check_knows_is_named_to_the_last(capsys):
     assert run(["check", "cpu_flash"]) == 2
     assert capsys.readouterr().err.endswith(
-        ", GatedDeltaNet, LightningAttention, LinearAttention, Mamba2, dot_product_attention\n"
+        ", GatedDeltaNet, KimiDeltaAttention, LightningAttention, LinearAttention, Mamba2, dot_product_attention\n"
     )
 
 

@@ -166,7 +166,7 @@ def test_a_config_refuses_what_breaks_a_rule(target):
 def test_heads_of_a_given_width_need_not_divide_the_input():
     sizes = {"d_in", "num_heads", "head_dim"}
     wide = [config for config in VALID.values() if sizes <= {field.name for field in dataclasses.fields(config)}]
-    assert len(wide) == 7
+    assert len(wide) == 8
     for config in wide:
         assert 7 % config.num_heads
         assert dataclasses.replace(config, d_in=7).head_dim == config.head_dim
@@ -217,6 +217,10 @@ DEFAULTS = {
     "mamba": (
         specs.Mamba2Config(12, 4),
         {"head_dim": 6, "state_size": 128, "num_groups": 1, "norm_groups": 1, "d_out": 12, "conv_size": 4},
+    ),
+    "kimi": (
+        specs.KimiDeltaAttentionConfig(12, 4, value_head_dim=5),
+        {"head_dim": 3, "gate_rank": 5, "d_out": 12, "conv_size": 4},
     ),
     "lightning": (specs.LightningAttentionConfig(12, 4), {"head_dim": 3, "d_out": 12}),
     "linear": (specs.LinearAttentionConfig(12, 4), {"head_dim": 3, "value_head_dim": 3, "d_out": 12}),

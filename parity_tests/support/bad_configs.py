@@ -42,6 +42,7 @@ VALID: dict[str, Any] = {
         CROSS,
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
+        specs.KimiDeltaAttentionConfig(6, 2, 4, 3, 5),
         specs.LightningAttentionConfig(6, 3, 2, 5, (0.5, 0.0, 2.0)),
         specs.LinearAttentionConfig(6, 3, 2, 5),
         specs.Mamba2Config(6, 4, 3, 5, 2),
@@ -202,6 +203,7 @@ RULES: tuple[BadConfig, ...] = (
         DIVIDED,
         ({"num_value_heads": 3}, "num_value_heads (3) must be a multiple of num_heads (2)"),
     ),
+    *_relations("KimiDeltaAttentionConfig", ({"d_in": 7, "head_dim": None}, DIVIDED[1])),
     *_relations(
         "LightningAttentionConfig",
         DIVIDED,

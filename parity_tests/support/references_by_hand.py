@@ -333,6 +333,45 @@ def mamba_case() -> Case:
     return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
 
 
+def kimi_case() -> Case:
+    """Return two tokens through a state of two numbers, of which the second halves between them and the first stays."""
+    # Inputs are (1, 0) and (0, 1). Keys and queries of a single large channel have length 1 but for 1e-6.
+    beta = (0.75, 0.25)
+
+    def unit(first: float, second: float) -> tuple[float, float]:
+        first, second = silu(first), silu(second)
+        root = sqrt(first**2 + second**2 + 1e-6)
+        return first / root, second / root
+
+    query, key = (unit(0.5, 2.0), unit(1.5, -1.0)), (unit(2.0, 1.0), unit(-1.0, 3.0))
+    value = (silu(3.0), silu(4.0))
+    state = [beta[0] * value[0] * number for number in key[0]]
+    first = sum(q * s for q, s in zip(query[0], state, strict=True)) / sqrt(2)
+    # The decays of the second token: exp(-exp(0) * log(1 + exp(x))), with x of -40 and 0.
+    state = [state[0] / (1 + exp(-40)), state[1] / 2]
+    wrong = value[1] - sum(k * s for k, s in zip(key[1], state, strict=True))
+    state = [s + beta[1] * wrong * k for k, s in zip(key[1], state, strict=True)]
+    second = sum(q * s for q, s in zip(query[1], state, strict=True)) / sqrt(2)
+    contexts = [1.5 * number / sqrt(number**2 + 4.0) * share for number, share in ((first, 0.25), (second, 0.75))]
+    parameters = {
+        "W_query.weight": columns([0.5, 2.0], [1.5, -1.0]),
+        "W_key.weight": columns([2.0, 1.0], [-1.0, 3.0]),
+        "W_value.weight": columns([3.0], [4.0]),
+        "W_beta.weight": columns([LOG3], [-LOG3]),
+        "W_decay_down.weight": columns([1.0], [2.0]),
+        "W_decay_up.weight": np.array([[-10.0], [5.0]]),
+        "W_gate_down.weight": columns([-1.0], [1.0]),
+        "W_gate_up.weight": np.array([[LOG3]]),
+        "dt_bias": np.array([-20.0, -10.0]),
+        "A_log": np.array([0.0]),
+        "conv1d.weight": np.array(5 * [[[1.0]]]),
+        "norm.scale": np.array([1.5]),
+        "out_proj.weight": np.array([[1.0], [-2.0]]),
+    }
+    config = specs.KimiDeltaAttentionConfig(2, 1, 2, 1, 1, 2, conv_size=1, eps=4.0)
+    return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
+
+
 def lightning_case() -> Case:
     """Return two tokens through two states of one number, of which one halves between them and one stays."""
     heads = []
@@ -356,7 +395,18 @@ def lightning_case() -> Case:
     return Case("two states", config, parameters, contexts, None)
 
 
-CASES = (*GROUPED, *NORMS, LATENT, *CROSS, DIFFERENCE, LINEAR, lightning_case(), delta_case(), mamba_case())
+CASES = (
+    *GROUPED,
+    *NORMS,
+    LATENT,
+    *CROSS,
+    DIFFERENCE,
+    LINEAR,
+    lightning_case(),
+    kimi_case(),
+    delta_case(),
+    mamba_case(),
+)
 
 
 # ---- whole models: one layer, one token, two channels, so that attention gives the value

@@ -21,6 +21,7 @@ from ..dropout import Dropout
 from ..embedding import Embedding
 from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
+from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
@@ -131,6 +132,7 @@ FORWARDS: dict[type[nn.Module], Any] = {
     ShortConvolution: recurrent.short_convolution,
     LinearAttention: recurrent.linear_attention,
     GatedDeltaNet: recurrent.gated_delta_net,
+    KimiDeltaAttention: recurrent.kimi_delta_attention,
     Mamba2: recurrent.mamba2,
 }
 """What is called in the place of a class's own forward."""

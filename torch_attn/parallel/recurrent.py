@@ -18,6 +18,7 @@ from attn_bridge.specs import Mamba2Config
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
 from ..gated_delta_net import GatedDeltaNet
+from ..kimi_delta_attention import KimiDeltaAttention
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba2 import Mamba2
@@ -130,6 +131,13 @@ def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     picked = {"conv1d.weight": channels}
     return _recurrent(self, x, GatedDeltaNet.forward, options, options.get("cache") is not None, picked)
+
+
+def kimi_delta_attention(self: Any, x: Tensor, **options: Any) -> Any:
+    """Compute the device's heads and tokens."""
+    channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
+    picked = {"conv1d.weight": channels}
+    return _recurrent(self, x, KimiDeltaAttention.forward, options, options.get("cache") is not None, picked)
 
 
 def mamba2(self: Any, x: Tensor, **options: Any) -> Any:

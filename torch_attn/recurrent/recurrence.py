@@ -26,7 +26,7 @@ def gated_delta_rule(
     query: Float[Tensor, "B T K D"],
     key: Float[Tensor, "B T K D"],
     value: Float[Tensor, "B T H Dv"],
-    log_decay: Float[Tensor, "B T H"],
+    log_decay: Float[Tensor, "B T H"] | Float[Tensor, "B T H D"],
     beta: Float[Tensor, "B T H"],
     *,
     state: Float[Tensor, "B H D Dv"] | None = None,
@@ -43,7 +43,9 @@ def gated_delta_rule(
         query: ``(B, T, K, D)``, scaled; K divides H, and value head ``i`` reads query and key head ``i // (H // K)``.
         key: ``(B, T, K, D)``, of length 1 at most, or the state may grow.
         value: ``(B, T, H, Dv)``.
-        log_decay: ``(B, T, H)``, 0 or less: what is left of the state is its exponential.
+        log_decay: ``(B, T, H)``, 0 or less: what is left of the state is its exponential; or ``(B, T, H, D)``, for each
+            channel of the key (Kimi Delta Attention, arXiv 2510.26692): take small chunks then, such as
+            `CHANNEL_CHUNK_SIZE`, since a chunk holds a decay per channel and pair of tokens.
         beta: ``(B, T, H)``, from 0 (writes nothing) to 1 (replaces what was there).
         state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
@@ -59,7 +61,8 @@ def gated_delta_rule(
     Source: Yang et al., arXiv 2406.06484, for the triangular system that makes a chunk one step.
     """
     arrays = (query, key, value, log_decay, beta)
-    check_recurrence([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
+    shapes = [tuple(array.shape) for array in arrays]
+    check_recurrence(shapes, None if state is None else tuple(state.shape), by_channel=True)
     dtype = functional.wide_dtype(value)
     query, key, value, log_decay, beta = (one.to(dtype) for one in arrays)
     groups = value.shape[2] // key.shape[2]
@@ -246,14 +249,15 @@ def without(array: Float[Tensor, "B T ..."], visible: Bool[Tensor, "B T"] | None
 def _delta_tokens(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    sequences = [rearrange(one, "b t ... -> t b ...") for one in (query, key, value, torch.exp(log_decay), beta)]
+    decay = torch.exp(log_decay if log_decay.ndim == 4 else log_decay[..., None])
+    sequences = [rearrange(array, "b t ... -> t b ...") for array in (query, key, value, decay, beta)]
     state, context = chunks.scan(_delta_token, state, sequences)
     return rearrange(context, "t b h v -> b t h v"), state
 
 
 def _delta_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     query, key, value, decay, beta = now
-    state = state * decay[..., None, None]
+    state = state * decay[..., None]
     known = einsum(key, state, "b h c, b h c v -> b h v")
     state = state + einsum(key, beta[..., None] * (value - known), "b h c, b h v -> b h c v")
     return state, einsum(query, state, "b h c, b h c v -> b h v")
@@ -265,19 +269,36 @@ def _delta_chunks(
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
     tokens, heads = value.shape[1:3]
     query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
-    log_decay, beta = (chunks.cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
-    decay = chunks.decay_between(log_decay)
-    since_start = torch.exp(log_decay.cumsum(-1))
-    overlap = beta[..., None] * (key @ key.mT) * decay
-    solved = _inverse(overlap) * beta[..., None, :]
-    written, erased = solved @ value, (solved * since_start[..., None, :]) @ key
-    inside = (query @ key.mT) * decay
-    until_end = decay[..., -1, :, None]
-    since_start = since_start[..., None]
-    sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
+    log_decay, beta = (chunks.cut(array, "b (n t) h ... -> n (b h) t ...", chunk_size) for array in (log_decay, beta))
+    weigh = _weigh_by_channel if log_decay.ndim == 4 else _weigh_by_head
+    overlap, inside, until_end, since_start = weigh(query, key, log_decay)
+    solved = _inverse(beta[..., None] * overlap) * beta[..., None, :]
+    written, erased = solved @ value, solved @ (key * since_start)
+    end = since_start[..., -1, :, None]
+    sequences = (query * since_start, key * until_end, written, erased, inside, end)
     state, context = chunks.scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
     return rearrange(context, "n (b h) t v -> b (n t) h v", h=heads)[:, :tokens], state
+
+
+def _weigh_by_head(query: Tensor, key: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return products of keys, and of queries, with earlier keys, and the decays until the end and since the start."""
+    decay = chunks.decay_between(log_decay)
+    since_start = torch.exp(log_decay.cumsum(-1))[..., None]
+    return (key @ key.mT) * decay, (query @ key.mT) * decay, decay[..., -1, :, None], since_start
+
+
+def _weigh_by_channel(query: Tensor, key: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Do what `_weigh_by_head` does with a decay per channel.
+
+    No product of ``exp(sum)`` and ``exp(-sum)`` stands for the decay between two tokens: the second overflows where
+    gates are strong.
+    """
+    decay = chunks.decay_between(log_decay.mT)
+    left = rearrange(decay, "n b c t s -> n b t c s") * key.mT[:, :, None]
+    products = torch.stack([key, query], -2) @ left
+    since_start = torch.exp(log_decay.cumsum(-2))
+    return products[..., 0, :], products[..., 1, :], decay[..., -1, :].mT, since_start
 
 
 def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

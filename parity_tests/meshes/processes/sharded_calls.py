@@ -21,6 +21,7 @@ from attn_bridge.specs import (
     CrossAttentionConfig,
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
+    KimiDeltaAttentionConfig,
     LightningAttentionConfig,
     LinearAttentionConfig,
     Mamba2Config,
@@ -207,7 +208,7 @@ def _balancing(least_tokens: int | None) -> Iterator[None]:
 
 def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
     """Return how far decoding with a cache is from that of the plain module; rows change their places on the way."""
-    from torch_attn import GatedDeltaNet, GroupedQueryAttention, LightningAttention, Mamba2
+    from torch_attn import GatedDeltaNet, GroupedQueryAttention, KimiDeltaAttention, LightningAttention, Mamba2
     from torch_attn.parallel import parallelize
     from torch_attn.shards import whole
 
@@ -217,6 +218,7 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
             GroupedQueryAttentionConfig(WIDTH, HEADS, 4, position=Rotary(), mask=masks.sliding_window(5)),
         ),
         "delta net": (GatedDeltaNet, GatedDeltaNetConfig(WIDTH, 4, 8, 4, 2)),
+        "kimi": (KimiDeltaAttention, KimiDeltaAttentionConfig(WIDTH, 8, 3, 2)),
         "lightning": (LightningAttention, LightningAttentionConfig(WIDTH, 8, 3)),
         "mamba": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
     }

@@ -1,0 +1,120 @@
+"""Kimi Delta Attention (Kimi Linear, arXiv 2510.26692): the gated delta rule with a decay per channel of the key."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..weights import Rule
+from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .model import below
+from .rms_norm import RMSNormConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class KimiDeltaAttentionConfig(Config):
+    """Sizes of the heads, of the short convolution before them, of the gates, and of the norm behind them.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: heads of query, key and value, each with a state.
+        head_dim: width of a head of query and key; ``d_in // num_heads`` by default.
+        value_head_dim: width of a head of value; `head_dim` by default.
+        gate_rank: width between the two projections of the decay, and of the output gate; `value_head_dim` by default.
+        d_out: width of the output; `d_in` by default.
+        conv_size: tokens that the convolution sees, the token itself included.
+        eps: constant added to the mean square in the norm of the context.
+    """
+
+    d_in: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    gate_rank: int | None = None
+    d_out: int | None = None
+    conv_size: int = 4
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads", "conv_size")
+        if self.head_dim is None:
+            self._require_multiple("d_in", "num_heads")
+        self._resolve("head_dim", self.d_in // self.num_heads)
+        self._resolve("value_head_dim", self.head_dim)
+        self._resolve("gate_rank", self.value_head_dim)
+        self._resolve("d_out", self.d_in)
+        self._require_positive_ints("head_dim", "value_head_dim", "gate_rank", "d_out")
+        self._require_positive_number("eps")
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Widths of a head of key and of value, of the gates, and of the output."""
+        assert self.head_dim, "resolved in __post_init__"
+        assert self.value_head_dim, "likewise"
+        assert self.gate_rank, "likewise"
+        assert self.d_out, "likewise"
+        return self.head_dim, self.value_head_dim, self.gate_rank, self.d_out
+
+    @property
+    def key_width(self) -> int:
+        """Width of query, of key, and of the decay, over all heads."""
+        return self.num_heads * self._sizes[0]
+
+    @property
+    def value_width(self) -> int:
+        """Width of value, and of the output gate, over all heads."""
+        return self.num_heads * self._sizes[1]
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: query, key and value, one after the other."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def norm(self) -> RMSNormConfig:
+        """Config of the norm of the context, per head."""
+        return RMSNormConfig(self._sizes[1], self.eps)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Projections, the convolution, both gates of low rank, the decay's own numbers, the norm, and the output."""
+        _, _, rank, d_out = self._sizes
+        by_head = Axis("heads", self.num_heads)
+        rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
+        return (
+            *linear("W_query", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_key", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_value", self.d_in, self.value_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_beta", self.d_in, self.num_heads, bias=False, axes=(by_head, "embed")),
+            *linear("W_decay_down", self.d_in, rank, bias=False, axes=("latent", "embed")),
+            *linear("W_decay_up", rank, self.key_width, bias=False, axes=(by_head, "latent")),
+            *linear("W_gate_down", self.d_in, rank, bias=False, axes=("latent", "embed")),
+            *linear("W_gate_up", rank, self.value_width, bias=False, axes=(by_head, "latent")),
+            Parameter(rule, (self.conv_width, 1, self.conv_size), ("channels", "one", "taps")),
+            vector("dt_bias", self.key_width, by_head),
+            vector("A_log", self.num_heads, by_head),
+            *(dataclasses.replace(row, axes=("head_dim",)) for row in below("norm", self.norm.parameters)),
+            *linear("out_proj", self.value_width, d_out, bias=False, axes=("embed", by_head)),
+        )
+
+
+EXAMPLES = (
+    Example(
+        "kimi-linear",
+        KimiDeltaAttentionConfig(8, 2, 4, 3, 5, conv_size=4, eps=1e-3),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example("no-convolution", KimiDeltaAttentionConfig(6, 3, gate_rank=4, d_out=5, conv_size=1)),
+    Example("two-chunks", KimiDeltaAttentionConfig(4, 2, conv_size=2), tokens=18, batch=None),
+    Example("as-many-tokens-as-heads", KimiDeltaAttentionConfig(6, 3, conv_size=3), tokens=3),
+    Example("one-token", KimiDeltaAttentionConfig(6, 3, 4), tokens=1, batch=2),
+)
+
+VARIANT = Variant(
+    "KimiDeltaAttention",
+    "kimi_delta_attention",
+    KimiDeltaAttentionConfig,
+    group="modern",
+    returns_weights=False,
+    examples=EXAMPLES,
+)

@@ -1,0 +1,158 @@
+"""Kimi Delta Attention: the gated delta rule whose state fades channel by channel of the key (arXiv 2510.26692).
+
+As Kimi Linear runs it: a short convolution before the heads, gates of low rank, a norm per head and a sigmoid gate
+behind them. Twins: `jax_attn.kimi_delta_attention`, `torch_attn.kimi_delta_attention`. Letters: b batch, t position, h
+head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Never
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.types import Device
+
+from attn_bridge.masks import Mask
+from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
+from attn_bridge.specs import KimiDeltaAttentionConfig
+
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
+from .initial_weights import linear, uniform
+from .random import JaxRngs
+from .recurrent import decayed, recurrence
+from .recurrent.short_convolution import ShortConvolution
+from .resetting import Resettable
+from .rms_norm import RMSNorm
+from .signatures import DType, typed_as
+from .signatures.attention import RecurrentCall
+
+
+class KimiDeltaAttention(Resettable):
+    """Attention with a state of one size however long the sequence is; causal, without positions.
+
+    Args:
+        config: sizes, see `KimiDeltaAttentionConfig`.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+        implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
+            there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
+            to keys.
+    """
+
+    @KimiDeltaAttentionConfig.takes
+    def __init__(
+        self,
+        config: KimiDeltaAttentionConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Device = None,
+        dtype: DType | None = None,
+        implementation: str | None = None,
+    ):
+        super().__init__()
+        self.config = config = KimiDeltaAttentionConfig.check(config)
+        self.form = check_form(implementation)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        d_in, heads = config.d_in, config.num_heads
+        self.W_query = linear(d_in, config.key_width, bias=False, **options)
+        self.W_key = linear(d_in, config.key_width, bias=False, **options)
+        self.W_value = linear(d_in, config.value_width, bias=False, **options)
+        self.W_beta = linear(d_in, heads, bias=False, **options)
+        self.W_decay_down = linear(d_in, config.gate_rank, bias=False, **options)
+        self.W_decay_up = linear(config.gate_rank, config.key_width, bias=False, **options)
+        self.W_gate_down = linear(d_in, config.gate_rank, bias=False, **options)
+        self.W_gate_up = linear(config.gate_rank, config.value_width, bias=False, **options)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
+        self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((config.key_width,), **options)))
+        self.A_log = nn.Parameter(torch.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
+        self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        self.dt_bias.copy_(decayed.initial_step_bias(torch.rand_like(self.dt_bias)))
+        self.A_log.copy_(torch.log(1.0 + 15.0 * torch.rand_like(self.A_log)))
+
+    @typed_as(RecurrentCall)
+    def forward(
+        self,
+        x: Float[Tensor, "... t d"],
+        *_misplaced: Never,
+        attention_mask: Mask | Bool[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "... t"] | None = None,
+        cache: RecurrentCache | None = None,
+        form: str | None = None,
+    ) -> Tensor | tuple[Tensor, RecurrentCache]:
+        """Read the tokens in order; each one changes the state and is answered from it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
+                Padding is read as zeros: on the left it changes nothing; tokens behind padding read a state that has
+                faded, and a convolution that has seen zeros.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
+            cache: the states of earlier tokens, from `init_cache`; updated in place.
+            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the cache if one was given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        if cache is not None:
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
+        batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
+        mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        key_width = self.config.key_width
+        query, key, value, alpha, gate = (
+            rearrange(features, "b t (h c) -> b t h c", h=self.config.num_heads)
+            for features in (
+                mixed[..., :key_width],
+                mixed[..., key_width : 2 * key_width],
+                mixed[..., 2 * key_width :],
+                self.W_decay_up(self.W_decay_down(batch)),
+                self.W_gate_up(self.W_gate_down(batch)),
+            )
+        )
+        query, key = recurrence.unit_length(query), recurrence.unit_length(key)
+        dt_bias = self.dt_bias.reshape(alpha.shape[2:])
+        context, state = recurrence.gated_delta_rule(
+            query * self.config.head_dim**-0.5,
+            key,
+            value,
+            recurrence.log_decay(alpha, dt_bias, self.A_log[:, None]),
+            torch.sigmoid(self.W_beta(batch).to(key.dtype)),
+            state=None if cache is None else cache.state,
+            form=form or self.form,
+            chunk_size=CHANNEL_CHUNK_SIZE,
+            **functional.attention_arguments(self),
+        )
+        gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * torch.sigmoid(gate.to(key.dtype))
+        output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))
+        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
+        return functional.with_cache(functional.as_given(x, output, None), cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config = self.config
+        return RecurrentCache.empty(
+            batch_size,
+            capacity,
+            (config.num_heads, config.head_dim, config.value_head_dim),
+            (config.conv_size - 1, config.conv_width),
+            **functional.cache_options(self.W_query),
+        )
