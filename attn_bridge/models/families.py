@@ -3,7 +3,7 @@
 Every family is a `Family` in a file of this folder: the ``model_type`` names it goes by, what `transformers` takes for
 keys that a config leaves out, and a function from config and layer to an `AttentionLayer`, which says the class of
 ours, its config, and the tables of `attn_bridge.weights.rows.Row` that lead to its tensors and back. A file is
-registered by its name in `_FILES`.
+registered by its name in `HAND_WRITTEN`. Families of `derived` are data, which ``attn-bridge derive`` writes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from . import (
     qwen3_next,
     smollm3,
 )
+from .derived import known
 from .family import AttentionLayer, Family
 from .layout import Layout
 from .reading import multimodal
@@ -56,7 +57,7 @@ __all__ = [
     "write_config",
 ]
 
-_FILES: tuple[Any, ...] = (
+HAND_WRITTEN: tuple[Any, ...] = (
     llama,
     granite,
     smollm3,
@@ -78,7 +79,7 @@ _FILES: tuple[Any, ...] = (
 )
 
 FAMILIES: dict[str, Family] = {
-    name: family for file in _FILES for family in file.FAMILIES for name in family.model_types
+    name: family for file in (known, *HAND_WRITTEN) for family in file.FAMILIES for name in family.model_types
 }
 """``model_type`` -> its family."""
 

@@ -34,6 +34,7 @@ from . import (
     qwen3_moe,
     qwen3_next,
 )
+from .derived import known
 from .layout import Decoded, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
@@ -82,6 +83,7 @@ _LAYOUTS = {
         *keras_hub.LAYOUTS,
         maxtext.LAYOUT,
         vllm.LAYOUT,
+        *known.LAYOUTS,
     )
 }
 

@@ -133,10 +133,10 @@ def test_a_model_type_names_its_layout_and_tells_models_of_others():
     assert layouts.detect(theirs, None).name == "hf-llama"
     with pytest.raises(
         LayoutError,
-        match=r"which is for llama, mistral, qwen2, qwen3, granite, ministral, smollm3, but config.json says gemma, ",
+        match=r"which is for llama, mistral, qwen2, qwen3, granite, ministral, smollm3, .*, but config.json says bloom",
     ):
-        layouts.detect(theirs, "gemma")
-    assert layouts.detect(llama(2), "gemma").name == "torch"
+        layouts.detect(theirs, "bloom")
+    assert layouts.detect(llama(2), "bloom").name == "torch"
 
 
 def test_a_llama_is_no_qwen3_next_whose_queries_are_gated():

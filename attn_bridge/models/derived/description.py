@@ -1,0 +1,171 @@
+"""A family as data: where each field of our configs comes from, the table of its tensors, and what proved both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...printable import printable
+from ...weights.rows import Row
+
+Value = bool | int | float | str | None
+Written = bool | int | float | str | list[Any] | dict[str, Any]
+
+_ROW_DEFAULTS: dict[str, Any] = {
+    field.name: {} if field.name == "sizes" else field.default
+    for field in dataclasses.fields(Row)
+    if field.name in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "branch")
+}
+"""Attributes of a `Row` that a file may hold besides its names -> what they are where it does not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the value of a field of ours comes from.
+
+    Attributes:
+        key: key of the config.json; "" is a constant.
+        power: exponent of the number under the key (-1.0 for a divisor of the logits).
+        value: the constant.
+    """
+
+    key: str = ""
+    power: float = 1.0
+    value: Value | tuple[str, ...] = None
+
+    def __post_init__(self) -> None:
+        if bool(self.key) == (self.value is not None):
+            raise ValueError(f"a source holds either a key or a value, got {self.key!r} and {self.value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A family of whole decoders.
+
+    Attributes:
+        model_type: the ``model_type`` of its configs.
+        architecture: the class of `transformers` that runs it.
+        layout: name of the table of its tensors.
+        rows: that table, without token embeddings and head; () where the layout is that of a family written by hand.
+        prefixes: what ``{prefix}`` in the rows may stand for, the usual one first; () are those of Llama.
+        defaults: key -> what `transformers` takes where a config leaves it out.
+        aliases: other names of a key that files have.
+        fields: field of ours, as ``part.name`` -> its source.
+        pattern: kinds of the layers where a config has no ``layer_types``, repeated over all layers.
+        fixed: key that changes the numbers in a way of which we know nothing -> values that were proven.
+        fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
+        required: keys that must not be null.
+        renamed: key -> value of files -> the one that `transformers` takes for it.
+        proof: what proved the family: versions, and counts of what was compared.
+    """
+
+    model_type: str
+    architecture: str
+    layout: str
+    rows: tuple[Row, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    pattern: tuple[str, ...] = ()
+    fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    fixed_pattern: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+
+def loads(text: str, path: str) -> Description:
+    """Return the family that a TOML file describes.
+
+    Raises:
+        ValueError: not TOML, or a table or key that a description lacks; the message names the file.
+    """
+    try:
+        document = tomllib.loads(text)
+        fields = {
+            f"{part}.{name}": Source(value=tuple(source)) if isinstance(source, list) else Source(**source)
+            for part, table in document.pop("fields", {}).items()
+            for name, source in table.items()
+        }
+        rows = tuple(_row(table) for table in document.pop("rows", ()))
+        fixed, patterned = (
+            {key: tuple(map(json.loads, values)) for key, values in document.pop(name, {}).items()}
+            for name in ("fixed", "fixed_pattern")
+        )
+        aliases = {key: tuple(names) for key, names in document.pop("aliases", {}).items()}
+        document |= {key: tuple(document[key]) for key in ("prefixes", "pattern", "required") if key in document}
+        return Description(**document, rows=rows, fields=fields, fixed=fixed, fixed_pattern=patterned, aliases=aliases)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: {printable(error, 400)}") from error
+
+
+def _row(table: Mapping[str, Any]) -> Row:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Row(**values)
+
+
+def dumps(description: Description) -> str:
+    """Return the TOML file of a description, which `loads` reads back as the same."""
+    return "\n".join(_lines(description)) + "\n"
+
+
+def _lines(description: Description) -> Iterator[str]:
+    yield f"# Written by: attn-bridge derive {description.model_type}"
+    for name in ("model_type", "architecture", "layout"):
+        yield f"{name} = {_toml(getattr(description, name))}"
+    for name in ("prefixes", "pattern", "required"):
+        if getattr(description, name):
+            yield f"{name} = {_toml(list(getattr(description, name)))}"
+    if description.rows:
+        yield "rows = ["
+        yield from (f"    {_toml(_row_table(row))}," for row in description.rows)
+        yield "]"
+    tables: dict[str, Mapping[str, Any]] = {
+        "proof": description.proof,
+        "defaults": description.defaults,
+        "renamed": description.renamed,
+        "aliases": {key: list(names) for key, names in description.aliases.items()},
+        **{
+            name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}
+            for name in ("fixed", "fixed_pattern")
+        },
+    }
+    for name, table in tables.items():
+        if table:
+            yield f"\n[{name}]"
+            yield from (f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None)
+    parts = dict.fromkeys(field.partition(".")[0] for field in description.fields)
+    for part in parts:
+        yield f"\n[fields.{part}]"
+        for field, source in description.fields.items():
+            if field.startswith(f"{part}."):
+                yield f"{field.partition('.')[2]} = {_toml(_source(source))}"
+
+
+def _row_table(row: Row) -> dict[str, Any]:
+    values = {key: getattr(row, key) for key, usual in _ROW_DEFAULTS.items() if getattr(row, key) != usual}
+    return {"theirs": row.theirs, "ours": row.ours, **values}
+
+
+def _source(source: Source) -> Written:
+    if isinstance(source.value, tuple):
+        return list(source.value)
+    found: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
+    return {**found, "power": source.power} if source.power != 1.0 else found
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,68 @@
+"""The families of `data/` and the layouts of their tensors; some use the layout of a family written by hand."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from .. import gemma, llama, olmo, phi3
+from ..family import Family
+from ..layout import Layout
+from .description import Description, loads
+from .reading import Reader, layout_of
+
+_BY_HAND = {layout.name: layout for layout in (llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT)}
+"""Layouts that described families may use, and then are listed with."""
+
+
+FOLDER = "ATTN_BRIDGE_FAMILIES"
+"""Environment variable: a folder of further families, as ``attn-bridge derive`` writes them."""
+
+
+def load() -> tuple[Description, ...]:
+    """Return the families of the package, and those of the user's folder, which go before."""
+    folders: list[Traversable] = [resources.files(__package__).joinpath("data")]
+    if os.environ.get(FOLDER):
+        folders.append(Path(os.environ[FOLDER]))
+    families: dict[str, Description] = {}
+    for folder in folders:
+        for file in sorted(folder.iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".toml"):
+                family = loads(file.read_text(encoding="utf-8"), str(file))
+                families[family.model_type] = family
+    return tuple(families.values())
+
+
+def layout_for(description: Description) -> Layout:
+    """Return the layout of a description: one written by hand, that of another description, or a new one."""
+    if description.rows:
+        return layout_of(description)
+    if description.layout in _BY_HAND:
+        return _BY_HAND[description.layout]
+    return _OWN[description.layout]
+
+
+def candidates(name: str) -> tuple[Layout, ...]:
+    """Return the layouts that a family may use instead of one of its own, which would be called `name`."""
+    return tuple(layout for layout in (*_BY_HAND.values(), *_OWN.values()) if layout.name != name)
+
+
+DESCRIPTIONS = load()
+_OWN = {one.layout: layout_of(one) for one in DESCRIPTIONS if one.rows}
+LAYOUTS = tuple(_OWN.values())
+"""Layouts that no family written by hand has."""
+
+
+def _families() -> tuple[Family, ...]:
+    families = []
+    for description in DESCRIPTIONS:
+        layout = _OWN.get(description.layout) or _BY_HAND[description.layout]
+        if description.model_type not in layout.model_types:
+            layout.model_types += (description.model_type,)
+        families.append(Reader(description, layout).family())
+    return tuple(families)
+
+
+FAMILIES = _families()

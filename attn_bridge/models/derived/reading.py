@@ -1,0 +1,277 @@
+"""The family and the layout of a description: a config.json to our configs and back, and the table of its tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.layer_norm import LayerNormConfig
+from ...specs.position import Rotary
+from ...specs.rms_norm import RMSNormConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+from ..layout import Layout
+from ..reading.decoders import (
+    NAMES,
+    activation_of,
+    attention_of,
+    feed_forward_of,
+    inverse,
+    write_sizes,
+)
+from ..reading.model_config import ModelConfig
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.common import TIE
+from ..rows.decoder import OURS, QUANTISED, TOWERS, decoder
+from .description import Description, Source
+
+SETTINGS = {
+    "num_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+}
+"""Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
+
+
+class Reader:
+    """Reads the configs of a described family, and writes them.
+
+    Args:
+        description: the family.
+        layout: the table of its tensors.
+    """
+
+    def __init__(self, description: Description, layout: Layout):
+        self.description, self.layout = description, layout
+
+    def family(self) -> Family:
+        """Return the family, as the tables of families hold it."""
+        description = self.description
+        return Family(
+            (description.model_type,),
+            self.attention,
+            description.defaults,
+            aliases=description.aliases,
+            block=self.block,
+            model=self.model,
+            write=self.write,
+            architecture=description.architecture,
+        )
+
+    # ---- a config.json to ours
+
+    def attention(self, config: ModelConfig, layer: int) -> AttentionLayer:
+        """Return the attention of a layer."""
+        self._refuse(config)
+        kind = self.kind(config, layer)
+        qk_norm = self.part(config, "qk_norm")
+        sizes = read_sizes(config)
+        if "attention.head_dim" not in self.description.fields:
+            sizes["head_dim"] = None
+        if "attention.num_kv_heads" not in self.description.fields:
+            sizes["num_kv_heads"] = None
+        spec = GroupedQueryAttentionConfig(
+            **sizes,
+            **{name: value for name, value in self.part(config, "attention").items() if name not in sizes},
+            position=self._position(config, kind, sizes["head_dim"]),
+            qk_norm=QKNorm(**qk_norm) if qk_norm else None,
+            mask=mask_of(config, layer, kind),
+        )
+        return attention_layer(layer, spec, {"transformers": self._table(spec)}, self._prefix(layer))
+
+    def block(self, config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+        """Return a block around the attention."""
+        width = config.integer("hidden_size")
+        feed_forward = FeedForwardConfig(width, **self.part(config, "feed_forward"))
+        return DecoderBlockConfig(attention, feed_forward, self._norm(config), **self.part(config, "block"))
+
+    def model(self, config: ModelConfig) -> dict[str, Any]:
+        """Return what a model has besides its blocks, vocabulary and width."""
+        return {"norm": self._norm(config), **self.part(config, "model")}
+
+    def kind(self, config: ModelConfig, layer: int) -> str:
+        """Return the kind of a layer: with a window, or without."""
+        rule = self.description.fields["layers.rule"].value
+        if rule == "window":
+            return KINDS[config.integer_or_none("sliding_window") is not None]
+        if rule == "full":
+            return KINDS[False]
+        pattern = self.description.pattern
+        if config.get("layer_types") is None:
+            for key, accepted in self.description.fixed_pattern.items():
+                config.refuse(key, *accepted)
+        return config.layer_type(layer, pattern[layer % len(pattern)])
+
+    def part(self, config: ModelConfig, part: str) -> dict[str, Any]:
+        """Return field -> value of a part of our configs, such as ``attention``."""
+        start = f"{part}."
+        return {
+            field.removeprefix(start): self.value(config, field)
+            for field in self.description.fields
+            if field.startswith(start)
+        }
+
+    def value(self, config: ModelConfig, field: str) -> Any:
+        """Return the value of a field."""
+        source = self.description.fields[field]
+        if not source.key:
+            return source.value
+        name = field.partition(".")[2]
+        renamed = self.description.renamed.get(source.key, {})
+        word = config.get(source.key)
+        if isinstance(word, str) and word in renamed:
+            given = {**config.given, source.key: renamed[word]}
+            config = ModelConfig(given, config.model_type, config.defaults, config.aliases)
+        read = _READ.get(name)
+        if read is not None:
+            return read(config, source.key)
+        number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
+        return None if number is None else number**source.power
+
+    def _refuse(self, config: ModelConfig) -> None:
+        for key, accepted in self.description.fixed.items():
+            config.refuse(key, *accepted)
+        for key in self.description.required:
+            if config.get(key) is None:
+                raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
+
+    def _norm(self, config: ModelConfig) -> RMSNormConfig | LayerNormConfig:
+        options = self.part(config, "norm")
+        kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
+        return kind(config.integer("hidden_size"), **options)
+
+    def _position(self, config: ModelConfig, kind: str, head_dim: int | None) -> Rotary | None:
+        options = self.part(config, "position")
+        if not options or kind not in options.pop("kinds"):
+            return None
+        width = head_dim_of(config) if head_dim is not None else _shared_width(config)
+        return read_rotary(config, width, kind, **options)
+
+    # ---- tensors
+
+    def _prefix(self, layer: int) -> str:
+        return self._attention_front.replace("{prefix}", self.layout.prefixes[0]).replace("{i}", str(layer))
+
+    @property
+    def _attention_rows(self) -> list[Row]:
+        return [row for row in self.layout.rows if row.ours and row.ours[0].startswith(f"{OURS}att.")]
+
+    @property
+    def _attention_front(self) -> str:
+        return self._attention_rows[0].theirs.rpartition(".")[0].rpartition(".")[0] + "."
+
+    def _table(self, config: GroupedQueryAttentionConfig) -> tuple[Row, ...]:
+        """Return the rows of attention without prefix, with numbers in place of the names of sizes."""
+        numbers = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads or config.num_heads}
+        front = self._attention_front
+
+        def numbered(size: int | str) -> int | str:
+            return numbers.get(size, size) if isinstance(size, str) else size
+
+        return tuple(
+            dataclasses.replace(
+                row,
+                theirs=row.theirs.removeprefix(front),
+                ours=tuple(name.removeprefix(f"{OURS}att.") for name in row.ours),
+                sizes={axis: numbered(size) for axis, size in row.sizes.items()},
+                split=tuple(map(numbered, row.split)),
+                shares=tuple(map(numbered, row.shares)),
+            )
+            for row in self._attention_rows
+        )
+
+    # ---- ours to a config.json
+
+    def write(self, config: DecoderConfig, model_type: str) -> dict[str, Any]:
+        """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
+        attention = attention_of(config, GroupedQueryAttentionConfig)
+        layers = feed_forward_of(config, FeedForwardConfig)
+        first = config.blocks[0]
+        parts = {
+            "attention": attention,
+            "qk_norm": attention.qk_norm,
+            "feed_forward": layers,
+            "norm": first.norm,
+            "block": first,
+            "model": config,
+        }
+        windows = self.description.fields["layers.rule"].value
+        masks = write_windows(config)
+        written = {
+            **write_sizes(config),
+            **write_heads(attention),
+            **self._write_rotary(config, attention),
+            **(
+                masks
+                if windows == "types"
+                else {"sliding_window": masks.get("sliding_window")}
+                if windows == "window"
+                else {}
+            ),
+            **{key: values[0] for key, values in self.description.fixed.items()},
+        }
+        if "attention.head_dim" not in self.description.fields:
+            del written["head_dim"]
+        for field, source in self.description.fields.items():
+            part, _, name = field.partition(".")
+            value = getattr(parts.get(part), name, None)
+            if source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
+                written[source.key] = _written(name, value, source)
+        return written
+
+    def _write_rotary(self, config: DecoderConfig, attention: GroupedQueryAttentionConfig) -> dict[str, Any]:
+        positions = [getattr(block.attention, "position", None) for block in config.blocks]
+        first = next((position for position in positions if position is not None), None)
+        source = self.description.fields.get("position.partial")
+        return write_rotary(first, attention.head_dim if source is not None and source.value else None)
+
+
+def _written(name: str, value: Any, source: Source) -> Any:
+    if name == "activation":
+        return NAMES[value]
+    if source.power == 1.0 or value is None:
+        return value
+    return inverse(lambda number: number**source.power, value, value ** (1.0 / source.power))
+
+
+_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise")
+_OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
+_READ: dict[str, Callable[[ModelConfig, str], Any]] = {
+    **dict.fromkeys(_FLAGS, ModelConfig.flag),
+    "hidden_dim": ModelConfig.integer,
+    "head_dim": ModelConfig.integer_or_none,
+    "num_kv_heads": ModelConfig.integer_or_none,
+    "activation": lambda config, key: activation_of(config, key),
+}
+
+
+def _shared_width(config: ModelConfig) -> int:
+    """Return the width of a head where the heads share that of the model."""
+    return config.integer("hidden_size") // config.integer("num_attention_heads")
+
+
+def layout_of(description: Description) -> Layout:
+    """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
+    title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
+    used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
+    settings = {name: keys for name, keys in SETTINGS.items() if name in used}
+    if not description.prefixes:
+        return decoder(
+            description.layout, title, description.rows, model_types=(description.model_type,), settings=settings
+        )
+    return Layout(
+        description.layout,
+        title,
+        description.rows,
+        prefixes=description.prefixes,
+        settings={**TIE, **settings},
+        defaults={"tie": 0},
+        whole=True,
+        refused=QUANTISED,
+        model_types=(description.model_type,),
+        parts=TOWERS,
+    )

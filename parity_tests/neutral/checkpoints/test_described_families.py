@@ -1,0 +1,111 @@
+"""Families as data: their files, the configs that they read, refuse and write; without a framework or transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from attn_bridge.models import families, layouts
+from attn_bridge.models.derived import known
+from attn_bridge.models.derived.description import Source, dumps, loads
+from attn_bridge.models.derived.reading import Reader, layout_of
+
+NAMES = [one.model_type for one in known.DESCRIPTIONS]
+BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
+TINY = {
+    "vocab_size": 31,
+    "hidden_size": 64,
+    "intermediate_size": 20,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def tiny(name, **changes):
+    """Return the config.json of a small model of a family."""
+    more = {} if "attention.head_dim" not in BY_NAME[name].fields else {"head_dim": 16}
+    return {"model_type": name, **TINY, **more, **changes}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_of_a_family_is_written_as_it_is_read(name):
+    assert loads(dumps(BY_NAME[name]), "it.toml") == BY_NAME[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_reads_what_it_writes(name):
+    config = families.find_decoder(tiny(name))
+    assert (len(config.blocks), config.emb_dim, config.vocab_size) == (5, 64, 31)
+    written = json.loads(json.dumps(Reader(BY_NAME[name], layouts.find(BY_NAME[name].layout)).write(config, name)))
+    assert families.find_decoder({"model_type": name, **written}) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_of_a_family_are_found_by_names_and_type(name):
+    layout, config = layouts.find(BY_NAME[name].layout), families.find_decoder(tiny(name))
+    settings = layout.read_settings({**BY_NAME[name].defaults, **tiny(name)})
+    shapes = layout.encode({row.rule.torch: row.shape for row in config.parameters}, settings).shapes
+    assert layouts.detect(shapes, name) is layout
+    found = layout.decode(shapes, settings).placements
+    assert {row.rule.torch: row.shape for row in config.parameters} == {
+        ours: found[ours].shape for ours in found if ours != "out_head.weight" or not config.tie
+    }
+
+
+def test_reading_families_imports_no_transformers():
+    assert "transformers" not in sys.modules
+
+
+def test_value_that_was_not_proven_is_refused():
+    with pytest.raises(ValueError, match=r"^use_qk_norm \(True\) of cohere is not supported, only False$"):
+        families.find_decoder(tiny("cohere", use_qk_norm=True))
+
+
+def test_value_that_must_be_there_is_refused_as_null():
+    with pytest.raises(ValueError, match=r"^sliding_window \(null\) of exaone4 is not supported, only a value$"):
+        families.find_decoder(tiny("exaone4", sliding_window=None, layer_types=["full_attention"] * 5))
+
+
+def test_key_of_the_pattern_counts_without_kinds_of_layers_alone():
+    kinds = ["sliding_attention"] * 4 + ["full_attention"]
+    assert families.find_decoder(tiny("exaone4", sliding_window_pattern="LLLG", layer_types=kinds))
+    with pytest.raises(ValueError, match=r"sliding_window_pattern \('LLLG'\) of exaone4 is not supported, only 4$"):
+        families.find_decoder(tiny("exaone4", sliding_window_pattern="LLLG"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model_type = ", "it.toml: Invalid value"),
+        ('model_type = "x"\nkind = 3', "unexpected keyword argument 'kind'"),
+        ('model_type = "x"\n[fields.norm]\neps = { key = "e", value = 1.0 }', "either a key or a value"),
+        ('rows = [{ theirs = "a.weight", ours = ["b"], along = "x" }]', "'x' is no axis"),
+    ],
+)
+def test_bad_file_of_a_family_is_refused_with_its_name(text, message):
+    with pytest.raises(ValueError, match=r"^it\.toml: ") as error:
+        loads(text, "it.toml")
+    assert message in str(error.value)
+
+
+def test_families_of_the_users_folder_are_read(tmp_path, monkeypatch):
+    cohere = BY_NAME["cohere"]
+    mine = dataclasses.replace(cohere, model_type="mine", layout="hf-mine")
+    (tmp_path / "mine.toml").write_text(dumps(mine))
+    other = dataclasses.replace(cohere, fields={**cohere.fields, "norm.eps": Source(value=0.5)})
+    (tmp_path / "a.toml").write_text(dumps(other))
+    monkeypatch.setenv(known.FOLDER, str(tmp_path))
+    read = {one.model_type: one for one in known.load()}
+    assert read["mine"] == mine
+    assert read["cohere"] == other
+    assert layout_of(mine).name == "hf-mine"
+
+
+def test_families_written_by_hand_go_before_derived_ones():
+    assert not {name for file in families.HAND_WRITTEN for one in file.FAMILIES for name in one.model_types} & set(
+        NAMES
+    )
