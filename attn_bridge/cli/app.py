@@ -18,6 +18,7 @@ from .checkpoints.commands import convert, inspect, verify
 from .checkpoints.digest import digest
 from .checkpoints.tasks import plan
 from .demo import demo
+from .derive import derive
 from .judge import add_judge, load_judge
 from .processes import Process
 
@@ -65,6 +66,7 @@ app.command("plan")(plan)
 app.command("inspect")(inspect)
 app.command("verify")(verify)
 app.command("digest")(digest)
+app.command("derive")(derive)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,503 @@
+"""Whether a description and a class of `transformers` compute the same: logits, gradients, padding, caches, tokens.
+
+Nothing here knows how the description was made. Each config is read as a file would be: as `to_dict` writes it, and as
+the few keys that a shorter file has.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attn_bridge import backends
+from attn_bridge.models.derived.description import Description
+from attn_bridge.models.derived.known import layout_for
+from attn_bridge.models.derived.reading import Reader
+from attn_bridge.models.layout import Layout
+from attn_bridge.models.reading.decoders import make_decoder
+from attn_bridge.models.reading.model_config import ModelConfig
+from attn_bridge.specs.decoder_model import DecoderConfig
+
+from ..running.promotion import promoted
+from .subject import ABSENT, LAYERS, Subject
+
+BOUND = 1e-10
+"""Largest difference of logits and gradients in float64, of the largest value or of 1."""
+
+CACHED = 1e-12
+"""Largest difference of logits with a cache from those without."""
+
+TOKENS, NEW = 13, 32
+"""Tokens of a sample, more than three windows of a tiny instance; tokens that are generated."""
+
+
+class WrongError(ValueError):
+    """A description that does not compute what the class computes; the message says on which config, and where."""
+
+
+class RefusedError(ValueError):
+    """A config that the description refuses to read."""
+
+
+@dataclasses.dataclass
+class Pair:
+    """An instance, and ours with the same weights.
+
+    Attributes:
+        theirs: the instance.
+        ours: a `DecoderModel` of torch.
+        config: its config.
+        names: their names of the tensors -> shape.
+        layout: the table between both.
+        settings: the settings of that table.
+    """
+
+    theirs: nn.Module
+    ours: nn.Module
+    config: DecoderConfig
+    names: dict[str, tuple[int, ...]]
+    layout: Layout
+    settings: dict[str, Any]
+
+
+def reader_of(description: Description) -> Reader:
+    """Return what reads the configs of a description."""
+    return Reader(description, layout_for(description))
+
+
+def read(reader: Reader, keys: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config in ours of a config.json.
+
+    Raises:
+        RefusedError: the description refuses it.
+    """
+    family, description = reader.family(), reader.description
+    config = ModelConfig(dict(keys), description.model_type, description.defaults, description.aliases)
+    if family.block is None:
+        raise RefusedError("it has no blocks")
+    try:
+        return make_decoder(
+            config, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RefusedError(str(error)) from error
+
+
+def as_file(config: Any) -> dict[str, Any]:
+    """Return the config.json that `transformers` writes for a config."""
+    found: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    return found
+
+
+def make_pair(subject: Subject, reader: Reader, keys: Mapping[str, Any], seed: int = 0) -> Pair:
+    """Return an instance with these keys, and ours.
+
+    Raises:
+        RefusedError: the description refuses the config.
+        WrongError: the tensors are not those that the description says.
+    """
+    config = read(reader, as_file(subject.config(keys)))
+    shorter = read(reader, keys)
+    if shorter != config:
+        raise WrongError(
+            f"the config of {_shown(keys, subject)} is read otherwise where transformers adds its defaults"
+        )
+    theirs = subject.instance(keys, seed)
+    return pair_with(theirs, reader, config, keys)
+
+
+def pair_with(theirs: nn.Module, reader: Reader, config: DecoderConfig, keys: Mapping[str, Any]) -> Pair:
+    """Return an instance, and ours of a config with its weights."""
+    state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
+    layout = reader.layout
+    settings = {**layout.read_settings({**reader.description.defaults, **keys}), "prefix": _prefix(layout, state)}
+    shapes = {name: tuple(array.shape) for name, array in state.items()}
+    ours = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
+    try:
+        encoded = layout.encode(ours, settings)
+    except ValueError as error:
+        raise WrongError(f"the table of tensors does not hold ours: {error}") from error
+    if encoded.shapes != shapes:
+        odd = sorted(set(encoded.shapes.items()) ^ set(shapes.items()))
+        raise WrongError(f"{odd[0][0]}: the description and the class have other shapes for it, or one lacks it")
+    module = backends.load("torch").build_blank("DecoderModel", config, "float64")
+    backends.load("torch").set_weights(module, encoded.read(state))
+    return Pair(theirs, module.eval(), config, shapes, layout, settings)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a file of the model holds: a tied head is not among them."""
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in ties}
+
+
+def _prefix(layout: Layout, names: Mapping[str, Any]) -> str:
+    return layout.match(names)[0]
+
+
+def _shown(keys: Mapping[str, Any], subject: Subject) -> str:
+    usual = subject.keys()
+    changes = {key: value for key, value in keys.items() if key not in usual or usual[key] != value}
+    changes |= dict.fromkeys(usual.keys() - keys.keys(), ABSENT)
+    return json.dumps(changes)[:200] if changes else "the usual instance"
+
+
+# ---- what is compared
+
+
+def sample(seed: int, batch: int = 3, vocabulary: int = 60) -> Tensor:
+    """Return token ids ``(batch, TOKENS)``."""
+    return torch.randint(3, vocabulary, (batch, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def error_of(theirs: Tensor, ours: Tensor, bound: float = BOUND) -> float:
+    """Return the largest difference as a share of what is allowed; infinite where a number is not finite."""
+    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all() & torch.isfinite(ours).all()):
+        return float("inf")
+    largest = max(1.0, float(theirs.abs().max()))
+    return float((theirs - ours).abs().max()) / (bound * largest)
+
+
+def check_logits(pair: Pair, shown: str, seed: int = 1, logits: Tensor | None = None) -> None:
+    """Compare logits; `logits` are those of the instance, where they are known.
+
+    Raises:
+        WrongError: they differ.
+    """
+    ids = sample(seed)
+    with promoted(), torch.no_grad():
+        theirs = pair.theirs(ids, use_cache=False).logits if logits is None else logits
+        ours = pair.ours(ids)
+    if error_of(theirs, ours) > 1:
+        raise WrongError(f"logits differ by {float((theirs - ours).abs().max()):.1e} with {shown}")
+
+
+def check_padding(pair: Pair, side: str, seed: int = 2) -> None:
+    """Compare logits of rows with padding on a side, where tokens are.
+
+    Raises:
+        WrongError: they differ.
+    """
+    ids, lengths = sample(seed), (TOKENS, TOKENS - 4, TOKENS - 6)
+    steps = torch.arange(TOKENS)
+    rows = [steps >= TOKENS - length if side == "left" else steps < length for length in lengths]
+    mask = torch.stack(rows)
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    with promoted(), torch.no_grad():
+        theirs = pair.theirs(ids, attention_mask=mask.long(), position_ids=positions, use_cache=False).logits
+        ours = pair.ours(ids, attention_mask=mask)
+    if error_of(theirs[mask], ours[mask]) > 1:
+        raise WrongError(f"logits differ with padding on the {side}")
+
+
+def check_gradients(pair: Pair, seed: int = 3) -> int:
+    """Compare the gradients of all parameters; return how many.
+
+    Raises:
+        WrongError: some differ.
+    """
+    ids = sample(seed)
+    weights = torch.randn(
+        (*ids.shape, pair.config.vocab_size), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    for model in (pair.theirs, pair.ours):
+        model.zero_grad()
+    with promoted():
+        (pair.theirs(ids, use_cache=False).logits * weights).sum().backward()
+        (pair.ours(ids) * weights).sum().backward()
+    ours = {name: one.grad.numpy() for name, one in pair.ours.named_parameters() if one.grad is not None}
+    shapes = {parameter.rule.torch: parameter.shape for parameter in pair.config.parameters}
+    encoded = pair.layout.encode(shapes, pair.settings)
+    written = encoded.write({name: ours.get(name, np.zeros(shape)) for name, shape in shapes.items()})
+    parameters = {name: one for name, one in pair.theirs.named_parameters() if name in written}
+    for name, parameter in parameters.items():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if error_of(grad, torch.from_numpy(written[name])) > 1:
+            raise WrongError(f"gradients of {name} differ")
+    return len(parameters)
+
+
+def check_cache(pair: Pair, seed: int = 4) -> None:
+    """Compare ours with a cache with ours without, token by token after a first part, beyond the window.
+
+    Raises:
+        WrongError: they differ.
+    """
+    ids = sample(seed, batch=2)
+    with promoted(), torch.no_grad():
+        whole = pair.ours(ids)
+        cache = pair.ours.init_cache(2, TOKENS)
+        first, cache = pair.ours(ids[:, :5], cache=cache)
+        parts = [first]
+        for step in range(5, TOKENS):
+            logits, cache = pair.ours(ids[:, step : step + 1], cache=cache)
+            parts.append(logits)
+    if error_of(whole, torch.cat(parts, 1), CACHED) > 1:
+        raise WrongError("logits with a cache differ from those without")
+
+
+def check_tokens(pair: Pair, seed: int = 5) -> None:
+    """Compare the likeliest tokens that follow, with caches.
+
+    Raises:
+        WrongError: they differ.
+    """
+    ids = sample(seed, batch=2)[:, :6]
+    with promoted(), torch.no_grad():
+        theirs = pair.theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        ours = pair.ours.generate(ids, NEW)
+    if not torch.equal(theirs, ours):
+        raise WrongError(f"the {NEW} likeliest tokens differ")
+
+
+def check_jax(pair: Pair, seed: int = 6) -> None:
+    """Compare logits with those of the Flax model.
+
+    Raises:
+        WrongError: they differ.
+    """
+    backend, ids = backends.load("flax"), sample(seed)
+    module = backend.build_blank("DecoderModel", pair.config, "float64")
+    backend.set_weights(module, backends.load("torch").get_weights(pair.ours))
+    with backend.precision("float64"):
+        ours = torch.from_numpy(np.array(module(ids.numpy())))
+    with promoted(), torch.no_grad():
+        theirs = pair.theirs(ids, use_cache=False).logits
+    if error_of(theirs, ours) > 1:
+        raise WrongError("logits of the Flax model differ")
+
+
+# ---- configs
+
+
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
+_SIZES = {
+    "hidden_size": (96,),
+    "intermediate_size": (24, 56),
+    "num_hidden_layers": (2, 6),
+    "num_attention_heads": (2, 8),
+    "num_key_value_heads": (1, 4, None),
+    "head_dim": (8, 32, None),
+    "vocab_size": (61,),
+    "sliding_window": (3, 6, 1, None),
+}
+_ROTARY: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0},
+    {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 900.0},
+    {"rope_type": "yarn", "factor": 4.0, "rope_theta": 900.0, "original_max_position_embeddings": 8},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 700.0,
+    },
+)
+
+IGNORED = frozenset(
+    (
+        *("pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "output_attentions"),
+        *("output_hidden_states", "gradient_checkpointing", "name_or_path", "per_layer_config", "is_heterogeneous"),
+        *("quantization_config", "text_config", "decoder", "generator", "is_encoder_decoder", "kv_sharing_modes"),
+        *("base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan"),
+        *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy", "use_cache"),
+        *("problem_type", "num_labels", "chunk_size_feed_forward", "transformers_version", "default_rope_type"),
+    )
+)
+"""Keys that say nothing of how a text model computes its logits."""
+
+
+def alternatives(subject: Subject, key: str) -> Iterator[Any]:
+    """Yield other values of a key, of its kind."""
+    usual = subject.keys().get(key, subject.defaults.get(key))
+    if key in _SIZES:
+        yield from (value for value in _SIZES[key] if value != usual)
+    elif key == "rope_parameters":
+        yield from _ROTARY
+    elif key == "layer_types" and isinstance(usual, list):
+        kinds = ("full_attention", "sliding_attention")
+        yield [kinds[layer % 2] for layer in range(LAYERS)]
+        yield [kinds[1]] * LAYERS
+        yield [kinds[0]] * LAYERS
+    elif isinstance(usual, bool):
+        yield not usual
+    elif isinstance(usual, str):
+        yield from (value for value in _ACTIVATIONS if value != usual and "act" in key)
+    elif isinstance(usual, int):
+        yield from (usual + 1, usual * 2, 1, None)
+    elif isinstance(usual, float):
+        yield from (usual * 1.37 + 0.01, usual * 0.5 + 0.001, None)
+    elif usual is None:
+        yield from (True, 2, 0.7)
+
+
+def _structural(subject: Subject, change: Mapping[str, Any]) -> bool:
+    """Tell whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
+    ((key, value),) = change.items()
+    return isinstance(value, list) or (value is None and key in _SIZES)
+
+
+def _switches(subject: Subject, change: Mapping[str, Any]) -> bool:
+    """Tell whether a change switches something on or off, rather than sets a number."""
+    ((key, value),) = change.items()
+    usual = subject.keys().get(key, subject.defaults.get(key))
+    return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
+
+
+LEGACY: tuple[dict[str, Any], ...] = (
+    {"rope_theta": 333.0},
+    {"rope_theta": 333.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 333.0, "partial_rotary_factor": 0.5},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}},
+)
+"""Keys of older files."""
+
+
+def changes_of(subject: Subject) -> list[dict[str, Any]]:
+    """Return changes of the usual config: each key that an instance reads, and older spellings."""
+    keys = sorted(key for key in subject.read | subject.sizes.keys() if key not in IGNORED)
+    keys = [key for key in keys if not callable(getattr(subject.config_class, key, None))]
+    single = [{key: value} for key in keys for value in alternatives(subject, key)]
+    switches = [one for one in single if _switches(subject, one)]
+    single += [
+        one | other
+        for one, other in itertools.combinations(switches, 2)
+        if one.keys() != other.keys() and (_structural(subject, one) or _structural(subject, other))
+    ]
+    single += [{key: ABSENT} for key in sorted(subject.sizes) if key not in IGNORED]
+    return single + (list(LEGACY) if "rope_parameters" in subject.read else [])
+
+
+def check_defaults(subject: Subject, reader: Reader) -> None:
+    """Compare a config without keys with what `transformers` writes for it.
+
+    Raises:
+        WrongError: they are read otherwise.
+    """
+    try:
+        short = read(reader, {"model_type": subject.model_type})
+        full = read(reader, as_file(subject.config_class()))
+    except RefusedError as error:
+        raise WrongError(f"the default config is refused: {error}") from error
+    if short != full:
+        raise WrongError("a config without keys is read otherwise than the defaults of transformers")
+
+
+def try_change(subject: Subject, reader: Reader, changes: Mapping[str, Any], seed: int = 0) -> str:
+    """Return ``equal``, ``refused`` (ours), or ``impossible`` (an instance that can't be made or run).
+
+    Raises:
+        WrongError: the description reads the config, and computes something else.
+    """
+    keys = subject.keys(**changes)
+    made = _made(subject, keys, seed)
+    if made is None:
+        return "impossible"
+    theirs, file, logits = made
+    outcome, compared = "refused", list[DecoderConfig]()
+    for given in (file, keys):
+        try:
+            config = read(reader, given)
+        except RefusedError:
+            continue
+        if config in compared:
+            continue
+        compared.append(config)
+        pair = pair_with(theirs, reader, config, given)
+        check_logits(pair, _shown(keys, subject), logits=logits)
+        outcome = "equal"
+    return outcome
+
+
+def _made(subject: Subject, keys: Mapping[str, Any], seed: int) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
+    """Return an instance, its config.json and its logits; None where it can't be made or run."""
+    name = json.dumps([keys, seed])
+    if name not in subject.kept:
+        subject.kept[name] = None
+        try:
+            with promoted(), torch.no_grad():
+                theirs = subject.instance(keys, seed)
+                logits = theirs(sample(1), use_cache=False).logits
+            if bool(torch.isfinite(logits).all()):
+                subject.kept[name] = theirs, as_file(subject.config(keys)), logits
+        except Exception:  # what transformers raises for a config that it can't run is of any class
+            return None
+    found: tuple[nn.Module, dict[str, Any], Tensor] | None = subject.kept[name]
+    return found
+
+
+def mixed(subject: Subject, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return random changes of three keys at once."""
+    drawn = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    for _ in range(count if len(singles) >= 3 else 0):
+        found.append({key: value for one in drawn.sample(singles, 3) for key, value in one.items()})
+    return found
+
+
+def prove(subject: Subject, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:
+    """Prove a description; return what was compared.
+
+    Args:
+        subject: the class.
+        description: the family.
+        flax: whether to run the Flax model as well.
+        mixtures: random configs with several keys changed.
+
+    Raises:
+        WrongError: they do not compute the same; the message names the first config and what differs.
+    """
+    import transformers
+
+    reader = reader_of(description)
+    check_defaults(subject, reader)
+    counts: collections.Counter[str] = collections.Counter()
+    gradients = 0
+    with promoted():
+        for seed in (0, 1):
+            try:
+                pair = make_pair(subject, reader, subject.keys(), seed)
+            except RefusedError as error:
+                raise WrongError(f"the usual instance is refused: {error}") from error
+            check_logits(pair, "the usual instance")
+        gradients = check_gradients(pair)
+        for side in ("left", "right"):
+            check_padding(pair, side)
+        check_cache(pair)
+        check_tokens(pair)
+    singles = changes_of(subject)
+    proven = [
+        one for one in singles if counts.update([outcome := try_change(subject, reader, one)]) or outcome == "equal"
+    ]
+    for number, changes in enumerate(mixed(subject, proven, mixtures)):
+        counts.update([try_change(subject, reader, changes, number + 2)])
+    if flax:
+        check_jax(pair)
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.partition("+")[0],
+        "flax": flax,
+        "configs_equal": counts["equal"] + 2,
+        "configs_refused": counts["refused"],
+        "gradients": gradients,
+        "tokens": NEW,
+    }

@@ -1,0 +1,402 @@
+"""Proposals for what names and shapes leave open, the likeliest first, and the first that computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from attn_bridge.models.derived import known
+from attn_bridge.models.derived.description import Description, Source
+from attn_bridge.models.derived.reading import Reader, layout_of
+from attn_bridge.models.layout import Layout
+
+from ..running.promotion import promoted
+from . import proof, structure
+from .structure import Structure
+from .subject import ABSENT, DerivationError, Subject
+
+MOST_DEVIATIONS = 3
+"""Choices of a proposal that are not the likeliest."""
+
+EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn")
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+Fields = Mapping[str, Source | None]
+Choice = tuple[tuple[Fields, Mapping[str, Any]], ...]
+"""Alternatives, the likeliest first: fields to set (None removes one), and arguments of `structure.rows`."""
+
+
+def _constant(value: Any) -> Source:
+    return Source(value=value)
+
+
+def _alternatives(*fields: Fields) -> Choice:
+    return tuple((one, {}) for one in fields)
+
+
+def _scales(subject: Subject) -> Iterator[Choice]:
+    """Yield the choices of what scales something, of keys that the class reads."""
+
+    def keyed(field: str, key: str, *powers: float) -> Iterator[Choice]:
+        if key in subject.read and isinstance(subject.keys().get(key, subject.defaults.get(key)), int | float):
+            yield _alternatives(*({field: Source(key=key, power=power)} for power in powers), {})
+
+    yield from keyed("attention.scale", "attention_multiplier", 1.0)
+    yield from keyed("attention.scale", "query_pre_attn_scalar", -0.5)
+    yield from keyed("attention.softcap", "attn_logit_softcapping", 1.0)
+    yield from keyed("attention.clip", "clip_qkv", 1.0)
+    yield from keyed("block.residual_scale", "residual_multiplier", 1.0)
+    yield from keyed("model.logit_scale", "logits_scaling", -1.0, 1.0)
+    yield from keyed("model.logit_scale", "logit_scale", 1.0, -1.0)
+    yield from keyed("model.logit_softcap", "final_logit_softcapping", 1.0)
+    if "embedding_multiplier" in subject.read:
+        yield from keyed("model.embedding_scale", "embedding_multiplier", 1.0)
+    else:
+        yield _alternatives({}, {"model.embedding_scale": Source(key="hidden_size", power=0.5)})
+
+
+def _norms(subject: Subject, parts: Structure) -> Iterator[Choice]:
+    key = next((key for key in EPS if key in subject.read), None)
+    eps: tuple[Source, ...] = (Source(key=key),) if key else (_constant(1e-5), _constant(1e-6))
+    bias = parts.flags.get("norm.bias", _constant(False))
+    rms = {"norm.kind": _constant("rms"), "norm.bias": None}
+    layer = {"norm.kind": _constant("layer"), "norm.bias": bias}
+    is_layer = bool(bias.key or bias.value)
+    offset = {**rms, "norm.unit_offset": _constant(True)}
+    if not any(name.endswith(f"{parts.norms[0]}.weight") for name in parts.tensors):
+        yield _alternatives({"norm.kind": _constant("layer"), "norm.bias": None, "norm.affine": _constant(False)})
+    else:
+        yield _alternatives(layer) if is_layer else _alternatives(rms, offset, layer)
+    yield _alternatives(*({"norm.eps": one} for one in eps))
+    child, names = parts.attention
+    if "q_norm" in names:
+        width = parts.shapes[f"{parts.front}{parts.layers}.0.{child}.{names['q_norm']}.weight"]
+        scope = "full" if width[0] > parts.head_dim else "head"
+        plain: Fields = {"qk_norm.scope": _constant(scope), "qk_norm.eps": eps[0]}
+        yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)})
+
+
+def _positions(subject: Subject) -> Iterator[Choice]:
+    defaults = subject.defaults
+    kinds = defaults.get("layer_types")
+    has_window = "sliding_window" in subject.read and "sliding_window" in defaults
+    rules = [{"layers.rule": _constant("full")}]
+    if has_window:
+        rules.insert(0, {"layers.rule": _constant("window")})
+    if kinds and has_window:
+        rules.insert(0, {"layers.rule": _constant("types")})
+    yield _alternatives(*rules)
+    rotary = defaults.get("rope_parameters")
+    if not isinstance(rotary, dict):
+        yield _alternatives({})
+        return
+    theta = rotary.get("rope_theta", 10000.0)
+    usual: Fields = {"position.kinds": _constant((FULL, SLIDING)), "position.theta": _constant(float(theta))}
+    sliding: Fields = {**usual, "position.kinds": _constant((SLIDING,))}
+    none: Fields = dict.fromkeys(("position.kinds", "position.theta", "position.pairing", "position.partial"))
+    yield _alternatives({"position.pairing": _constant("half")}, {"position.pairing": _constant("interleaved")})
+    yield _alternatives({"position.partial": _constant(False)}, {"position.partial": _constant(True)})
+    yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
+
+
+def _choices(subject: Subject, parts: Structure) -> list[Choice]:
+    child, names = parts.feed_forward
+    acts = [key for key in ACTIVATIONS if key in subject.read]
+    widths = [key for key in WIDTHS if key in subject.read]
+    if not acts or not widths:
+        raise DerivationError(
+            f"{child} ({parts.classes[child]}): no key of its {'width' if acts else 'activation'} is known; "
+            f"the nearest is {(WIDTHS if acts else ACTIVATIONS)[0]}"
+        )
+    choices = [
+        *_positions(subject),
+        *_norms(subject, parts),
+        *_scales(subject),
+        _alternatives(*({"feed_forward.activation": Source(key=key)} for key in acts)),
+        _alternatives(*({"feed_forward.hidden_dim": Source(key=key)} for key in widths)),
+    ]
+    if "fused" in parts.attention[1]:
+        choices.append((({}, {"fused": "stacked"}), ({}, {"fused": "by-head"})))
+    if "gate_up" in names:
+        choices.append((({}, {"gate_first": True}), ({}, {"gate_first": False})))
+    return choices
+
+
+def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, Source], dict[str, Any]]]:
+    """Yield fields and arguments of rows, those with the fewest unlikely choices first."""
+    open_choices = [number for number, choice in enumerate(choices) if len(choice) > 1]
+    for deviations in range(min(MOST_DEVIATIONS, len(open_choices)) + 1):
+        for changed in itertools.combinations(open_choices, deviations):
+            for picks in itertools.product(*(range(1, len(choices[number])) for number in changed)):
+                picked = dict(zip(changed, picks, strict=True))
+                fields: dict[str, Source | None] = {}
+                rows: dict[str, Any] = {}
+                for number, choice in enumerate(choices):
+                    some, arguments = choice[picked.get(number, 0)]
+                    fields |= some
+                    rows |= arguments
+                yield {field: source for field, source in fields.items() if source is not None}, rows
+
+
+def propose(subject: Subject, parts: Structure) -> Description:
+    """Return the likeliest description that computes what the usual instance computes.
+
+    Raises:
+        DerivationError: none does; the message names the first module at which the likeliest differs.
+    """
+    base = _base(subject, parts)
+    probes = _probes(subject)
+    first: Description | None = None
+    for fields, arguments in _proposals(_choices(subject, parts)):
+        description = dataclasses.replace(
+            base,
+            fields={**base.fields, **fields},
+            rows=structure.rows(parts, **arguments),
+            prefixes=() if parts.is_usual else (parts.front, ""),
+        )
+        first = first or description
+        if all(_is_equal(description, *probe) for probe in probes):
+            return description
+    assert first is not None, "there is a likeliest proposal"
+    raise DerivationError(_where(subject, parts, first, probes[0]))
+
+
+def _probes(subject: Subject) -> list[tuple[Any, dict[str, Any], Any]]:
+    """Return instance, config file and logits, of the usual config and of heads that turn in part."""
+    changes: list[dict[str, Any]] = [{}]
+    if isinstance(subject.defaults.get("rope_parameters"), dict):
+        changes.append({"rope_parameters": {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}})
+    found = []
+    for one in changes:
+        keys = subject.keys(**one)
+        try:
+            with promoted(), torch.no_grad():
+                model = subject.instance(keys)
+                logits = model(proof.sample(1), use_cache=False).logits
+        except Exception:
+            if not one:
+                raise
+            continue
+        found.append((model, proof.as_file(subject.config(keys)), logits))
+    return found
+
+
+def _is_equal(description: Description, model: Any, file: dict[str, Any], logits: torch.Tensor) -> bool:
+    reader = Reader(description, layout_of(description))
+    try:
+        pair = proof.pair_with(model, reader, proof.read(reader, file), file)
+    except ValueError:
+        return False
+    with promoted(), torch.no_grad():
+        return proof.error_of(logits, pair.ours(proof.sample(1))) <= 1
+
+
+def _base(subject: Subject, parts: Structure) -> Description:
+    """Return what needs no search."""
+    defaults = subject.defaults
+    fields: dict[str, Source] = {field: source for field, source in parts.flags.items() if field != "norm.bias"}
+    if "fused" in parts.attention[1] and "attention.key_bias" in fields:
+        del fields["attention.key_bias"]
+    if "attention.key_bias" in fields and fields["attention.key_bias"] == fields.get("attention.qkv_bias"):
+        del fields["attention.key_bias"]
+    fields["block.norms"] = _constant(parts.placement)
+    fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
+    fields["model.tie"] = Source(key="tie_word_embeddings")
+    if "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
+        fields["attention.head_dim"] = Source(key="head_dim")
+    if "num_key_value_heads" in subject.sizes:
+        fields["attention.num_kv_heads"] = Source(key="num_key_value_heads")
+    names = getattr(subject.config_class, "attribute_map", {})
+    return Description(
+        subject.model_type,
+        subject.model_class.__name__,
+        f"hf-{subject.model_type.replace('_', '-')}",
+        aliases={outer: (inner,) for outer, inner in names.items()},
+        fields=fields,
+        fixed=parts.fixed,
+        pattern=_pattern(subject),
+        defaults=_with_older_names({key: value for key, value in defaults.items() if key != "layer_types"}),
+    )
+
+
+def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return defaults whose rotary positions have the names of older files, which go after what a file holds."""
+    rotary = defaults.get("rope_parameters")
+    if not isinstance(rotary, dict) or rotary.get("rope_type", "default") != "default" or "full_attention" in rotary:
+        return defaults
+    found = {key: value for key, value in defaults.items() if key != "rope_parameters"}
+    part = rotary.get("partial_rotary_factor")
+    return found if part is None else {**found, "partial_rotary_factor": part}
+
+
+def _pattern(subject: Subject) -> tuple[str, ...]:
+    """Return the kinds of layers that repeat where a config has no ``layer_types``."""
+    layers = 24
+    if not subject.defaults.get("layer_types"):
+        return ()
+    try:
+        kinds = subject.config_class(num_hidden_layers=layers).layer_types
+    except Exception as error:
+        raise DerivationError(f"layer_types: no rule for {layers} layers; the nearest is a repeated pattern") from error
+    for length in range(1, layers // 2 + 1):
+        if all(kinds[number] == kinds[number % length] for number in range(layers)):
+            return tuple(kinds[:length])
+    raise DerivationError(f"layer_types ({', '.join(kinds)}): no pattern that repeats; the nearest is one that does")
+
+
+def _where(subject: Subject, parts: Structure, description: Description, probe: tuple[Any, dict[str, Any], Any]) -> str:
+    """Return a message that names the first submodule of the first block at which a proposal differs."""
+    model, file, _ = probe
+    reader = Reader(description, layout_of(description))
+    try:
+        pair = proof.pair_with(model, reader, proof.read(reader, file), file)
+    except ValueError as error:
+        return f"{subject.model_class.__name__}: {error}"
+    slots = dict(zip(structure.SLOTS[parts.placement], parts.norms, strict=True))
+    names = {"att": parts.attention[0], "ff": parts.feed_forward[0], **slots}
+    path = f"{parts.front}{parts.layers}.0"
+    theirs = _outputs(model, [f"{path}.{name}" for name in names.values()])
+    ours = _outputs(pair.ours, [f"trf_blocks.0.{name}" for name in names])
+    for name in [name.rpartition(".")[2] for name in theirs]:
+        own = next(slot for slot, other in names.items() if other == name)
+        if proof.error_of(theirs[f"{path}.{name}"], ours[f"trf_blocks.0.{own}"]) > 1:
+            nearest = type(pair.ours.get_submodule(f"trf_blocks.0.{own}")).__name__
+            return f"{path}.{name} ({parts.classes[name]}) computes something else; the nearest is {nearest}"
+    return (
+        f"{subject.model_class.__name__}: what is around the parts of a block differs (residuals, embeddings, head or "
+        "masks of later blocks); the nearest is DecoderBlock"
+    )
+
+
+def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
+    """Return name -> output of submodules, in order of calls."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, module: Any, arguments: Any, out: Any) -> None:
+        found.setdefault(name, out[0] if isinstance(out, tuple) else out)
+
+    handles = [model.get_submodule(name).register_forward_hook(functools.partial(keep, name)) for name in names]
+    with promoted(), torch.no_grad():
+        model(proof.sample(1))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+# ---- repair and tidy
+
+
+def fix_keys(subject: Subject, description: Description) -> Description:
+    """Return the description with keys fixed whose other values it reads, and computes something else for.
+
+    Raises:
+        DerivationError: fixing a key does not help.
+    """
+    singles = proof.changes_of(subject)
+    for changes in singles:
+        for _ in range(3):
+            reader = Reader(description, layout_of(description))
+            try:
+                proof.try_change(subject, reader, changes)
+                break
+            except proof.WrongError:
+                description = _fixed(subject, description, changes)
+    return description
+
+
+def _fixed(subject: Subject, description: Description, changes: Mapping[str, Any]) -> Description:
+    key = next(iter(changes))
+    if changes[key] is ABSENT or key in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "rope_parameters",
+    ):
+        raise DerivationError(
+            f"{key} ({changes[key]}): {subject.model_class.__name__} computes something else with it than ours"
+        )
+    nulls = [name for name, value in changes.items() if value is None and name not in description.required]
+    if nulls:
+        return dataclasses.replace(description, required=(*description.required, nulls[0]))
+    value = changes[key]
+    meant = proof.as_file(subject.config(subject.keys(**changes))).get(key)
+    if isinstance(value, str) and isinstance(meant, str) and meant != value:
+        renamed = {**description.renamed.get(key, {}), value: meant}
+        return dataclasses.replace(description, renamed={**description.renamed, key: renamed})
+    defaults = subject.defaults
+    usual = subject.keys().get(key, defaults.get(key))
+    of_pattern = dict(description.fixed_pattern)
+    if description.pattern and key not in description.fixed_pattern and key != "layer_types":
+        kinds = [description.pattern[layer % len(description.pattern)] for layer in range(4)]
+        reader = Reader(
+            dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
+        )
+        try:
+            proof.try_change(subject, reader, {**changes, "layer_types": kinds})
+            proof.try_change(subject, reader, changes)
+        except proof.WrongError:
+            pass
+        else:
+            return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
+    if key in description.fixed:
+        raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
+    values = tuple(dict.fromkeys((defaults.get(key), usual)))
+    return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
+
+
+def tidy(subject: Subject, parts: Structure, description: Description) -> Description:
+    """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
+    used = {source.key for source in description.fields.values()} | description.fixed.keys()
+    used |= description.fixed_pattern.keys() | {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
+        "partial_rotary_factor",
+    }
+    inner = {name for names in description.aliases.values() for name in names}
+    outer = {names[0]: key for key, names in description.aliases.items()}
+    plain = description.defaults
+    defaults = {outer.get(key, key): value for key, value in plain.items() if outer.get(key, key) in used}
+    aliases = {key: names for key, names in description.aliases.items() if key in used and inner}
+    fields = {
+        field: source
+        for field, source in description.fields.items()
+        if (field, source.value) not in _USUAL or source.key
+    }
+    found = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
+    for layout in known.candidates(found.layout):
+        if _is_same(subject, parts, found, layout):
+            return dataclasses.replace(found, layout=layout.name, rows=(), prefixes=())
+    return found
+
+
+_USUAL = {
+    *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
+    *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
+    *(("position.partial", False),),
+}
+"""Fields with the value that they have where a description leaves them out."""
+
+
+def _is_same(subject: Subject, parts: Structure, description: Description, layout: Layout) -> bool:
+    """Tell whether another layout reads all tensors of a class as its own does."""
+    own = layout_of(description)
+    flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
+    for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):
+        keys = subject.keys(**changes)
+        try:
+            shapes = subject.shapes(keys)
+            settings = own.read_settings({**description.defaults, **keys})
+            theirs = layout.decode(shapes, layout.read_settings({**description.defaults, **keys}))
+            if theirs.placements != own.decode(shapes, settings).placements or not layout.is_complete(shapes):
+                return False
+        except Exception:
+            return False
+    return True

@@ -1,0 +1,359 @@
+"""Names, shapes and the order of calls of a tiny instance: rows of its tensors, and fields that follow from them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from attn_bridge.models.derived.description import Source
+from attn_bridge.models.rows.decoder import OURS
+from attn_bridge.weights.rows import Row
+
+from .subject import LAYERS, DerivationError, Subject
+
+ATTENTION = {
+    "W_query": ("q_proj", "query", "wq"),
+    "W_key": ("k_proj", "key", "wk"),
+    "W_value": ("v_proj", "value", "wv"),
+    "out_proj": ("o_proj", "out_proj", "dense", "c_proj", "wo"),
+    "fused": ("qkv_proj", "query_key_value", "Wqkv", "c_attn"),
+    "q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
+    "k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
+}
+FEED_FORWARD = {
+    "gate": ("gate_proj", "w1"),
+    "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h"),
+    "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h"),
+    "gate_up": ("gate_up_proj",),
+}
+"""Our role -> names that modules of published models have for it."""
+
+PATTERNS = {(1, 1, 0): "pre", (0, 1, 1): "post", (1, 2, 1): "sandwich", (1, 0, 0): "parallel"}
+"""Norms before attention, between it and the feed-forward layers, and after these -> our word."""
+
+SLOTS = {
+    "pre": ("norm1", "norm2"),
+    "post": ("post_norm1", "post_norm2"),
+    "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
+    "parallel": ("norm1",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The parts of an instance by our roles.
+
+    Attributes:
+        front: what names of the base model begin with, such as ``model.``.
+        layers: name of the list of blocks below it.
+        embedding: name of the token embeddings, with the front.
+        head: name of the head.
+        norm: name of the norm after the blocks, with the front.
+        attention: name of the attention in a block, and role -> name of its submodule.
+        feed_forward: likewise.
+        norms: names of the norms of a block, in order of calls; empty where they have no tensors.
+        placement: our word for where they are.
+        classes: path in the first block -> class, for messages.
+        tensors: names of all tensors, with and without what flags switch.
+        shapes: name -> shape in the usual instance.
+        flags: field -> key of the flag that switches its tensors, or whether they are there.
+        fixed: flags that switch something else -> their usual value.
+    """
+
+    front: str
+    layers: str
+    embedding: str
+    head: str
+    norm: str
+    attention: tuple[str, Mapping[str, str]]
+    feed_forward: tuple[str, Mapping[str, str]]
+    norms: tuple[str, ...]
+    placement: str
+    classes: Mapping[str, str]
+    tensors: frozenset[str]
+    shapes: Mapping[str, tuple[int, ...]]
+    flags: Mapping[str, Source]
+    fixed: Mapping[str, tuple[Any, ...]]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head of the usual instance, which has 4."""
+        child, names = self.attention
+        if "W_query" in names:
+            return self.shapes[f"{self.front}{self.layers}.0.{child}.{names['W_query']}.weight"][0] // 4
+        return self.shapes[f"{self.front}{self.layers}.0.{child}.{names['out_proj']}.weight"][1] // 4
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether embeddings, blocks and head have the names of Llama."""
+        return (self.front, self.layers, self.embedding, self.head) == (
+            "model.",
+            "layers",
+            "model.embed_tokens",
+            "lm_head",
+        )
+
+
+def read(subject: Subject) -> Structure:
+    """Return the structure of a class.
+
+    Raises:
+        DerivationError: a module has no role that ours can take; the message names the first, and the nearest role.
+    """
+    keys = subject.keys()
+    model = subject.model_class(subject.config(keys)).eval()
+    path, blocks = _blocks(model)
+    front, _, layers = path.rpartition(".")
+    front = f"{front}." if front else ""
+    block = blocks[0]
+    order = _calls(model, block)
+    classes = {name: type(one).__name__ for name, one in block.named_modules() if name}
+    attention = _part(block, order, ATTENTION, ("W_query", "fused"), "attention")
+    feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
+    norms, placement = _norms(order, attention[0], feed_forward[0], classes)
+    embedding = next(name for name, one in model.named_modules() if one is model.get_input_embeddings())
+    outer = {name.rpartition(".")[0] for name, _ in model.named_parameters() if not name.startswith(f"{path}.")}
+    head_module = model.get_output_embeddings()
+    head = next((name for name, one in model.named_modules() if one is head_module), "")
+    rest = sorted(outer - {embedding, head})
+    if len(rest) > 1 or not head:
+        raise DerivationError(f"{', '.join(rest) or 'no head'}: parts besides blocks that ours lack")
+    shapes = subject.shapes(keys)
+    flags, fixed, tensors = _flags(subject, shapes, f"{path}.", norms, attention, feed_forward, embedding, head)
+    structure = Structure(
+        front, layers, embedding, head, rest[0] if rest else "", attention, feed_forward, norms, placement, classes,
+        tensors, shapes, flags, fixed,
+    )  # fmt: skip
+    _check_all_known(structure, f"{path}.")
+    return structure
+
+
+def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == LAYERS:
+            kinds = {type(block).__name__ for block in module}
+            if len(kinds) > 1:
+                raise DerivationError(f"{name}: blocks of several classes ({', '.join(sorted(kinds))})")
+            return name, module
+    raise DerivationError(
+        f"{type(model).__name__}: no list of {LAYERS} blocks; the nearest is a list of decoder blocks"
+    )
+
+
+def _calls(model: nn.Module, block: nn.Module) -> list[str]:
+    """Return the names of a block's submodules in the order in which a call begins them."""
+    order: list[str] = []
+    handles = [
+        one.register_forward_pre_hook(lambda *_, name=name: order.append(name), prepend=True)
+        for name, one in block.named_children()
+    ]
+    with torch.no_grad():
+        model(torch.tensor([[3, 5, 4, 7]]))
+    for handle in handles:
+        handle.remove()
+    return order
+
+
+def _part(
+    block: nn.Module, order: list[str], roles: Mapping[str, tuple[str, ...]], needed: tuple[str, ...], what: str
+) -> tuple[str, dict[str, str]]:
+    names = {name: role for role, some in roles.items() for name in some}
+    for child in order:
+        found = {names[name]: name for name, _ in getattr(block, child).named_children() if name in names}
+        if any(role in found for role in needed):
+            return child, found
+    shown = ", ".join(f"{child} ({type(getattr(block, child)).__name__})" for child in order)
+    raise DerivationError(f"no {what} layers of ours among {shown}; the nearest have {' or '.join(needed)}")
+
+
+def _norms(
+    order: list[str], attention: str, feed_forward: str, classes: Mapping[str, str]
+) -> tuple[tuple[str, ...], str]:
+    """Return the norms of a block, and where they are."""
+    known = [name for name in order if "norm" in classes[name].lower() or name in (attention, feed_forward)]
+    others = [name for name in order if name not in known and "dropout" not in classes[name].lower()]
+    if others:
+        near = difflib.get_close_matches(others[0], [*known], 1, 0.0)[0]
+        raise DerivationError(f"{others[0]} ({classes[others[0]]}) has no role in our blocks; the nearest is {near}")
+    first, second = known.index(attention), known.index(feed_forward)
+    counts = (first, second - first - 1, len(known) - second - 1)
+    if counts not in PATTERNS:
+        shown = ", ".join(f"{name} ({classes[name]})" for name in known)
+        raise DerivationError(f"{shown}: norms in an order that our blocks lack; the nearest is 'sandwich'")
+    return tuple(name for name in known if name not in (attention, feed_forward)), PATTERNS[counts]
+
+
+def _flags(
+    subject: Subject,
+    shapes: Mapping[str, Any],
+    path: str,
+    norms: tuple[str, ...],
+    attention: tuple[str, Mapping[str, str]],
+    feed_forward: tuple[str, Mapping[str, str]],
+    embedding: str,
+    head: str,
+) -> tuple[dict[str, Source], dict[str, tuple[Any, ...]], frozenset[str]]:
+    """Return what switches which biases, the head and sinks, flags that switch other tensors, and all names."""
+    roles = {f"{attention[0]}.{name}.bias": role for role, name in attention[1].items()}
+    fields = {
+        name: {"W_key": "attention.key_bias", "out_proj": "attention.out_bias"}.get(role, "attention.qkv_bias")
+        for name, role in roles.items()
+        if role not in ("q_norm", "k_norm")
+    }
+    fields |= {f"{feed_forward[0]}.{name}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
+    fields |= {f"{name}.bias": "norm.bias" for name in norms}
+    fields |= {f"{attention[0]}.sinks": "attention.sinks"}
+    prefix = f"{path}0."
+
+    def present(names: Mapping[str, Any]) -> dict[str, bool]:
+        there: dict[str, list[bool]] = collections.defaultdict(list)
+        for name, field in fields.items():
+            if f"{prefix}{name.rpartition('.')[0]}.weight" in shapes or name.endswith("sinks"):
+                there[field].append(f"{prefix}{name}" in names)
+        mixed = [field for field, some in there.items() if len(set(some)) > 1]
+        if mixed:
+            shown = ", ".join(name for name, field in fields.items() if field == mixed[0])
+            raise DerivationError(f"{mixed[0]}: biases of some of {shown} alone, which ours lack")
+        return {field: some[0] for field, some in there.items()}
+
+    usual = present(shapes)
+    sources: dict[str, Source] = {}
+    fixed: dict[str, tuple[Any, ...]] = {}
+    every = set(shapes)
+    defaults = subject.defaults
+    for key in sorted(subject.read):
+        value = subject.keys().get(key, defaults.get(key))
+        if not isinstance(value, bool):
+            continue
+        try:
+            names = subject.shapes(subject.keys(**{key: not value}))
+            changed = present(names)
+        except Exception:
+            fixed[key] = (value,)
+            continue
+        moved = names.keys() ^ shapes.keys()
+        explained = {f"{path}{i}.{name}" for i in range(LAYERS) for name in fields} | {f"{head}.weight"}
+        final = {name for name in moved if name.endswith(".bias") and not name.startswith(path)}
+        if moved - explained - final:
+            fixed[key] = (value,)
+            continue
+        every |= set(names)
+        sources |= {field: Source(key=key) for field, there in changed.items() if there != usual.get(field)}
+    sources |= {field: Source(value=there) for field, there in usual.items() if field not in sources}
+    return sources, fixed, frozenset(every)
+
+
+def _check_all_known(structure: Structure, path: str) -> None:
+    """Refuse the first tensor of a block without a role."""
+    known = {
+        *(f"{structure.attention[0]}.{name}" for name in structure.attention[1].values()),
+        *(f"{structure.feed_forward[0]}.{name}" for name in structure.feed_forward[1].values()),
+        *structure.norms,
+    }
+    for name in sorted(structure.tensors):
+        hit = re.fullmatch(rf"{re.escape(path)}\d+\.(.+)", name)
+        if hit is None:
+            if name == f"{structure.head}.bias":
+                raise DerivationError(f"{name}: our head has no bias; the nearest is a head without")
+            continue
+        module, _, leaf = hit[1].rpartition(".")
+        if (module in known and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
+            continue
+        kind = structure.classes.get(module, "")
+        near = difflib.get_close_matches(hit[1], sorted(known), 1, 0.0)[0]
+        raise DerivationError(f"{module} ({kind}): {leaf} has no place in ours; the nearest is {near}")
+
+
+# ---- rows
+
+
+def rows(structure: Structure, *, fused: str = "stacked", gate_first: bool = True) -> tuple[Row, ...]:
+    """Return the rows of all tensors but, of models named as Llama is, embeddings and head.
+
+    Args:
+        structure: the names.
+        fused: how queries, keys and values are in one projection: ``stacked`` or ``by-head``.
+        gate_first: whether the gate comes first in a projection of gate and values.
+    """
+    return tuple(_rows(structure, fused, gate_first))
+
+
+def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
+    layer = f"{{prefix}}{structure.layers}.{{i}}."
+    if not structure.is_usual:
+        embedding = structure.embedding.removeprefix(structure.front)
+        yield Row(f"{{prefix}}{embedding}.weight", ("tok_emb.weight",), tied=("out_head.weight",))
+        yield Row(f"{structure.head}.weight", ("out_head.weight",), optional=True)
+    child, names = structure.attention
+    for role, name in names.items():
+        theirs = f"{layer}{child}.{name}"
+        if role == "fused":
+            yield from _fused(structure, theirs, f"{child}.{name}", fused)
+        elif role in ("q_norm", "k_norm"):
+            yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",))
+        else:
+            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}att.{role}")
+    if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
+        yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
+    child, names = structure.feed_forward
+    gated = "gate" in names or "gate_up" in names
+    ours = {"gate": "fc1", "up": "fc2", "down": "fc3"} if gated else {"up": "layers.0", "down": "layers.2"}
+    for role, name in names.items():
+        theirs = f"{layer}{child}.{name}"
+        if role == "gate_up":
+            both = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
+            parts = tuple(f"{OURS}ff.{one}.weight" for one in both)
+            yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part")
+            yield from (
+                Row(f"{theirs}.bias", tuple(f"{OURS}ff.{one}.bias" for one in both), "o -> (part o)", part="part")
+                for _ in _biases(structure, f"{child}.{name}")
+            )
+        else:
+            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}ff.{ours[role]}")
+    for slot, name in zip(SLOTS[structure.placement], structure.norms, strict=True):
+        yield from _norm(structure, f"{layer}{name}", f"{structure.layers}.0.{name}", f"{OURS}{slot}")
+    if structure.norm:
+        bare = structure.norm.removeprefix(structure.front)
+        yield from _norm(structure, f"{{prefix}}{bare}", bare, "final_norm")
+
+
+def _biases(structure: Structure, name: str) -> list[bool]:
+    """Return, of a bias in the first block, whether it is optional; nothing where there is none."""
+    full = f"{structure.front}{structure.layers}.0.{name}.bias"
+    if full not in structure.tensors:
+        return []
+    part = name.partition(".")[0]
+    switched = {field.partition(".")[0] for field, source in structure.flags.items() if source.key and "bias" in field}
+    return [("attention" if part == structure.attention[0] else "feed_forward") in switched]
+
+
+def _linear(structure: Structure, theirs: str, name: str, ours: str) -> Iterator[Row]:
+    yield Row(f"{theirs}.weight", (f"{ours}.weight",))
+    yield from (Row(f"{theirs}.bias", (f"{ours}.bias",), optional=optional) for optional in _biases(structure, name))
+
+
+def _fused(structure: Structure, theirs: str, name: str, kind: str) -> Iterator[Row]:
+    for leaf, rest in (("weight", " i"), *(("bias", "") for _ in _biases(structure, name))):
+        parts = tuple(f"{OURS}att.W_{part}.{leaf}" for part in ("query", "key", "value"))
+        optional = leaf == "bias" and _biases(structure, name)[0]
+        if kind == "by-head":
+            pattern = f"(h c){rest} -> (h part c){rest}"
+            yield Row(f"{theirs}.{leaf}", parts, pattern, part="part", sizes={"h": "num_heads"}, optional=optional)
+        else:
+            shares = ("num_heads", "num_kv_heads", "num_kv_heads")
+            yield Row(f"{theirs}.{leaf}", parts, f"o{rest} -> o{rest}", along="o", shares=shares, optional=optional)
+
+
+def _norm(structure: Structure, theirs: str, name: str, ours: str) -> Iterator[Row]:
+    if f"{structure.front}{name}.weight" in structure.tensors:
+        yield Row(f"{theirs}.weight", (f"{ours}.scale",))
+    if f"{structure.front}{name}.bias" in structure.tensors:
+        optional = bool(structure.flags.get("norm.bias", Source(value=False)).key)
+        yield Row(f"{theirs}.bias", (f"{ours}.shift",), optional=optional)

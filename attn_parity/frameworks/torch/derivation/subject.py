@@ -1,0 +1,224 @@
+"""Tiny random instances of a class of `transformers`, and the keys of a config that they read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_bridge.printable import printable
+
+from ..running.promotion import promoted
+
+LAYERS = 4
+"""Blocks of a tiny instance, as many as the pattern of layers that most families with two kinds repeat."""
+
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 40),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 70,
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    "sliding_window": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+"""Sizes of tiny instances, of the keys that a config has.
+
+The window is shorter than the samples. A fourth of a head is an even number of channels, which may turn alone.
+"""
+
+_ODD: dict[str, Any] = {
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon"), 0.05),
+    "attention_multiplier": 0.41,
+    "residual_multiplier": 0.63,
+    "embedding_multiplier": 1.7,
+    "logits_scaling": 1.9,
+    "logit_scale": 0.37,
+    "query_pre_attn_scalar": 11,
+    "attn_logit_softcapping": 1.3,
+    "final_logit_softcapping": 1.1,
+    "clip_qkv": 0.4,
+}
+"""Values of keys that scale something, so far from 1 that a proposal without them is wrong."""
+
+
+_RESOLVED = ("num_key_value_heads", "head_dim", "attention_multiplier")
+"""Numbers that a class without a default computes from others of the same config."""
+
+ABSENT = "<absent>"
+"""Value of a key that a config leaves out."""
+
+
+class DerivationError(ValueError):
+    """A class that can't be derived; the message names the first part that is not understood."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A class of `transformers`, its config class, and the keys of tiny instances.
+
+    Attributes:
+        model_type: name of the family.
+        config_class: class of its configs.
+        model_class: class of its models.
+        sizes: keys of a tiny instance.
+        read: keys of a config that an instance reads, when it is made or run.
+        kept: instances and their results, by config and seed: a proof needs those of the proposal again.
+    """
+
+    model_type: str
+    config_class: type[Any]
+    model_class: type[Any]
+    sizes: Mapping[str, Any]
+    read: frozenset[str] = frozenset()
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What a config without keys holds."""
+        found: dict[str, Any] = self.config_class().to_dict()
+        if not dataclasses.is_dataclass(self.config_class):
+            return found
+        plain = {field.name: field.default for field in dataclasses.fields(self.config_class)}
+        # None stands for a number that depends on others of the file.
+        return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in found.items()}
+
+    def keys(self, **changes: Any) -> dict[str, Any]:
+        """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
+        keys = {"model_type": self.model_type, **self.sizes, **changes}
+        return {key: value for key, value in keys.items() if value is not ABSENT}
+
+    def config(self, keys: Mapping[str, Any]) -> Any:
+        """Return the config of a config.json with these keys."""
+        config = self.config_class.from_dict(dict(keys))
+        config._attn_implementation = "eager"
+        return config
+
+    def shapes(self, keys: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape of the tensors of an instance; a tied head is not among them."""
+        with torch.device("meta"):
+            model = self.model_class(self.config(keys))
+        return _tensors(model)
+
+    def instance(self, keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
+        """Return an instance in float64, with random weights: no zeros, no ones, norms and biases included."""
+        model: nn.Module = self.model_class(self.config(keys)).eval().double()
+        _lift(model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for tensor in _learned(model).values():
+                spread = tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else 0.3
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+                tensor.copy_(1.3 * spread * drawn + (0.1 if tensor.ndim == 1 else 0.0))
+        return model
+
+    def check(self) -> None:
+        """Run an instance."""
+        with promoted(), torch.no_grad():
+            self.instance(self.keys())(torch.tensor([[3, 5, 4, 7, 6, 9]]))
+
+
+def _tensors(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in _learned(model).items()}
+
+
+def _learned(model: nn.Module) -> dict[str, Tensor]:
+    """Return name -> parameter or saved buffer, each once."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    saved = model.state_dict(keep_vars=True)
+    found |= {name: one for name, one in model.named_buffers() if name in saved and one.is_floating_point()}
+    return found
+
+
+def _lift(model: nn.Module) -> None:
+    """Set constants that `transformers` rounds, whatever the dtype of a model, to float64."""
+    embeddings = model.get_input_embeddings()
+    if hasattr(embeddings, "scalar_embed_scale"):
+        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
+    for module in model.modules():
+        if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
+            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+
+
+def find(model_type: str) -> Subject:
+    """Return the class of a ``model_type`` in the installed `transformers`.
+
+    Raises:
+        DerivationError: `transformers` has no causal language model of that name, or none that can be made tiny.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if architecture is None:
+        raise DerivationError(
+            f"model_type ({printable(model_type)}) has no causal language model in transformers "
+            f"{transformers.__version__}"
+        )
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+        model_class = getattr(transformers, architecture)
+        base = config_class()
+        sizes = {key: value for key, value in _SIZES.items() if hasattr(base, key)}
+        names = {inner: outer for outer, inner in getattr(config_class, "attribute_map", {}).items()}
+        sizes = {key: value for key, value in sizes.items() if key not in names.values() or key in base.to_dict()}
+        subject = Subject(model_type, config_class, model_class, sizes)
+        read = frozenset(_keys_read(subject))
+        odd = {key: value for key, value in _ODD.items() if key in read and hasattr(base, key)}
+        subject = dataclasses.replace(subject, sizes={**sizes, **odd}, read=read)
+        if "head_dim" in read:  # another width than the heads' share of the model, where a config may name it
+            wide = dataclasses.replace(subject, sizes={**subject.sizes, "head_dim": 24})
+            with contextlib.suppress(Exception):
+                if wide.shapes(wide.keys()) != subject.shapes(subject.keys()):
+                    wide.check()
+                    subject = wide
+        subject.check()
+    except DerivationError:
+        raise
+    except Exception as error:
+        line = printable(str(error).partition("\n")[0], 200)
+        raise DerivationError(
+            f"{architecture}: no tiny instance can be made ({type(error).__name__}: {line})"
+        ) from error
+    return subject
+
+
+def _keys_read(subject: Subject) -> set[str]:
+    """Return the keys of the config that an instance reads."""
+    config = subject.config(subject.keys())
+    with _recorded(type(config)) as seen, promoted(), torch.no_grad():
+        model = subject.model_class(config).eval().double()
+        model(torch.tensor([[3, 5, 4, 7, 6, 9]]))
+    ignored = {"to_dict", "model_type", "dtype", "torch_dtype", "architectures", "use_cache", "return_dict"}
+    names = getattr(subject.config_class, "attribute_map", {})
+    return {names.get(key, key) for key in seen if not key.startswith("_")} - ignored
+
+
+@contextlib.contextmanager
+def _recorded(kind: type[Any]) -> Iterator[set[str]]:
+    """Record the names of attributes that are read of objects of a class, those that it lacks included."""
+    seen: set[str] = set()
+    plain: Any = kind.__getattribute__
+
+    def recording(self: Any, name: str) -> Any:
+        seen.add(name)
+        return plain(self, name)
+
+    kind.__getattribute__ = recording  # type: ignore[assignment]
+    try:
+        yield seen
+    finally:
+        if "__getattribute__" in vars(kind):
+            del kind.__getattribute__

@@ -1,0 +1,100 @@
+"""Wrong descriptions of families: each differs from a right one in a way that people get wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from attn_bridge.models.derived.description import Description, Source
+
+OTHER_SLOTS = {"norm1": "post_norm1", "norm2": "post_norm2", "post_norm1": "norm1", "post_norm2": "norm2"}
+
+
+def plants(description: Description) -> Iterator[tuple[str, Description]]:
+    """Yield the name of a fault and the description with it; `description` has rows of its own."""
+    fields = description.fields
+
+    def with_field(name: str, source: Source | None) -> Description:
+        rest = {field: value for field, value in fields.items() if field != name}
+        return dataclasses.replace(description, fields=rest if source is None else {**rest, name: source})
+
+    def constant(name: str, value) -> Description:
+        return with_field(name, Source(value=value))
+
+    if fields["norm.kind"].value == "rms":
+        offset = fields.get("norm.unit_offset", Source(value=False)).value
+        yield "1 + w", constant("norm.unit_offset", not offset)
+        mean = with_field("norm.unit_offset", None).fields
+        yield (
+            "mean taken off",
+            dataclasses.replace(
+                description, fields={**mean, "norm.kind": Source(value="layer"), "norm.bias": Source(value=False)}
+            ),
+        )
+    elif not fields["norm.bias"].value:
+        rest = {name: source for name, source in fields.items() if name != "norm.bias"}
+        yield "mean not taken off", dataclasses.replace(description, fields={**rest, "norm.kind": Source(value="rms")})
+    yield "eps not read", constant("norm.eps", 1e-6)
+    if "qk_norm.scope" in fields:
+        yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
+    norms = fields.get("block.norms", Source(value="pre")).value
+    if norms in ("pre", "post"):
+        rows = tuple(
+            dataclasses.replace(row, ours=tuple(_moved(name) for name in row.ours)) for row in description.rows
+        )
+        moved = constant("block.norms", "post" if norms == "pre" else "pre")
+        yield "norms elsewhere", dataclasses.replace(moved, rows=rows)
+    if "position.kinds" in fields:
+        pairing = fields.get("position.pairing", Source(value="half")).value
+        yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
+        yield "rotary base not the default", constant("position.theta", 77.0)
+        partial = fields.get("position.partial", Source(value=False)).value
+        yield "rotary part", constant("position.partial", not partial)
+        none = {name: source for name, source in fields.items() if not name.startswith("position.")}
+        yield "no positions", dataclasses.replace(description, fields=none)
+        if len(fields["position.kinds"].value) == 1:
+            yield "positions in all layers", constant("position.kinds", ("full_attention", "sliding_attention"))
+    if fields["layers.rule"].value != "full":
+        yield "no window", constant("layers.rule", "full")
+    if fields["layers.rule"].value == "types":
+        yield "window in all layers", constant("layers.rule", "window")
+        yield "layers counted from 1", dataclasses.replace(description, pattern=_turned(description.pattern))
+    yield "tied head", constant("model.tie", True)
+    for name in ("attention.scale", "attention.softcap", "model.logit_softcap", "model.logit_scale"):
+        if name in fields:
+            yield f"without {name}", with_field(name, None)
+    for name in ("model.embedding_scale", "block.residual_scale"):
+        if name in fields:
+            yield f"without {name}", with_field(name, None)
+    if fields.get("model.logit_scale", Source(value=0)).key:
+        source = fields["model.logit_scale"]
+        yield (
+            "logits multiplied, not divided",
+            with_field("model.logit_scale", dataclasses.replace(source, power=-source.power)),
+        )
+    yield "activation not read", constant("feed_forward.activation", "quick_gelu")
+    if any(row.ours[0].endswith("ff.fc1.weight") for row in description.rows):
+        yield "gate order", _swapped(description, "ff.fc1", "ff.fc2")
+    yield "keys as values", _swapped(description, "att.W_key", "att.W_value")
+    for key in description.fixed:
+        rest = {name: values for name, values in description.fixed.items() if name != key}
+        yield f"{key} not refused", dataclasses.replace(description, fixed=rest)
+    for key in description.required:
+        yield f"null of {key} not refused", dataclasses.replace(description, required=())
+
+
+def _moved(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(OTHER_SLOTS.get(part, part) for part in parts)
+
+
+def _turned(pattern: tuple[str, ...]) -> tuple[str, ...]:
+    return (*pattern[-1:], *pattern[:-1])
+
+
+def _swapped(description: Description, one: str, other: str) -> Description:
+    def swap(name: str) -> str:
+        return name.replace(one, "\0").replace(other, one).replace("\0", other)
+
+    rows = tuple(dataclasses.replace(row, ours=tuple(map(swap, row.ours))) for row in description.rows)
+    return dataclasses.replace(description, rows=rows)

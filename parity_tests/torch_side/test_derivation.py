@@ -1,0 +1,121 @@
+"""Deriving families from `transformers`: packaged ones compute the same, wrong ones are refused by the proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+from attn_bridge.cli.app import run
+from attn_bridge.masks import sliding_window
+from attn_bridge.models.derived import known, reading
+from attn_bridge.models.derived.description import loads
+from attn_bridge.models.rows.decoder import EMBEDDINGS
+from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, subject
+from attn_parity.frameworks.torch.running.promotion import promoted
+
+from ..support.cover import some
+from ..support.planted_families import plants
+
+BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
+
+
+@functools.cache
+def found(name):
+    return subject.find(name)
+
+
+def with_rows(description):
+    """Return a description with rows of its own, where it uses another family's layout."""
+    if description.rows:
+        return description
+    rows = tuple(row for row in known.layout_for(description).rows if row.ours and row not in EMBEDDINGS)
+    return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
+
+
+ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee")
+
+
+@some("name", list(BY_NAME), ALWAYS)
+def test_packaged_family_computes_what_transformers_does(name):
+    reader = proof.reader_of(BY_NAME[name])
+    proof.check_defaults(found(name), reader)
+    with promoted():
+        pair = proof.make_pair(found(name), reader, found(name).keys(), seed=7)
+        proof.check_logits(pair, "the usual instance")
+        proof.check_padding(pair, "left")
+        proof.check_cache(pair)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_derivation_gives_the_packaged_family(name):
+    derived = derive(name, flax=False)
+    assert dataclasses.replace(derived, proof={}) == dataclasses.replace(BY_NAME[name], proof={})
+
+
+PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
+QUICK = (
+    *("cohere: rotary kind", "exaone4: layers counted from 1", "exaone4: positions in all layers"),
+    *("cohere: mean not taken off", "cohere: without model.logit_scale", "exaone4: norms elsewhere"),
+    *("exaone4: 1 + w of q and k", "glm: gate order", "glm: rotary part", "arcee: tied head", "arcee: 1 + w"),
+    *("starcoder2: no window", "starcoder2: eps not read", "starcoder2: keys as values"),
+)
+
+
+@some("fault", list(PLANTED), QUICK)
+def test_proof_refuses_wrong_family(fault):
+    name, wrong = PLANTED[fault]
+    with pytest.raises(proof.WrongError):
+        proof.prove(found(name), wrong, flax=False)
+
+
+@pytest.mark.parametrize("name", ["starcoder2", "exaone4"])
+def test_proof_refuses_window_off_by_one(name, monkeypatch):
+    right = reading.mask_of
+
+    def wider(config, layer, kind):
+        mask = right(config, layer, kind)
+        return mask if mask.reach is None else sliding_window(mask.reach + 1)
+
+    monkeypatch.setattr(reading, "mask_of", wider)
+    with pytest.raises(proof.WrongError, match=r"^logits differ by .* with the usual instance$"):
+        proof.prove(found(name), BY_NAME[name], flax=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nosuch", r"^model_type \(nosuch\) has no causal language model in transformers "),
+        ("apertus", r"^mlp.act_fn \(XIELUActivation\): alpha_n has no place in ours; the nearest is mlp"),
+        ("phi", r"^lm_head.bias: our head has no bias"),
+        ("gptj", "GPTJ"),
+    ],
+)
+def test_unknown_part_is_refused_by_name(name, message):
+    with pytest.raises(DerivationError, match=message):
+        derive(name, flax=False)
+
+
+def test_module_that_computes_something_else_is_named():
+    with pytest.raises(DerivationError, match=r"^model.layers.0.self_attn \(HunYuanDenseV1Attention\) computes"):
+        derive("hunyuan_v1_dense", flax=False)
+
+
+def test_command_refuses_in_one_line(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "apertus"}')
+    assert run(["derive", str(tmp_path), "--no-flax"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("refused: mlp.act_fn (XIELUActivation): ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.full
+def test_command_writes_family_that_it_proved(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["derive", "arcee", "--no-flax"]) == 0
+    assert capsys.readouterr().out.startswith("proven: ArceeForCausalLM, ")
+    written = loads((tmp_path / "arcee.toml").read_text(), "arcee.toml")
+    assert written.fields == BY_NAME["arcee"].fields
