@@ -198,13 +198,13 @@ def plan_of_copy(reader: Reader, target: Path, layout: str | None, format: str, 
     """
     try:
         options = ConvertOptions(from_layout=layout, to_layout=layout, format=format, dtype=dtype)
-        return plan_of(reader, None, target, options, Selection())
+        return plan_of(reader, None, target, options, None)
     except (layouts.LayoutError, WeightsMismatchError):
         return None
 
 
 def plan_of(
-    reader: Reader, before: Manifest | None, target: Path, options: ConvertOptions, selection: Selection
+    reader: Reader, before: Manifest | None, target: Path, options: ConvertOptions, selection: Selection | None
 ) -> Plan:
     """Plan a conversion of an open source.
 
@@ -213,7 +213,7 @@ def plan_of(
         before: the manifest of the source.
         target: file or folder.
         options: layouts, container, rules, dtype and settings are read of them.
-        selection: which tensors of the source are taken.
+        selection: which tensors of the source are taken; None: all, which need not be a whole model.
     """
     kind, settings = containers.with_settings(containers.format_of(target, options.format), options.settings)
     from_layout, to_layout = options.from_layout, options.to_layout

@@ -217,8 +217,13 @@ class Layout:
 
     def is_complete(self, names: Iterable[str]) -> bool:
         """Whether no tensor that a model needs is missing."""
+        return not self.missing(names)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the tensors that a whole model of this layout needs and `names` lacks."""
+        names = list(names)
         prefix, found = self.match(names)
-        return not self._missing(found.values(), prefix)
+        return self._missing(found.values(), prefix, self._ending(names))
 
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that a config.json gives.

@@ -6,7 +6,8 @@ Meta's checkpoints of a model that was split over several devices have a part of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +58,7 @@ class ShardedReader(Reader):
         paths = {name: inside(folder, name, said_by) for name in names}
         there = open_all(lambda path: path.is_file(), paths.values())
         missing = [printable(name) for name, is_there in zip(paths, there, strict=True) if not is_there]
+        missing += [] if weight_map is not None else [printable(name) for name in _absent(names)]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
         parts = open_all(lambda path: open_one(path, folder), paths.values())
@@ -133,6 +135,23 @@ class ShardedReader(Reader):
         """Close all files."""
         for one in self._parts.values():
             one.close()
+
+
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
+
+
+def _absent(names: Collection[str]) -> list[str]:
+    """Return the files that are missing of those whose names say how many they are: ``model-00001-of-00003``.
+
+    They count from 1, or from 0 where one of them has that number.
+    """
+    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    models = {(match["stem"], int(match["count"]), match["ending"]) for match in found}
+    wanted = []
+    for stem, count, ending in sorted(models):
+        start = 0 if f"{stem}-{0:05}-of-{count:05}{ending}" in names else 1
+        wanted += [f"{stem}-{number:05}-of-{count:05}{ending}" for number in range(start, start + count)]
+    return [name for name in wanted if name not in names]
 
 
 def index_of(folder: Path, ending: str, usual: str) -> Path | None:

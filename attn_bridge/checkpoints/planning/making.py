@@ -96,8 +96,10 @@ def make(
             )
         covered = {} if theirs is None else theirs.match(reader.tensors)[1]
         unexpected = set() if theirs is None else reader.tensors.keys() - covered.keys() - excluded.keys()
-        if theirs is not None and unexpected:
-            raise WeightsMismatchError(unexpected=unexpected)
+        is_whole = theirs is not None and target_layout != "same" and selection is not None
+        missing = theirs.missing(covered) if theirs is not None and is_whole else []
+        if unexpected or missing:
+            raise WeightsMismatchError(missing, unexpected)
         if theirs is not None:
             fitting = {name: info for name, info in reader.tensors.items() if name not in excluded}
             reading.check(theirs, fitting, config or {})

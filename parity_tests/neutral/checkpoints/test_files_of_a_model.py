@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from attn_bridge import checkpoints
+from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints import accompanying
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli.app import run
@@ -262,3 +262,43 @@ def test_a_source_of_a_third_layout_is_refused_as_before(tmp_path):
     write(tmp_path / "gpt" / "model.safetensors", layouts.find("hf-gpt2").from_canonical(gpt(2)))
     with pytest.raises(CheckpointError, match="was made of a checkpoint of layout flax, which"):
         checkpoints.verify(tmp_path / "gpt", back)
+
+
+# ---- models that are not whole
+
+
+@pytest.mark.parametrize("to_layout", ["same", "hf-gpt2", "flax"])
+def test_a_missing_numbered_file_without_an_index_is_refused(tmp_path, to_layout):
+    source = sharded(tmp_path / "hf")
+    (source / "model.safetensors.index.json").unlink()
+    (source / "model-00003-of-00004.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"files of it are missing: model-00003-of-00004.safetensors$"):
+        checkpoints.convert(source, tmp_path / "there", to_layout=to_layout)
+
+
+def test_numbered_files_without_an_index_may_count_from_zero(tmp_path):
+    source = sharded(tmp_path / "hf", count=2)
+    (source / "model.safetensors.index.json").unlink()
+    for number in (1, 2):
+        (source / f"model-0000{number}-of-00002.safetensors").rename(
+            source / f"model-0000{number - 1}-of-00002.safetensors"
+        )
+    checkpoints.convert(source, tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("hf-llama", "model.layers.0.mlp.up_proj.weight"),
+        ("hf-gpt2", "transformer.ln_f.bias"),
+        ("hf-bert", "word_embeddings.weight"),
+    ],
+)
+def test_a_layout_that_stays_needs_its_whole_model(tmp_path, name, lacking):
+    arrays = made(name)
+    lacking = next(key for key in arrays if key.endswith(lacking))
+    del arrays[lacking]
+    source = write(tmp_path / "part.safetensors", arrays)
+    with pytest.raises(WeightsMismatchError, match=f"missing: {lacking}"):
+        checkpoints.convert(source, tmp_path / "there.safetensors", from_layout=name, to_layout=name)
+    checkpoints.convert(source, tmp_path / "there.npz", to_layout="same")
