@@ -57,7 +57,7 @@ def beside(path: Path) -> dict[str, Any]:
 
 
 def of_reader(reader: Reader) -> dict[str, Any]:
-    """Return the config.json of an open checkpoint: the one in its container, or the result of `beside`."""
+    """Return the config.json of an open checkpoint: the one in its container, or that of its folder."""
     return beside(reader.path) if reader.config is None else dict(reader.config)
 
 

@@ -131,7 +131,7 @@ def kept_problems(known: Manifest) -> dict[str, str]:
 def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int]]:
     """Return path, size and modification time of the source's files, to detect changes.
 
-    With `anew`, the metadata of stores is fetched again; otherwise it is that from opening the source.
+    Metadata of stores is that from opening the source, or fetched again on request.
 
     Raises:
         CheckpointError: a file is gone.

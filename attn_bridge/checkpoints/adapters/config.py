@@ -27,7 +27,7 @@ REFUSED = {
     "target_parameters": "LoRA of stacked parameters",
     "trainable_token_indices": "single trained tokens",
 }
-"""Key of the config -> the method that it stands for, which is not merged."""
+"""Key of the config -> the name of its method, which is not merged."""
 
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights``, next to true and false, that leave the base as it is.
@@ -36,7 +36,7 @@ The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first values
 """
 
 NARROWER = ("layers_to_transform", "exclude_modules")
-"""Keys that take layers out of those that ``target_modules`` names."""
+"""Keys that exclude layers from those that ``target_modules`` names."""
 
 MAX_PATTERN, MAX_REPEATS, MAX_STEPS = 500, 4, 10**9
 """Characters of a pattern of names, repeats in it, and steps of a match: a hostile one would take for ever.
@@ -47,7 +47,7 @@ Repeats that match the same letters take up to the length of a name, to the powe
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """What adapter_config.json gives of a LoRA.
+    """Settings of a LoRA from adapter_config.json.
 
     Attributes:
         rank: of a layer that no pattern names.
@@ -57,8 +57,8 @@ class LoraConfig:
         is_rslora: whether alpha is divided by the square root of the rank.
         fan_in_fan_out: whether the base's matrices are (inputs, outputs).
         is_dora: whether each layer has magnitudes.
-        is_biased: whether each layer has a bias of its own.
-        targets: endings of the names of all layers that have a LoRA; () where the config names them in another way.
+        is_biased: whether each LoRA has a trained bias.
+        targets: endings of the names of all layers with a LoRA; () if the config selects them in another way.
         saved: modules that were trained whole.
     """
 
@@ -98,10 +98,10 @@ class LoraConfig:
         )
 
     def check_layer(self, path: Path, layer: str) -> None:
-        """Refuse a layer's name that would take too long to be matched.
+        """Refuse a layer's name that would take too long to match.
 
         Raises:
-            CheckpointError: it does.
+            CheckpointError: the match would take too many steps.
         """
         for pattern in (*self.ranks, *self.alphas):
             if (layer.count(".") + 1) * len(layer) ** _repeats(pattern) > MAX_STEPS:

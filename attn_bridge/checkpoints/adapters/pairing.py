@@ -1,4 +1,4 @@
-"""Which tensor of the base each tensor of an adapter changes, from names and shapes alone."""
+"""Maps each tensor of an adapter to the base tensor that it changes, from names and shapes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..containers.files import bad
 from .config import LoraConfig
 
 FRONT = "base_model.model."
-"""What PEFT puts before the names of the model."""
+"""Prefix that PEFT adds to the names of the model."""
 
 ENDINGS = {
     ".lora_A.weight": ("down", ".weight"),
@@ -24,26 +24,26 @@ ENDINGS = {
     ".lora_magnitude_vector": ("magnitude", ".weight"),
     ".lora_magnitude_vector.weight": ("magnitude", ".weight"),
 }
-"""Ending of a name -> the field of `Change` that it is for, and the ending of the base's tensor."""
+"""Ending of a name -> its field of `Change`, and the ending of the base's tensor."""
 
 OF_TABLES = ".lora_embedding_A"
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
-"""Models, and layers of theirs, whose matrices `transformers` holds as (inputs, outputs)."""
+"""Layers whose matrices `transformers` stores as (inputs, outputs)."""
 
 EMBEDDINGS = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in", "shared")
 HEADS = ("lm_head", "embed_out", "output")
 """Names of the layers that a config may tie to each other."""
 
 TRIES = 16
-"""Names of an adapter that are looked for in the base to find what differs in front; the first few may be absent."""
+"""Names of an adapter to look up in the base to find the difference in prefixes; the first few may be absent."""
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A tensor of the merged model: the base's, or the one that replaces it, and ``scale * up @ down`` or a vector.
+    """A tensor of the merged model: the base's or its replacement, plus ``scale * up @ down`` or a vector.
 
     Attributes:
         name: of the base's tensor.
@@ -53,7 +53,7 @@ class Change:
         up: name of the adapter's matrix (outputs, rank).
         vector: name of the adapter's vector (outputs,), for a bias; "" for none.
         magnitude: name of the norms (outputs,) that DoRA gives the sum's rows; "" for none.
-        scale: factor of what is added.
+        scale: factor of the addition.
         is_transposed: whether the base's matrix is (inputs, outputs).
     """
 
@@ -87,7 +87,7 @@ def pair(
         tied: whether the base's head is its embeddings.
 
     Raises:
-        CheckpointError: a tensor that is not one of LoRA, that the base has no tensor for, or that does not fit it.
+        CheckpointError: a tensor is not LoRA's, has no counterpart in the base, or does not fit it.
     """
     parts: dict[str, dict[str, str]] = {}
     for name in adapter:
@@ -112,7 +112,7 @@ def pair(
 
 
 def _parsed(path: Path, name: str) -> tuple[str, str, str]:
-    """Return the layer that a name is of, the field of `Change` that it is for, and the name of the base's tensor."""
+    """Return the layer, the field of `Change`, and the name of the base's tensor for a name of the adapter."""
     own = name.removeprefix(FRONT)
     for ending, (field, of_base) in ENDINGS.items():
         if own.endswith(ending) and len(own) > len(ending):
@@ -126,7 +126,7 @@ def _parsed(path: Path, name: str) -> tuple[str, str, str]:
 
 
 def _front(path: Path, targets: list[str], base: Mapping[str, TensorInfo]) -> tuple[str, str]:
-    """Return what the adapter's names lose, or get, in front to be those of the base.
+    """Return the prefixes to remove from and to add to the adapter's names to get those of the base.
 
     Base models lack the part of a whole model's names that leads to them, such as ``transformer.``.
     """
@@ -143,7 +143,7 @@ def _front(path: Path, targets: list[str], base: Mapping[str, TensorInfo]) -> tu
 
 
 def _ways(target: str, base: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
-    """Return what a name may lose, or get, in front to be one of the base's; nothing of both comes first."""
+    """Return the pairs of prefixes to remove and to add that turn a name into one of the base's, ("", "") first."""
     dots = [at + 1 for at, letter in enumerate(target) if letter == "."]
     ways = [("", "")] if target in base else []
     ways += [(target[:at], "") for at in dots if target[at:] in base]
@@ -158,7 +158,7 @@ def _missing(targets: Collection[str], way: tuple[str, str], base: Mapping[str, 
 def _change(
     path: Path, change: Change, adapter: Mapping[str, TensorInfo], config: LoraConfig, base: TensorInfo
 ) -> Change:
-    """Return a change with its factor, once dtypes and shapes fit, but for the order of the base's two axes."""
+    """Return a change with its factor, after checks of dtypes and shapes up to the order of the base's two axes."""
     used = [
         adapter[name] for name in (change.replacement, change.down, change.up, change.vector, change.magnitude) if name
     ]
@@ -207,9 +207,9 @@ def _turned(
     base: Mapping[str, TensorInfo],
     model: Mapping[str, Any],
 ) -> dict[str, Change]:
-    """Return changes that know the order of the base's axes: by shapes, or for square matrices by model or config.
+    """Return changes with the order of the base's axes: from shapes, or for square matrices from the model or config.
 
-    ``fan_in_fan_out`` of the config is the last layer's alone where layers differ, as of GPT-2 with its head.
+    ``fan_in_fan_out`` of the config describes the last layer alone if layers differ, as in GPT-2 with its head.
     """
     turned, square = {}, []
     for name, change in changes.items():
@@ -244,7 +244,7 @@ def _is_plain_lora(change: Change) -> bool:
 
 
 def _check_ties(path: Path, targets: Iterable[str]) -> None:
-    """Refuse to change one of two layers that are the same tensor: peft has two then, and a file has one."""
+    """Refuse to change one of two tied layers: peft has two tensors then, and a file has one."""
     for name in targets:
         layer = name.removesuffix(".weight").rpartition(".")[2]
         if name.endswith(".weight") and layer in (*EMBEDDINGS, *HEADS):

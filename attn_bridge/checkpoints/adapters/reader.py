@@ -22,7 +22,7 @@ from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, FRONT, OF_TABLES, Change, pair
 
 SHOWN = 3
-"""Layers that a note names."""
+"""Number of layers that a note names."""
 
 
 def check_complete(
@@ -30,8 +30,8 @@ def check_complete(
 ) -> tuple[str, ...]:
     """Refuse an adapter whose file lacks trained tensors, and return a note on layers without a LoRA.
 
-    Such layers are no error: peft loads the adapter as well, with a warning, and a base may have more of them, such as
-    those of a vision tower.
+    Such layers are not an error: peft loads the adapter as well, with a warning, and a base may have more of them, such
+    as those of a vision tower.
 
     Args:
         path: of the adapter.
@@ -77,7 +77,7 @@ PIECE = 1 << 23
 """Bytes of an adapter's tensor that are checked at a time."""
 
 TILE = 1 << 18
-"""Numbers that are made at a time; what it takes to make them stays in the caches."""
+"""Elements computed at a time; their intermediate results stay in the caches."""
 
 
 class Adapter:
@@ -95,10 +95,10 @@ class Adapter:
 
     @classmethod
     def open(cls, folder: Path) -> Adapter:
-        """Open a folder as peft saves it.
+        """Open a folder saved by peft.
 
         Raises:
-            CheckpointError: it is none, or of a method that is not merged.
+            CheckpointError: the folder has no adapter, or one of a method that is not merged.
         """
         check_there(folder)
         data = read_file(inside(folder, CONFIG, folder), folder, MAX_BYTES)
@@ -131,7 +131,7 @@ class Merged(Wrapped):
         reader: the base, by the names of `transformers`.
         adapter: the open adapter; it is closed with the base.
         model: the base's config.json.
-        dtype: what every floating-point tensor becomes; "" is the base's dtype, tensor by tensor.
+        dtype: dtype of all floating-point tensors; "" keeps the base's dtype, tensor by tensor.
         tied: whether the base's head is its embeddings.
         becomes: name of a dequantised tensor -> its dtype, where `dtype` is "" and the base has another.
 
@@ -181,7 +181,7 @@ class Merged(Wrapped):
         super().close()
 
     def check_numbers(self) -> None:
-        """Refuse an adapter with numbers that are not finite: every weight that they reach would be lost.
+        """Refuse an adapter with numbers that are not finite: they would spoil every weight that they reach.
 
         Raises:
             CheckpointError: the first such tensor.
@@ -198,7 +198,7 @@ class Merged(Wrapped):
                         raise bad(self.adapter.path, f"{printable(name)} holds {value}, which is not a finite number")
 
     def _is_plain(self, name: str) -> bool:
-        """Whether a tensor has the bytes of the base's."""
+        """Return whether a tensor has the base's bytes."""
         return name not in self.changes and self.tensors[name].dtype == self._reader.tensors[name].dtype
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
@@ -228,7 +228,7 @@ class Merged(Wrapped):
             super().read_rows(name, start, step, into)
 
     def _fill(self, name: str, first: int, into: Array) -> None:
-        """Make as many elements as there is room for, from element `first` in C order on."""
+        """Fill `into` with merged elements, from element `first` in C order on."""
         change = self.changes.get(name, Change(name, ""))
         columns = self.tensors[name].shape[-1] if change.down else max(math.prod(self.tensors[name].shape), 1)
         rows = self.tensors[name].shape[0] if change.down else 1
@@ -244,7 +244,7 @@ class Merged(Wrapped):
                     done += made.size
 
     def _tile(self, change: Change, columns: int, rows: slice, across: slice, *, is_scaled: bool = True) -> Array:
-        """Return whole rows, or a part of a single row; without DoRA's factors the sum, not rounded."""
+        """Return whole rows, or a part of one row; unless `is_scaled`, the unrounded sum without DoRA's factors."""
         source, name = (self.adapter.reader, change.replacement) if change.replacement else (self._reader, change.name)
         dtype = numpy_dtype(source.tensors[name].dtype)
         kind = np.float64 if np.float64 in (dtype, numpy_dtype(self._reader.tensors[change.name].dtype)) else np.float32
@@ -262,9 +262,9 @@ class Merged(Wrapped):
             return rounded(total * (ratios[across] if change.is_transposed else ratios[rows, None]), wanted)
 
     def _ratios_of(self, change: Change, columns: int) -> Array:
-        """Return DoRA's factor of each output: its magnitude over the norm of what the sum gives it.
+        """Return DoRA's factor of each output: its magnitude over the norm of the merged row.
 
-        Squares are summed in float64 over tiles that do not depend on what is read.
+        Squares are summed in float64 over tiles that do not depend on the range that is read.
         """
         if self._ratios is None or self._ratios[0] != change.name:
             rows, height = self.tensors[change.name].shape[0], max(1, TILE // columns)
@@ -282,7 +282,7 @@ class Merged(Wrapped):
         return self._ratios[1]
 
     def _added(self, change: Change, kind: type[np.floating[Any]], rows: slice, across: slice) -> Array:
-        """Return what the adapter adds to a rectangle; the order of the sum does not depend on the rectangle."""
+        """Return the adapter's addition to a rectangle; the order of its sum does not depend on the rectangle."""
         if change.vector:
             vector: Array = self.adapter.reader.read(change.vector)[across].astype(kind) * kind(change.scale)
             return vector

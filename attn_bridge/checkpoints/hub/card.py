@@ -1,6 +1,6 @@
-"""The model card of a repository: what the model is, how it is loaded, and what the judge said of it.
+"""The model card of a repository: the model, how to load it, and its parity report.
 
-What others wrote into a card stays: a push renews the part between two marks, and adds it at the end of a card without.
+User text in a card is kept: a push rewrites only the part between two marks, or appends it if the marks are missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...printable import printable
 BEGIN, END = "<!-- attn-bridge: parity, written by push_to_hub -->", "<!-- attn-bridge: end -->"
 TAGS = ("attn-bridge", "safetensors", "pytorch", "jax", "flax")
 MOST = 12
-"""Rows of a table in the card; the report beside it has all."""
+"""Maximum rows of a table in the card; the report has all."""
 LONGEST = 600
 """Characters of a text from the report."""
 
@@ -28,11 +28,11 @@ def read_report(report: Any) -> dict[str, Any] | None:
     """Return a parity report as data.
 
     Args:
-        report: what `compare`, `check_model`, `check` or `train` returned, its data, or its JSON file; None for none.
+        report: the result of `compare`, `check_model`, `check` or `train`, its data, or its JSON file; or None.
 
     Raises:
-        ValueError: it is none, or its file can't be read.
-        TypeError: it is something else.
+        ValueError: its data are not a parity report, or its file can't be read.
+        TypeError: it is of another type.
     """
     if report is None:
         return None
@@ -68,9 +68,9 @@ def write(
     Args:
         repo_id: of the repository.
         model: the class that reads it.
-        report: as `read_report` gives it.
-        before: the card that is there; None for none.
-        files: reports that lie beside the card.
+        report: as returned by `read_report`.
+        before: the existing card; None if missing.
+        files: reports in the same repository.
         license: identifier of the weights' licence; None leaves it out.
     """
     part = "\n".join([BEGIN, "", *describe(report, files), "", END])
@@ -106,11 +106,11 @@ def _about(repo_id: str, model: str) -> list[str]:
 
 
 def describe(report: Mapping[str, Any] | None, files: Sequence[str] = ()) -> list[str]:
-    """Return a parity report in Markdown, line by line: verdict, first divergence, what is not equal, versions.
+    """Return a parity report in Markdown, line by line: verdict, first divergence, unequal parts, versions.
 
     Args:
-        report: as `read_report` gives it; None for none.
-        files: reports that lie beside it.
+        report: as returned by `read_report`, or None.
+        files: reports in the same repository.
     """
     lines = ["## Parity", ""]
     if report is None:
@@ -158,7 +158,7 @@ def _summary(report: Mapping[str, Any]) -> str:
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
-    """Return a table: the parts of a model, or how many tensors, or comparisons of a variant, came to which verdict."""
+    """Return a table of verdicts: of the parts of a model, or counted over tensors or a variant's comparisons."""
     parts, tensors, cells = report.get("parts"), report.get("tensors"), report.get("cells")
     if isinstance(parts, list):
         rows = [(_code(one.get("name")), _plain(one.get("verdict")), _code(one.get("place"))) for one in _maps(parts)]

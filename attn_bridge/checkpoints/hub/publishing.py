@@ -1,6 +1,6 @@
-"""A model's folder as one commit of a repository of the Hugging Face hub: weights, config, card and parity report.
+"""Publishes a model's folder as one commit to the Hugging Face hub: weights, config, card and parity report.
 
-Weights that the hub has already are not sent again, so that a push which was cut off goes on where it stopped.
+Weights that the hub already has are not sent again, so that an interrupted push resumes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .reading import import_hub, is_id, reason
 CARD, REPORT, PAGE = "README.md", "parity.json", "parity.html"
 
 _WEIGHTS = re.compile(r"model(-[0-9]+-of-[0-9]+)?\.safetensors(\.index\.json)?")
-"""Files of weights that a push replaces: one that has fewer shards leaves none of the former ones."""
+"""Files of weights that a push replaces: older shards are deleted if the new model has fewer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What a push came to.
+    """Result of a push.
 
     Attributes:
         url: page of the commit, or of the pull request.
@@ -63,25 +63,25 @@ def push_to_hub(
 ) -> Published:
     """Send a model's folder to the Hugging Face hub, as one commit, with a model card; a model's own method does so.
 
-    Who loads the repository meanwhile gets the former model or the new one.
+    A concurrent download of the repository gets either the former model or the new one.
 
     Args:
-        folder: as `save_pretrained` or ``attn-bridge convert`` writes it: config.json and safetensors.
-        repo_id: ``name`` or ``org/name``; it is made where there is none.
-        report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file, which the
-            card shows and which is kept beside it.
+        folder: written by `save_pretrained` or ``attn-bridge convert``: config.json and safetensors.
+        repo_id: ``name`` or ``org/name``; created if missing.
+        report: the result of `parity.compare`, `check_model`, `check` or `train`, its data or its JSON file, which the
+            card shows and the repository contains.
         license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
         commit_message: first line of the commit.
-        revision: a branch, made where there is none; None is the main one.
-        private: whether a repository that is made is private; None is the owner's default.
-        token: of the hub; None is the one that is logged in with.
+        revision: a branch, created if missing; None is the main branch.
+        private: whether a new repository is private; None is the owner's default.
+        token: of the hub; None is that of the login.
         create_pr: open a pull request instead.
 
     Returns:
         The page of the commit, and the commit, which `from_pretrained` takes as ``revision``.
 
     Raises:
-        CheckpointError: (a ValueError) no model in the folder, or the hub refuses.
+        CheckpointError: (a ValueError) the folder has no model, or the hub refuses.
         ValueError: an argument is wrong.
     """
     path = Path(folder)
@@ -145,11 +145,11 @@ def push_model(side: Framework, model: Any, repo_id: str, *, report: Any = None,
 
 
 def check_push(repo_id: str, revision: str | None, create_pr: bool) -> None:
-    """Refuse arguments that can't be right, before weights are written.
+    """Check arguments before weights are written.
 
     Raises:
-        ValueError: some can't.
-        TypeError: `repo_id` is no text.
+        ValueError: an argument is not valid.
+        TypeError: `repo_id` is not a string.
     """
     if not isinstance(repo_id, str):
         raise TypeError(f"repo_id must be a str, got {type(repo_id).__name__}")
@@ -171,10 +171,10 @@ def _model_of(path: Path) -> str:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """Return what a folder sends, name -> the file itself: all of its files but the card.
+    """Return name -> resolved file for all files of a folder except the card.
 
     Raises:
-        CheckpointError: one is a link out of the folder, so that another file of this machine would be published.
+        CheckpointError: a file is a link out of the folder, so that another file of this machine would be published.
     """
     found = {}
     for path in sorted(folder.iterdir()):

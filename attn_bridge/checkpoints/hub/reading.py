@@ -27,17 +27,17 @@ def find_folder(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """Return a folder, downloading a model of the Hugging Face hub where its id is given and no such folder exists.
+    """Return a folder: an existing one, or the download of a model of the Hugging Face hub.
 
     Args:
         name: a folder, or the id of a model on the hub, ``org/name``.
         revision: branch, tag or commit of the hub's repository; None is its main branch.
-        token: of the hub; None is the one that is logged in with, False none at all.
-        cache_dir: where downloads are kept; None is the hub's own cache.
-        local_files_only: take what the cache holds, and ask no hub.
+        token: of the hub; None is that of the login, False sends no token.
+        cache_dir: folder for downloads; None is the hub's own cache.
+        local_files_only: use the cache alone, without requests to the hub.
 
     Raises:
-        CheckpointError: there is no such folder, and the hub does not give it.
+        CheckpointError: the folder does not exist, and the hub does not supply it.
     """
     path = Path(name)
     if path.is_dir():
@@ -89,7 +89,7 @@ _SAID = {
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and the cache does not hold it",
     "LocalTokenNotFoundError": "no token is given; log in with: hf auth login, or set HF_TOKEN",
 }
-"""Class of an error -> what it means, where the hub's own words are long or lead astray."""
+"""Class of an error -> our message, where the hub's own is long or misleading."""
 
 
 def reason(error: BaseException, token: str | bool | None = None) -> str:
@@ -104,7 +104,7 @@ def reason(error: BaseException, token: str | bool | None = None) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Go through an error and what it was raised from; the hub wraps what it got."""
+    """Yield an error and its causes, since the hub wraps errors."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -114,7 +114,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> str | None:
-    """Return what a status of the hub's answer means, where it says too little."""
+    """Return our message for a status of the hub's answer that needs advice; else None."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
         return "401: no token, or one that is not valid; log in with: hf auth login, or set HF_TOKEN"
@@ -124,7 +124,7 @@ def _status(error: BaseException) -> str | None:
 
 
 def without_secrets(text: str, token: str | bool | None = None) -> str:
-    """Return a text with tokens replaced: the given one, the one logged in with, and whatever looks like one."""
+    """Return a text with tokens redacted: the argument, that of the login, and strings in the form of tokens."""
     known: list[Any] = [token, *(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))]
     try:
         known.append(importlib.import_module("huggingface_hub").get_token())

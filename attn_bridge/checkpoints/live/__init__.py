@@ -1,7 +1,7 @@
-"""Digests of live weights, sharded or not, under any layout's names: what a conversion to that layout would write.
+"""Digests of live weights, sharded or not, under any layout's names: those of a conversion to that layout.
 
-digests(module)                       of a torch or Flax module, or of a checkpoint
-digests(module).compare(other)        name -> what differs, and which rank holds it
+digests(module) of a torch or Flax module, or of a checkpoint digests(module).compare(other) name -> difference, and the
+ranks that hold it
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def digests(
 ) -> Digests:
     """Return the digest of every tensor that a conversion of weights to a layout would write.
 
-    Of weights that devices share, pieces of at most some MiB are read in order from the devices that hold them; every
-    rank of their mesh has to call this, and all get the same. Beside it each rank digests what it holds.
+    Sharded weights are read in order in pieces of at most some MiB from the devices that hold them; every rank of their
+    mesh must call this, and all get the same result. In addition, each rank digests its own shards.
 
     Args:
-        source: a torch or Flax module, any; or a path of a checkpoint, of a manifest or of digests in JSON.
-        layout: whose names and shapes; None keeps the source's own.
-        dtype: what floating-point tensors are cast to before: bf16, f16, f32, f64; None is nothing.
-        settings: what names and shapes don't tell.
+        source: any torch or Flax module; or a path of a checkpoint, of a manifest or of digests in JSON.
+        layout: layout of names and shapes; None keeps the source's own.
+        dtype: cast floating-point tensors first: bf16, f16, f32, f64; None never casts.
+        settings: values that names and shapes don't determine.
 
     Raises:
         TypeError: neither a module nor a path, or a tensor that has no plain numbers.
@@ -107,7 +107,7 @@ def _of_module(
 
 
 def _shard(place: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
-    """Return the digest of what is held in one place, piece by piece."""
+    """Return the digest of one shard, read piece by piece."""
     digest = new_digest()
     for _, _, box in tiles.boxes([stop - start for start, stop in region], itemsize):
         digest.update(tiles.bytes_of(read(box)))
@@ -142,7 +142,7 @@ def _tensors(plan: planning.Plan, reader: Reader, kept: Reader | None, shards: S
 def _places(
     target: planning.Target, reader: Reader, shards: Shards
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the sets of places that hold tiles of a target, and for each tile which set."""
+    """Return the distinct sets of ranks that hold tiles of a target, and for each tile the index of its set."""
     if target.kept or not any(shards.get(name) for name in target.sources):
         return (), ()
     sets: dict[tuple[int, ...], int] = {}
@@ -161,9 +161,9 @@ def _places(
 
 
 def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Hold digests against a checkpoint, a manifest, other digests or a module; return name -> what differs.
+    """Compare digests with a checkpoint, a manifest, other digests or a module; return name -> difference.
 
-    A checkpoint is read, under the names and in the dtype of the digests.
+    A checkpoint is read under the names and in the dtype of the digests.
     """
     if isinstance(other, Digests):
         return one.compare(other)
@@ -176,6 +176,6 @@ def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None)
 
 
 def verify(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> Verification:
-    """Hold digests against another place's, as `compare` does, and return what a check of a checkpoint does."""
+    """Compare digests with another source, see `compare`, and return the result as a `Verification`."""
     problems = compare(one, other, settings)
     return Verification(not problems, len(one.tensors), problems, by_digest=True, by_source=False)

@@ -1,4 +1,4 @@
-"""Digests of weights as they were found somewhere: as JSON, and held against those of another place."""
+"""Digests of weights from one source: as JSON, and compared with those of another source."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TensorDigest:
     Attributes:
         dtype: NumPy name of its dtype.
         shape: its shape.
-        digest: of its bytes, as a manifest has it.
-        tiles: digests of its tiles, in C order; () is not known.
+        digest: of its bytes, as in a manifest.
+        tiles: digests of its tiles, in C order; () if not available.
         places: sets of ranks (of JAX, devices) that hold some of it.
-        held: for each tile, which of the places hold it; () where it is not shared.
+        held: for each tile, the index of its set in `places`; () if it is not sharded.
     """
 
     dtype: str
@@ -40,11 +40,11 @@ class TensorDigest:
 
 @dataclasses.dataclass(frozen=True)
 class ShardDigest:
-    """The digest of what one rank (of JAX, one device) holds of a weight.
+    """The digest of one rank's (of JAX, one device's) shard of a weight.
 
     Attributes:
         place: the rank, or the device's number.
-        region: which part of the weight that is.
+        region: region of the weight.
         digest: of its bytes.
     """
 
@@ -58,12 +58,12 @@ class Digests:
     """Digests of all tensors of a module or a checkpoint, under the names of a layout.
 
     Attributes:
-        layout: whose names; "" is the module's own, or the checkpoint's.
-        dtype: what floating-point tensors were cast to; "" is nothing.
-        unit: what `place` counts: ``rank`` or ``device``.
+        layout: the layout; "" for the module's or the checkpoint's own names.
+        dtype: dtype of a cast of floating-point tensors; "" without a cast.
+        unit: unit of `place`: ``rank`` or ``device``.
         tensors: name -> digest.
-        shards: name of a weight in the module -> digests of what each rank holds of it, where devices share it.
-        source: where it was found, for messages.
+        shards: name of a sharded weight in the module -> digests of the shards of each rank.
+        source: origin of the digests, for messages.
     """
 
     layout: str
@@ -75,7 +75,7 @@ class Digests:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Weight -> which ranks hold other bytes than those that should hold the same."""
+        """Weight -> ranks whose replicas of the same region differ."""
         found: dict[str, str] = {}
         for name, shards in self.shards.items():
             parts: dict[Region, list[ShardDigest]] = collections.defaultdict(list)
@@ -101,7 +101,7 @@ class Digests:
         return f"{_listed(self.unit, odd)} {_hold(odd)} other bytes in {where} than {_listed(self.unit, first)}"
 
     def compare(self, other: Digests) -> dict[str, str]:
-        """Hold these against another place's; return name -> what differs, with ranks where they are known.
+        """Compare with the digests of another source; return name -> difference, with ranks if available.
 
         Raises:
             ValueError: both have names of a layout, and those are two layouts.
@@ -146,7 +146,7 @@ class Digests:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return a document for `from_json`."""
         return {
             MARK: VERSION,
             "layout": self.layout,
@@ -174,7 +174,7 @@ class Digests:
 
 
 def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
-    """Return digests of what `Digests.to_json` gave.
+    """Return the digests in a document of `Digests.to_json`.
 
     Raises:
         CheckpointError: it is malformed.
@@ -213,7 +213,7 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
 
 
 def of_manifest(known: Manifest, source: str) -> Digests:
-    """Return the digests that a manifest holds; it knows no tiles.
+    """Return the digests of a manifest, which has no tiles.
 
     Raises:
         CheckpointError: it is malformed.
@@ -230,10 +230,10 @@ def of_manifest(known: Manifest, source: str) -> Digests:
 
 
 def read(path: Path) -> Digests | None:
-    """Return the digests of a file; None where it is no file of digests.
+    """Return the digests of a file; None for a file of another kind.
 
     Raises:
-        CheckpointError: it is one, and malformed.
+        CheckpointError: the file of digests is malformed.
     """
     if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_BYTES:
         return None

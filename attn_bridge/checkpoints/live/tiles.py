@@ -1,4 +1,4 @@
-"""Tiles of a tensor, by which a difference is found: each has a digest of its own, however the tensor was read."""
+"""Tiles of a tensor, which locate a difference: each has a separate digest, independent of how the tensor was read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..copying import Move
 from ..manifest import new_digest
 
 PIECE = 8 << 20
-"""Bytes of a tensor that are held at a time, at most."""
+"""Maximum bytes of a tensor in memory at a time."""
 
 COUNTS = (1, 64, 16, 8)
-"""Tiles along each axis, at most, by the number of axes that are longer than 1; beyond that there are `FEW`."""
+"""Maximum tiles along each axis, by the number of axes longer than 1; with more axes, it is `FEW`."""
 FEW = 4
 
 SHORT = 16
-"""Digits of a tile's digest: it says where tensors differ, once their whole digests said that they do."""
+"""Digits of a tile's digest: it locates differences that the whole digests have already shown."""
 
 MOST_AXES = 4
 """Axes that are cut into tiles, at most: the longest ones."""
@@ -100,7 +100,11 @@ class TiledDigest:
         return self._whole.hexdigest()
 
     def tiles(self) -> tuple[str, ...]:
-        """Return the tiles' digests, in C order."""
+        """Cut a tensor into contiguous boxes of at most `PIECE` bytes.
+
+        Yields:
+            Its first element, its end (exclusive), and the box; none spans tiles along the axis that it is cut on.
+        """
         return tuple(one.hexdigest()[:SHORT] for one in self._tiles.values())
 
 
@@ -110,7 +114,7 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def source_region(move: Move, shape: Sequence[int]) -> Region:
-    """Return a box of a source tensor in which all lies that a move takes of it."""
+    """Return a box of a source tensor that contains all elements that a move reads from it."""
     last = move.source_offset + sum((size - 1) * step for size, step, _ in move.axes)
     ends = [np.unravel_index(one, tuple(shape)) for one in (move.source_offset, last)]
     region = [(int(one), int(two) + 1) for one, two in zip(*ends, strict=True)]
@@ -122,6 +126,6 @@ def source_region(move: Move, shape: Sequence[int]) -> Region:
 
 
 def overlap(one: Region, two: Region) -> Region | None:
-    """Return what two regions have in common, or None."""
+    """Return the intersection of two regions, or None."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
     return None if any(start >= stop for start, stop in common) else common

@@ -1,4 +1,4 @@
-"""Weights of live modules from and to checkpoints, and folders that hold a model's config beside them.
+"""Loads weights of checkpoints into live modules and saves them, and folders with a model's config.
 
 `torch_attn.checkpoints` and `jax_attn.checkpoints` are the same for each framework.
 """
@@ -33,14 +33,14 @@ Side = Literal["torch", "flax"]
 
 
 WITH_MASKS = ("book", "fused-qkv")
-"""Layouts whose classes hold a causal mask beside their weights."""
+"""Layouts whose classes have a causal mask as a buffer."""
 
 
 def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) -> None:
-    """Check that a module and a path are not taken for each other.
+    """Check that a module and a path are not swapped.
 
     Raises:
-        TypeError: they are, or one of them is something else.
+        TypeError: they are, or an argument is something else.
     """
     if not isinstance(module, kind):
         raise TypeError(f"{call}: module must be a {wanted}, got {type(module).__name__}")
@@ -62,7 +62,7 @@ def load(
 ) -> None:
     """Write a checkpoint's tensors into a module; see ``torch_attn.checkpoints.load``.
 
-    `adopt` gives the module the memory that they were read into, which must be nobody's that matters.
+    With `adopt`, the module's tensors take over the memory that was read into, instead of a copy to their own.
     """
     backend = backends.load(side)
     wanted, config = backend.describe_weights(module), getattr(module, "config", None)
@@ -103,11 +103,11 @@ def load(
 
 
 ARENA, ALIGNED = 1 << 28, 64
-"""Bytes of memory that tensors share, which is cheaper than memory of their own; and what each begins at."""
+"""Bytes of a shared allocation for tensors, which is cheaper than separate ones; and alignment of each tensor."""
 
 
 def _read(elements: Elements, found: Mapping[str, planning.Target]) -> dict[str, Array]:
-    """Return the arrays of targets: those that are read as they lie in memory that they share, others in their own."""
+    """Return the arrays of targets: plain copies in a shared allocation, all others in separate memory."""
     arrays: dict[str, Array] = {}
     room, used = np.empty(0, np.uint8), 0
     plain = {
@@ -131,10 +131,10 @@ def _read(elements: Elements, found: Mapping[str, planning.Target]) -> dict[str,
 
 
 def _fresh(size: int) -> Array:
-    """Return memory that begins at a page and whose pages are there.
+    """Return page-aligned memory with its pages mapped.
 
-    NumPy asks for large pages, for which the system may first move others: 0.2 to 3 s per GiB, against 0.4 to 0.9 for
-    small ones at once. What is transposed is worth large ones: it goes to many pages at a time.
+    NumPy requests huge pages, for which the system may first move others: 0.2 to 3 s per GiB, against 0.4 to 0.9 for
+    small pages mapped at once. Transposed tensors are worth huge pages: they are written to many pages at a time.
     """
     at_once = getattr(mmap, "MAP_POPULATE", None)
     if at_once is None:
@@ -158,9 +158,9 @@ def load_part(
         side: framework of the module.
         path: folder of the whole model.
         module: the part.
-        prefix: what the names of the part have in front of them in the model; "" for what stands around the blocks.
+        prefix: prefix of the part's names in the model; "" for the parameters around the blocks.
         rows: the size of the vocabulary, and how many of its tokens the module has; None is all.
-        numbered: give each element of the checkpoint a number of its own in place of its value, in float64.
+        numbered: replace each element of the checkpoint by its index, in float64.
 
     Raises:
         WeightsMismatchError: (a ValueError) missing and misshapen names, all of them.
@@ -186,7 +186,7 @@ def load_part(
 def read_part(
     path: Path, prefix: str, *, rows: tuple[int, int] | None = None, numbered: bool = False
 ) -> dict[str, Array]:
-    """Return the tensors of a checkpoint, under its own names, that a part of a model is made of, as `load_part` is."""
+    """Return the checkpoint's tensors, under its own names, for a part of a model; see `load_part`."""
     with _planned("torch", path, numbered=numbered) as (reader, _, plan):
         inside = [
             one
@@ -198,7 +198,7 @@ def read_part(
 
 
 def _whole(reader: Reader, name: str) -> Array:
-    """Return a tensor in memory that may be kept."""
+    """Return a tensor in memory that the caller may keep."""
     info = reader.tensors[name]
     array = np.empty(info.shape, numpy_dtype(info.dtype))
     reader.read_into(name, 0, array.reshape(-1).view(np.uint8).data)
@@ -209,18 +209,18 @@ _BLOCK = re.compile(r"trf_blocks\.[0-9]+\.")
 
 
 def _first_rows(array: Array, rows: tuple[int, int] | None) -> Array:
-    """Return what a table or a head, whose axes lie either way, has of the first tokens."""
+    """Return the rows or columns of the first tokens of a table or a head, whose axes may be in either order."""
     if rows is None or rows[0] == rows[1]:
         return array
     return array[tuple(slice(0, rows[1]) if size == rows[0] else slice(None) for size in array.shape)]
 
 
 def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
-    """Check a folder's names and shapes against a model's; of numbers, whether tied matrices are the same.
+    """Check a folder's names and shapes against a model's; of numbers, only that tied matrices are equal.
 
     Raises:
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
-        CheckpointError: (a ValueError) a head that is tied to the embeddings has numbers of its own.
+        CheckpointError: (a ValueError) a head that is tied to the embeddings has different numbers.
     """
     wanted = {
         (row.rule.torch if side == "torch" else row.rule.flax): (row.shape if side == "torch" else row.flax_shape)
@@ -248,7 +248,7 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
 def _planned(
     side: Side, path: Path, *, numbered: bool = False
 ) -> Iterator[tuple[Reader, manifest.Manifest | None, planning.Plan]]:
-    """Open a model folder, and plan how its tensors become a side's."""
+    """Open a model folder, and plan the conversion of its tensors to a framework's."""
     with containers.open_reader(path) as reader:
         config, before = configs.of_reader(reader), manifest.of(reader, path)
         source = NumberedReader(reader) if numbered else reader
@@ -257,13 +257,13 @@ def _planned(
 
 
 def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.Plan) -> Elements:
-    """Return what reads a plan's targets, each of which is held as a whole anyway."""
+    """Return a reader of a plan's targets without a limit on tensors loaded whole."""
     most = max((one.info.nbytes for one in plan.targets), default=0)
     return Elements(reader, None if before is None else before.kept, most)
 
 
 def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:
-    """Refuse a matrix that a config ties to another and that holds other numbers in the checkpoint."""
+    """Refuse a matrix that a config ties to another but whose numbers in the checkpoint differ."""
     if one.sources == other.sources:
         return
     values = elements.read(one)[0].reshape(one.info.shape), elements.read(other)[0].reshape(other.info.shape)
@@ -341,7 +341,7 @@ def _save(
 def plan_for_digests(
     side: Side, module: Any, reader: Reader, layout: str, dtype: str | None, settings: Mapping[str, Any] | None
 ) -> tuple[planning.Plan, Reader | None]:
-    """Return what `save` would write of a module, and the reader of the masks that go with it."""
+    """Return the plan by which `save` would write a module, and the reader of the masks that go with it."""
     own, config = getattr(module, "config", None), None
     if layout != "same" and dataclasses.is_dataclass(own):
         with contextlib.suppress(TypeError):  # it may hold what JSON can't say

@@ -1,4 +1,4 @@
-"""Plans that lead from a checkpoint to the weights of a live module: the tensors selected, and how they become its."""
+"""Plans from a checkpoint to the weights of a live module: the selected tensors, and their conversion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_for(
     options: ConvertOptions,
     selection: Selection | None,
 ) -> planning.Plan:
-    """Plan how a checkpoint becomes the weights of a module with that config."""
+    """Plan the conversion of a checkpoint to the weights of a module with that config."""
     is_tied = isinstance(config, ModelConfig) and bool(getattr(config, "tie", False))
     if options.rules is None:
         return planning.make(

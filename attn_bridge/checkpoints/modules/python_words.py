@@ -1,4 +1,4 @@
-"""Errors of `load` and `save` in Python's words: options of the command line as arguments, and what fits a module."""
+"""Error messages of `load` and `save` in Python terms: arguments instead of CLI options, and advice on names."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def advising(names: Collection[str], modules: Iterable[Collection[str]]) -> Iter
 
 
 def _arguments(run: str) -> str:
-    """Return the arguments that a run of options stands for; several of one option are a list or a dict."""
+    """Return the arguments for a run of options; repeated options become a list or a dict."""
     values: dict[str, list[str]] = {}
     end = 0
     for hit in _OPTION.finditer(run):

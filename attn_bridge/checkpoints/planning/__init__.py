@@ -1,4 +1,4 @@
-"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it."""
+"""Plans of conversions, made from headers alone: `making` makes a plan; `plans` has its classes and checks."""
 
 from .making import TWINS, WHOLE, kept_name, make, with_kept
 from .plans import DTYPES, IDLE, Plan, Target, check_dtype, evened, part_of

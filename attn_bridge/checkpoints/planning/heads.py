@@ -1,4 +1,4 @@
-"""The head of a model: a matrix of its own, or the embeddings where something ties it to them; never made up."""
+"""The head of a model: a separate matrix, or the embeddings if a config ties them; never invented."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TABLE, KEY = "tok_emb.weight", "tie_word_embeddings"
 
 
 def tied_by(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> bool | None:
-    """Return whether a config.json ties the head to the embeddings, its family's default where it leaves the key out.
+    """Return whether a config.json ties the head to the embeddings, with its family's default for a missing key.
 
     Args:
-        config: beside the source; {} where it has none.
-        shapes: name -> shape of the source's tensors, by which an original (Meta's, the book's) says it.
+        config: the source's; {} if missing.
+        shapes: name -> shape of the source's tensors, which decide for an original (Meta's, the book's).
 
     Returns:
-        None: it says nothing of it.
+        None if the config does not determine it.
     """
     kind = config.get("model_type")
     if isinstance(kind, str) and kind.startswith(OWN):
@@ -64,19 +64,19 @@ def check(
     manifest: Manifest | None,
     selection: Selection | None,
 ) -> None:
-    """Refuse a conversion that would take the embeddings for a head that the source does not hold.
+    """Refuse a conversion that would use the embeddings as a head that the source lacks.
 
     Args:
         path: of the source.
         pair: layouts of source and target.
-        placements: our name -> where its elements lie in the source.
-        tied: what the config beside the source says, or the module that is loaded; None: nothing.
-        settings: what the user gave.
-        manifest: what an earlier conversion wrote beside the source.
+        placements: our name -> placement of its elements in the source.
+        tied: from the source's config, or the module that is loaded; None if unknown.
+        settings: from the user.
+        manifest: of an earlier conversion to the source.
         selection: which tensors of the source are taken; None: all.
 
     Raises:
-        CheckpointError: nothing ties the head to the embeddings.
+        CheckpointError: the head is not tied to the embeddings.
     """
     ours, theirs = pair
     selection = selection or Selection()
@@ -106,7 +106,7 @@ def check(
 
 
 def _taken_for_head(theirs: Layout, placements: Mapping[str, Placement]) -> str:
-    """Return the outside name of the embeddings that are taken for the head, in ours or the target's; "" for none."""
+    """Return the outside name of the embeddings used as the head, in our layout or the target's; "" if not used."""
     head = placements.get(HEAD)
     tables = [place for name, place in placements.items() if name.endswith(TABLE)]
     if head is not None:
@@ -116,10 +116,10 @@ def _taken_for_head(theirs: Layout, placements: Mapping[str, Placement]) -> str:
 
 
 def _is_tied_by_layout(ours: Layout, settings: Mapping[str, Any], manifest: Manifest | None) -> bool:
-    """Whether a model of that layout is tied where its head is absent, and nothing else says anything of it.
+    """Return whether a model of that layout without a head is tied, if neither config nor settings decide.
 
-    Of `transformers`, whose base models have no head, only models that are tied unless a config says otherwise. Other
-    libraries have no models without a head, so that it is absent where it is tied.
+    For layouts of `transformers`, whose base models have no head, only models that are tied by default. Other libraries
+    have no models without a head, so that a missing head means a tied one.
     """
     if "tie" in settings:
         return False
@@ -130,12 +130,12 @@ def _is_tied_by_layout(ours: Layout, settings: Mapping[str, Any], manifest: Mani
 
 
 def _with_head(front: str, ours: Layout, selection: Selection) -> str:
-    """Return what takes the head along: another prefix, or none and the names that are left out with --drop.
+    """Return options that include the head: another prefix, or none and --drop for the names left out.
 
     Args:
-        front: what the head's name begins with.
+        front: prefix of the head's name.
         ours: layout of the source.
-        selection: which tensors of the source are taken without it.
+        selection: which tensors of the source are taken without the head.
     """
     gone = {name for some in selection.dropped.values() for name in some}
     names = [name.removeprefix(front) for name in selection.names if name.startswith(front) and name not in gone]

@@ -1,4 +1,4 @@
-"""What a conversion will do, from headers alone: every target tensor, where its elements come from, and the memory."""
+"""Makes the plan of a conversion from headers alone: every target tensor, its sources, and the memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import heads, other_families, plans, reading
 from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
-"""Layout -> what it is converted to where nobody says; every other one becomes flax."""
+"""Layout -> default target layout; all others become flax."""
 
 
 def make(
@@ -48,16 +48,16 @@ def make(
         source_layout: layout of the source; None detects it.
         target_layout: layout of the target; None is the twin of the source's.
         target_format: container of the target.
-        is_folder: whether the target is a folder, which may hold several files.
-        dtype: what floating-point tensors are cast to; None leaves them.
-        settings: what names and shapes don't tell.
+        is_folder: whether the target is a folder, which may contain several files.
+        dtype: dtype of a cast of floating-point tensors; None leaves them.
+        settings: values that names and shapes don't determine.
         config: the model's config.json.
-        table: a user's own pair of layouts, source and target, in place of named ones.
-        manifest: what an earlier conversion wrote beside the source.
-        for_module: whether the target is a module with our plain names, not a checkpoint. Then nothing applies that the
-            manifest remembers for going back to a checkpoint: its settings, its order, and the names that it lacked.
+        table: a user's own pair of layouts, source and target, instead of named ones.
+        manifest: of an earlier conversion to the source.
+        for_module: whether the target is a module with our plain names, not a checkpoint. The manifest's data for
+            restoring a checkpoint (its settings, its order, and names that it lacked) are then ignored.
         selection: which tensors of the source are taken, of a conversion; None: its names may begin with anything.
-        tied: whether the embeddings are known to be the head, whatever the config says.
+        tied: whether the embeddings are the head regardless of the config.
 
     Raises:
         LayoutError: names, shapes or settings that do not fit.
@@ -216,16 +216,16 @@ def make(
 
 
 def _of_text(written: dict[str, Any] | None, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the config.json of a text model that was part of another model, whose own does not go along."""
+    """Return the config.json of a text model from a multimodal one, whose own config is not copied."""
     return dict(config) if written is None and config else written
 
 
 def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]:
-    """Return the targets without tied ones that a checkpoint which is restored did not hold beside their source.
+    """Return the targets without tied copies that a restored checkpoint did not have.
 
     Args:
         targets: all of them.
-        order: names that the checkpoint had; none where nothing is known.
+        order: names of the restored checkpoint; empty if unknown.
     """
     if not order:
         return targets
@@ -272,7 +272,7 @@ def _same(
 
 
 def _written_for(layout: str) -> dict[str, Any]:
-    """Return the metadata that says which framework a safetensors file is for; transformers refuses one without."""
+    """Return the metadata key with the framework of a safetensors file, without which transformers refuses it."""
     return {"format": "flax" if layout in TWINS or layout.startswith("flax-") else "pt"}
 
 
@@ -284,7 +284,7 @@ def kept_name(layout: str, name: str) -> str:
 def _kept_targets(
     manifest: Manifest | None, layout: str, consumed: Mapping[str, Any], others: set[str], wide: str
 ) -> list[Target]:
-    """Return what an earlier conversion kept aside and this one brings back."""
+    """Return the targets that an earlier conversion kept aside and this conversion restores."""
     if manifest is None or manifest.kept is None:
         return []
     found = []
@@ -313,7 +313,7 @@ WHOLE = "model.safetensors"
 def _in_files(
     targets: Sequence[Target], reader: Reader, consumed: Mapping[str, Any], target_format: str, is_folder: bool
 ) -> list[Target]:
-    """Put the targets in order, and each in the file that its source has, where both have several."""
+    """Sort the targets, and assign each to its source's file if both have several."""
     rank = {name: position for position, name in enumerate(consumed.get("order", []))}
     ordered = sorted(targets, key=lambda target: rank.get(target.info.name, len(rank)))
     if not is_folder or target_format != "safetensors":
@@ -360,7 +360,7 @@ def _words(moves: Sequence[Move], own: str, there: str) -> str:
 
 
 def _kept_notes(targets: Sequence[Target]) -> list[str]:
-    """Say which tensors hold numbers that are scaled, and which take those that were kept before they were."""
+    """Return notes on tensors with scaled numbers, and on those restored from the numbers kept before scaling."""
     rounded: list[str] = []
     taken: list[str] = []
     for one in targets:

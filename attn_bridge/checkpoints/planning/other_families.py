@@ -1,4 +1,4 @@
-"""The refusal of a model of one family that is to be written as one of another: one line, with the first difference."""
+"""Refuses to write a model of one family as another: one line, with the first difference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..containers.base import CheckpointError
 def refuse_family(
     config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], error: WeightsMismatchError
 ) -> None:
-    """Refuse, for names that a layout lacks, a model that its config.json says to be of another family than the layout.
+    """Refuse names that a layout lacks if the config.json is of a family other than the layout's.
 
     Raises:
-        CheckpointError: it is; the one line names the first difference.
+        CheckpointError: the families differ; the line names the first difference.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind.startswith(OWN) or not layout.model_types or kind in layout.model_types:

@@ -1,8 +1,7 @@
-"""What a plan of a conversion holds, and what is refused in one: settings, dtypes, elements that would be lost.
+"""The classes of a conversion's plan, and its checks: settings, dtypes, elements that would be lost.
 
-Numbers as they were before a conversion scaled them, which rounding would not give back, are kept in the shape of ours.
-A kept tensor is called ``numbers-KIND/OURS``: the kind is the layout whose numbers these are, or ``plain`` where they
-are ours.
+Numbers before a scaling that rounding can't invert are kept in the shape of ours. A kept tensor is named
+``numbers-KIND/OURS``: the kind is the layout of these numbers, or ``plain`` for ours.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 """Short names of the dtypes that floating-point tensors can be cast to."""
 
 IDLE = 128 << 20
-"""Bytes that Python and its libraries take by themselves."""
+"""Bytes that Python and its libraries take without any tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One tensor to be written.
+    """A tensor to write.
 
     Attributes:
         info: name, dtype, shape and file of the target.
-        source_dtype: dtype of the tensors that it is made of.
-        moves: where its elements come from.
-        operation: what is done to them, in words.
-        kept: whether it comes from what an earlier conversion kept aside, not from the source.
+        source_dtype: dtype of its source tensors.
+        moves: the moves of its elements from the source.
+        operation: the conversion of its elements, in words.
+        kept: whether it is restored from tensors kept aside, instead of read from the source.
     """
 
     info: TensorInfo
@@ -58,7 +57,7 @@ class Target:
 
     @property
     def is_changed(self) -> bool:
-        """Whether its numbers are others than its sources'."""
+        """Whether its numbers differ from its sources'."""
         return any(move.steps for move in self.moves)
 
     @property
@@ -69,28 +68,28 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A conversion before it is done.
+    """A conversion before it runs.
 
     Attributes:
         source: path of the source.
         source_format: its container.
-        source_layout: its layout; "" if it only changes its container.
+        source_layout: its layout; "" for a change of container alone.
         target_layout: the same of the target.
         targets: all tensors to be written, in order.
-        dropped: source tensor -> why it has no place in the target; kept aside.
-        ties: pairs of targets' names ... that must hold the same numbers, as (kept, left out).
+        dropped: source tensor that the target can't hold -> the reason; kept aside.
+        ties: moves of two tied tensors, which must have equal numbers, with the names (kept, left out).
         metadata: the target container's.
-        restore: what leads back, for the manifest.
-        dtype: what floating-point tensors are cast to; "" leaves them.
-        notes: what the user should know.
-        settings: those that were given.
-        checks: dropped source tensor -> whether its numbers are what the reason says of them.
-        config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
-        scales: source tensor of quantised numbers -> those of their scales, and of what else they are made of.
-        originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
-        carried: what earlier conversions kept aside of the same kind, and is still of use.
-        files: names of files beside the source that are copied beside the target, such as its tokenizer's.
-        selection: which tensors of the source are taken, and what their names lost.
+        restore: the manifest's data to restore the source.
+        dtype: dtype of a cast of floating-point tensors; "" leaves them.
+        notes: messages for the user.
+        settings: from the user.
+        checks: dropped source tensor -> function that checks its numbers against the reason.
+        config: a folder's config.json instead of the source's; {} for no config, None for the source's own.
+        scales: source tensor of quantised numbers -> the further tensors that it needs, such as scales.
+        originals: tensors of ours with the source's numbers, kept aside because the target's numbers differ.
+        carried: tensors of the same kind kept by earlier conversions that are still of use.
+        files: names of the source's accompanying files that are copied, such as its tokenizer's.
+        selection: which tensors of the source are taken, and the prefixes that their names lost.
     """
 
     source: Path
@@ -150,7 +149,7 @@ def check_dtype(dtype: str | None) -> str:
 
 
 def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
-    """Refuse settings that none of the layouts takes, and values that are no sizes."""
+    """Refuse settings that none of the layouts takes, and invalid values."""
     known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
     known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
     for name, value in settings.items():
@@ -183,7 +182,7 @@ def check_heads(settings: Mapping[str, Any], *described: Mapping[str, Any]) -> N
 def check_nothing_lost(
     reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
 ) -> None:
-    """Refuse a plan that leaves out elements of a source tensor, whatever the rows say."""
+    """Refuse a plan that leaves out elements of a source tensor, independently of the rows."""
     taken = collections.Counter(decoded.placements[name].theirs for name in tied)
     moved = collections.Counter[str]()
     for target in targets:
@@ -195,17 +194,17 @@ def check_nothing_lost(
 
 
 def cast(dtype: str, wanted: str) -> str:
-    """Return the dtype that a tensor has after a cast of what is floating point; "" casts nothing."""
+    """Return a tensor's dtype after a cast of floating-point tensors to `wanted`; "" never casts."""
     return wanted if wanted and is_float(dtype) else dtype
 
 
 def is_float(dtype: str) -> bool:
-    """Tell whether tensors of a dtype can be cast."""
+    """Return whether tensors of a dtype can be cast."""
     return dtype in DTYPES.values()
 
 
 def notes_on_cast(reader: Reader, wide: str) -> list[str]:
-    """Say what a cast loses."""
+    """Return notes on the precision and range that a cast loses."""
     notes = []
     for dtype in sorted({info.dtype for info in reader.tensors.values()}):
         if wide and is_float(dtype) and dtype != wide:
@@ -219,7 +218,7 @@ def notes_on_cast(reader: Reader, wide: str) -> list[str]:
 
 
 LAYERS = (".weight", ".bias", ".scale", ".shift")
-"""Endings of our torch names of parameters that input meets in its own dtype, which torch wants to be theirs."""
+"""Endings of our torch names of parameters that are combined with the input, which torch requires to have its dtype."""
 
 
 def evened(plan: Plan) -> Plan:
@@ -242,15 +241,15 @@ PREFIX, PLAIN = "numbers-", "plain"
 
 
 def kind_of_numbers(layout: str, change: Change | None) -> str:
-    """Return whose numbers a layout holds."""
+    """Return the kind of a layout's numbers."""
     return PLAIN if change is None else layout
 
 
 def original_numbers(part: str, here: Placement, kind: str, dtype: str) -> tuple[TensorInfo, Move]:
-    """Return what is kept of one of our tensors: its numbers as the source has them.
+    """Return the tensor to keep aside for one of ours with the source's numbers, and its move.
 
     Raises:
-        CheckpointError: they are no numbers that can be scaled.
+        CheckpointError: its dtype can't be scaled.
     """
     if not is_float_dtype(numpy_dtype(dtype)):
         raise CheckpointError(f"{here.theirs} ({dtype}) would have to be scaled, which takes floating-point numbers")
@@ -259,9 +258,9 @@ def original_numbers(part: str, here: Placement, kind: str, dtype: str) -> tuple
 
 
 def kept_move(manifest: Manifest | None, parts: Iterable[str], kind: str, there: Placement) -> Move | None:
-    """Return the move that takes kept numbers of that kind to a target, by the first of several names of ours.
+    """Return the move from kept numbers of that kind to a target, by the first matching name of ours; else None.
 
-    What was kept is taken only where it fits; its numbers are held against the source's as they are read.
+    Kept numbers are used only if their shape fits; they are compared with the source's when they are read.
     """
     if manifest is None or manifest.kept is None:
         return None
@@ -273,11 +272,11 @@ def kept_move(manifest: Manifest | None, parts: Iterable[str], kind: str, there:
 
 
 def carried_numbers(manifest: Manifest | None, kinds: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what was kept before and goes along: all but what the target holds by itself.
+    """Return the names of earlier kept numbers to copy: all whose numbers the target does not have.
 
     Args:
-        manifest: what an earlier conversion wrote.
-        kinds: our name -> the kind of the numbers that the target holds of it.
+        manifest: of an earlier conversion.
+        kinds: our name -> the kind of the target's numbers.
     """
     if manifest is None or manifest.kept is None:
         return ()
@@ -286,11 +285,11 @@ def carried_numbers(manifest: Manifest | None, kinds: Mapping[str, str]) -> tupl
 
 
 def notes_on_numbers(rounded: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Say which tensors of a target hold numbers that are scaled, if any.
+    """Return notes on the target's tensors with scaled numbers, if any.
 
     Args:
-        rounded: their names, but for those of `taken`.
-        taken: names of tensors whose numbers were kept aside on the way there.
+        rounded: their names, except those of `taken`.
+        taken: names of tensors restored from numbers kept aside.
     """
     found = []
     if rounded:
@@ -315,9 +314,9 @@ def _first_of(names: Sequence[str], verb: str) -> str:
 
 
 def part_of(target: Target, region: Region) -> Target | None:
-    """Return what is to be read for a region of a target; None where it can't be told from the whole.
+    """Return a target for a region of a target alone; None if the region's elements can't be separated.
 
-    Moves are boxes, and so is what a region has in common with one, also where tensors are split, fused or transposed.
+    Moves are boxes, and so is the intersection of a region with one, also where tensors are split, fused or transposed.
     """
     shape = target.info.shape
     sizes = tuple(stop - start for start, stop in region)
@@ -368,7 +367,7 @@ def _by_axis(move: Move, shape: Sequence[int], strides: Sequence[int]) -> list[l
 def _inside(
     move: Move, axes: Sequence[list[Axis]], region: Region, shape: Sequence[int], strides: Sequence[int]
 ) -> Iterator[tuple[int, list[int], list[tuple[Axis, ...]]]]:
-    """Yield the boxes of a move inside a region: place in the source, first element and axes along each target axis."""
+    """Yield the boxes of a move inside a region: source offset, first element and axes along each target axis."""
     found: list[tuple[int, list[int], list[tuple[Axis, ...]]]] = [(move.source_offset, [], [])]
     for axis, (start, stop) in enumerate(region):
         first = move.target_offset // strides[axis] % shape[axis]

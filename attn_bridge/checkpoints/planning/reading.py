@@ -1,8 +1,8 @@
-"""How the source of a plan is read: its layout, where our tensors are in it, and their sizes, all of it from headers.
+"""Reads the source of a plan from headers: its layout, the placements of our tensors in it, and their sizes.
 
-`making` calls this before anything else; everything that does not fit is refused in it. `check_sizes` refuses a config
-whose sizes are not those of the tensors, as loading it would, in one line with the key, the tensor and both numbers. A
-config that no model of ours reads is held against the tensors key by key.
+`making` calls this before anything else; all mismatches are refused here. `check_sizes` refuses a config whose sizes
+differ from those of the tensors, as loading it would, in one line with the key, the tensor and both numbers. A config
+that no model of ours reads is compared with the tensors key by key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Keys of the number of layers."""
 
 MOST = 64
-"""Numbers of a model for each number of a checkpoint, beyond which its tensors are not even listed."""
+"""Maximum ratio of a model's numbers to a checkpoint's; above it, the model's tensors are not even listed."""
 
 
 def check_sizes(
@@ -127,7 +127,7 @@ def _is_given(config: Mapping[str, Any], kind: str) -> bool:
 
 
 def _model_of(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> ModelConfig | None:
-    """Return the config of the whole model in ours; None where none of ours reads it."""
+    """Return our config of the whole model; None if no model of ours reads the config."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind.startswith(OWN) and kind.removeprefix(OWN) not in configs.OWN_MODELS:
         return None
@@ -145,7 +145,7 @@ def _model_of(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> ModelCo
 
 
 def _check_depth(config: Mapping[str, Any], whole: ModelConfig, found: Mapping[str, Shape]) -> None:
-    """Refuse another number of layers."""
+    """Refuse a number of layers that differs from the config's."""
     wanted = _depths(whole)
     for root, count in dimensions.blocks_of(found).items():
         is_given = _is_own(config) or _key(_flat(config), (f"{root.rstrip('.')}_layers", *DEPTHS))
@@ -164,7 +164,7 @@ def _depths(whole: ModelConfig) -> dict[str, int]:
 
 
 def _check_plain_depth(config: Mapping[str, Any], layout: layouts.Layout, found: Mapping[str, Shape]) -> None:
-    """Refuse another number of layers than a plain key gives, where nothing of ours reads the config."""
+    """Refuse a number of layers that differs from a plain key's, if no model of ours reads the config."""
     if not layout.whole and "tok_emb.weight" not in found:
         return
     flat = _flat(config)
@@ -180,7 +180,7 @@ def _check_keys(
     symbols: Mapping[str, dimensions.Axes],
     ours: Mapping[str, Any],
 ) -> None:
-    """Hold the plain keys of a config against a whole model, where nothing of ours reads the config."""
+    """Compare the plain keys of a config with a whole model, if no model of ours reads the config."""
     if not layout.whole and "tok_emb.weight" not in found:
         return
     flat = _flat(config)
@@ -247,7 +247,7 @@ def _number(flat: Mapping[str, Any], key: str) -> int | None:
 def layout_of(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], manifest: Manifest | None
 ) -> layouts.Layout:
-    """Return the layout of a checkpoint: what its manifest says, if its names are those, or what names and shapes say.
+    """Return the layout of a checkpoint: its manifest's if the names match, otherwise by names and shapes.
 
     Raises:
         LayoutError: no layout fits, or several do.
@@ -268,14 +268,14 @@ def decode(
     *,
     is_part: bool = False,
 ) -> layouts.Decoded:
-    """Return where our tensors are in a source whose shapes fit each other, its target and its config.
+    """Return the placements of our tensors in a source, after checks of its shapes, its target and its config.
 
     Args:
         layout: layout of the source.
         target: layout of the target.
         tensors: the source's tensors.
-        settings: what names and shapes do not tell.
-        config: the config.json next to the source.
+        settings: values that names and shapes do not determine.
+        config: the source's config.json.
         is_part: whether the user left tensors out by name, so that blocks of the config may be missing.
 
     Raises:
@@ -292,7 +292,7 @@ def decode(
 
 
 def check(layout: layouts.Layout, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
-    """Refuse tensors that keep a layout which they do not fit; a part of a model will do.
+    """Check tensors that keep their layout against it; a part of a model is accepted.
 
     Raises:
         LayoutError: a shape that does not fit.

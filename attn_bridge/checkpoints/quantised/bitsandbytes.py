@@ -19,17 +19,17 @@ from .source import Source
 
 STATE = ".quant_state.bitsandbytes__"
 ABSMAX, TABLE, NESTED_ABSMAX, NESTED_TABLE = ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"
-"""What follows the name of a weight in those of its tables and scales."""
+"""Suffixes of a weight's name in the names of its tables and scales."""
 
 KINDS = ("nf4", "fp4")
 SCB, FORMAT = ".SCB", ".weight_format"
-"""Endings of the scales of rows of int8, and of a number for the order in which they lie."""
+"""Endings of the row scales of int8, and of the number that selects their memory order."""
 
 LARGEST = 127.0
-"""The int8 that stands for the largest number of a row, which is its scale."""
+"""The int8 value of the largest number of a row, which is its scale."""
 
 MOST = 1 << 16
-"""Bytes of the JSON that describes a weight, at most."""
+"""Maximum bytes of the JSON that describes a weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class FourBitTensor(QuantisedTensor):
     """A weight of 4-bit codes, the high half of a byte first.
 
     Attributes:
-        table: name of the numbers that codes stand for.
+        table: name of the table from codes to numbers.
         count: numbers of a block, which share a scale.
-        nested: names of the scales and numbers that the scales' own codes stand for; () where scales are float32.
-        nested_count: scales that share one of those.
-        offset: added to scales that are codes.
+        nested: names of the scales and table of quantised scales; () if scales are float32.
+        nested_count: quantised scales that share a scale.
+        offset: added to quantised scales.
     """
 
     table: str
@@ -53,7 +53,7 @@ class FourBitTensor(QuantisedTensor):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of beside the numbers."""
+        """Names of the further tensors that it consists of."""
         return (self.scales, self.table, *self.nested, self.state)
 
     @property
@@ -98,7 +98,7 @@ class Int8Tensor(QuantisedTensor):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of beside the numbers."""
+        """Names of the further tensors that it consists of."""
         return tuple(name for name in (self.scales, self.form) if name)
 
     @property
@@ -187,7 +187,7 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
 
 
 def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
-    """Return what bitsandbytes says of a weight, after checks."""
+    """Return bitsandbytes' description of a weight, after checks."""
     info = reader.tensors[name]
     if info.dtype != "uint8" or info.nbytes > MOST:
         raise bad(reader.path, f"{printable(name)} must be at most {MOST} bytes of JSON")

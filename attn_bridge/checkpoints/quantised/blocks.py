@@ -40,10 +40,10 @@ class BlockTensor(QuantisedTensor):
 
 
 def find(reader: Reader) -> list[BlockTensor]:
-    """Return the tensors of a GGUF file that are quantised.
+    """Return the quantised tensors of a GGUF file.
 
     Raises:
-        CheckpointError: there are some, and the package is not installed.
+        CheckpointError: a tensor is quantised, and the package is not installed.
     """
     tensors = [_tensor(info) for info in reader.tensors.values() if info.blocks]
     if tensors:
@@ -65,10 +65,10 @@ def sizes_of(kind: str) -> tuple[int, int]:
 
 
 def dequantiser(kind: str) -> Callable[[Array], Array]:
-    """Return what makes float32 of bytes of a type.
+    """Return a function from bytes of a type to float32.
 
     Raises:
-        CheckpointError: the package is not installed, or does not know the type.
+        CheckpointError: the package is not installed, or does not support the type.
     """
     try:
         package: Any = importlib.import_module("gguf")

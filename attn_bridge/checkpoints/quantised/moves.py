@@ -1,7 +1,7 @@
-"""Dequantised tensors in the order of the file, for a plan's moves, or in that which layouts and adapters know.
+"""Dequantised tensors in the order of the file, for a plan's moves, or in that of layouts and adapters.
 
-`in_file_order` makes a plan read from numbers as they lie; `InOrder` shows the checkpoint by the names, shapes and
-order of its tensors, whatever the file's are.
+`in_file_order` makes a plan that reads numbers in the order of the file; `InOrder` presents the checkpoint with the
+names, shapes and order of its tensors, independently of the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
-    """Return a plan that was made of `reader.headers` as one that is carried out with `reader`.
+    """Return a plan made from `reader.headers` in the form that reads from `reader`.
 
     Raises:
         CheckpointError: it keeps something aside that has another order in the file.
@@ -122,7 +122,7 @@ def _how(kind: str) -> str:
 
 
 def notes_of(reader: Dequantised) -> list[str]:
-    """Say what is dequantised."""
+    """Return notes on the dequantised tensors."""
     kinds = collections.Counter(one.words for one in reader.quantised.values())
     return [
         f"{count} tensor{'s' if count > 1 else ''} of {kind} become{'' if count > 1 else 's'} {reader.dtype.name}, "

@@ -55,7 +55,7 @@ class GroupedTensor(QuantisedTensor):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of beside the numbers."""
+        """Names of the further tensors that it consists of."""
         return tuple(name for name in (self.scales, self.zeros, self.groups) if name)
 
     @property
@@ -84,7 +84,7 @@ class GroupedTensor(QuantisedTensor):
         return source.whole(self.groups)[inputs].astype(np.int64)
 
     def _unpacked_rows(self, source: Source, rows: range, left: int, right: int) -> Array:
-        """Return numbers that lie in the words of a column one above the other."""
+        """Return numbers that are packed along a column of words."""
         per_word = WORD // self.bits
         first, last = rows[0] // per_word, rows[-1] // per_word
         words = source.matrix(self.numbers, range(first, last + 1), left, right).view(np.uint32)
@@ -94,7 +94,7 @@ class GroupedTensor(QuantisedTensor):
         return numbers.astype(np.int32)
 
     def _unpacked(self, source: Source, name: str, rows: range, left: int, right: int, order: tuple[int, ...]) -> Array:
-        """Return numbers that lie in the words of a row side by side."""
+        """Return numbers that are packed along a row of words."""
         per_word = WORD // self.bits
         first, last = left // per_word, -(-right // per_word)
         words = source.matrix(name, rows, first, last).view(np.uint32)
@@ -108,12 +108,12 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
     """Return the matrices of GPTQ or AWQ, from headers alone.
 
     Args:
-        path: where the checkpoint is, for errors.
-        tensors: name -> what its header says.
+        path: of the checkpoint, for errors.
+        tensors: name -> header.
         config: the model's config.json.
 
     Raises:
-        CheckpointError: tensors that don't go together, or a scheme that is missing or not supported.
+        CheckpointError: tensors that don't match each other, or a scheme that is missing or not supported.
     """
     stems = [name.removesuffix(NUMBERS) for name in tensors if name.endswith(NUMBERS)]
     if not stems:
@@ -128,9 +128,9 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
 
 
 def check_groups(reader: Reader, tensor: GroupedTensor) -> None:
-    """Refuse a tensor of groups that no quantiser writes: each group has as many inputs as any, the last the rest.
+    """Refuse groups that no quantiser writes: each group has equally many inputs, the last group the rest.
 
-    A file that gives all inputs group 0 may mean groups in order, as some kernels take it, or not.
+    A file that assigns all inputs to group 0 is ambiguous: some kernels take it as groups in order.
 
     Raises:
         CheckpointError: the first group that has another number of inputs.

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are quantised numbers, which are their scales, and how the two go together."""
+"""Pairs quantised numbers with their scales, by the names of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
 """Dtypes of the scales of float8: with all of them the product is exact in float64."""
 
 BLOCK = (128, 128)
-"""What one scale is for where no config.json says it, in DeepSeek's files and in `transformers`."""
+"""Rows and columns per scale without a config.json, in DeepSeek's files and in `transformers`."""
 
 MAX_BLOCK = (1 << 31) - 1
 
 ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
-"""How scales are named that go with a matrix's input."""
+"""Names of the scales of a matrix's input."""
 
 ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
-"""How MXFP4's two tensors are named, and whether the tensor they stand for has its last two axes swapped.
+"""Names of MXFP4's two tensors, and whether the parameter has its last two axes swapped.
 
 The first are those of `transformers`, whose parameter is (experts, in, out); the second are OpenAI's own.
 """
 
 BY_BLOCK, BY_ROW = "_scale_inv", "_scale"
-"""What the name of float8's scales has behind that of the numbers; both are factors, in spite of the first name."""
+"""Suffixes of the names of float8's scales; both are factors, in spite of the first name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedTensor:
-    """A tensor that a file holds as small numbers and scales.
+    """A tensor that a file stores as small numbers and scales.
 
     Attributes:
-        name: what it is called when it is one.
-        shape: its shape then.
+        name: name of the dequantised tensor.
+        shape: its shape.
         numbers: name of the tensor of numbers.
         scales: name of the tensor of scales.
         kind: MXFP4, or the dtype of its numbers.
-        file_shape: its shape, with its axes in the order in which the numbers lie in the file.
+        file_shape: its shape, with its axes in the order of the numbers in the file.
         strides: of every axis of `shape`, the stride in `file_shape`.
-        block: rows and columns that one scale is for.
-        file: the file that holds the numbers.
+        block: rows and columns per scale.
+        file: the file with the numbers.
     """
 
     name: str
@@ -67,7 +67,7 @@ class QuantisedTensor:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of beside the numbers."""
+        """Names of the further tensors that it consists of."""
         return (self.scales,)
 
     @property
@@ -79,16 +79,16 @@ class QuantisedTensor:
 
 
 def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[QuantisedTensor]:
-    """Return what is quantised, from headers alone, in the order of the numbers.
+    """Return the quantised tensors, from headers alone, in the order of the numbers.
 
     Args:
-        path: where the checkpoint is, for errors.
-        tensors: name -> what its header says.
+        path: of the checkpoint, for errors.
+        tensors: name -> header.
         config: the model's config.json.
 
     Raises:
-        CheckpointError: numbers without scales, scales without numbers, shapes or dtypes that don't go together, or
-            nothing that is quantised in a way that is known.
+        CheckpointError: numbers without scales, scales without numbers, shapes or dtypes that don't match each other,
+            or no tensor in a supported quantisation.
     """
     found = []
     known: set[str] = set()
@@ -136,17 +136,17 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
 
 
 OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map"}
-"""Ending of a name that only GPTQ, AWQ or bitsandbytes have -> that of another name beside it."""
+"""Ending of a name that only GPTQ, AWQ or bitsandbytes have -> that of the name next to it."""
 
 
 def method_name_of(names: Collection[str]) -> str:
-    """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" where there is none."""
+    """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" without any."""
     pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
     return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
 
 
 def first_of(names: Iterable[str]) -> str:
-    """Return the first name that only a quantised checkpoint has, or "" where there is none."""
+    """Return the first name that only a quantised checkpoint has, or ""."""
     names = set(names)
     found = method_name_of(names)
     if found:
@@ -160,7 +160,7 @@ def first_of(names: Iterable[str]) -> str:
 
 
 def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, str]:
-    """Return the scales of what goes into quantised matrices, and why they have no place beside dequantised ones."""
+    """Return scales of the inputs of quantised matrices -> the reason why they are dropped on dequantisation."""
     stems = {name.removesuffix("weight") for name in quantised if name.endswith(".weight")}
     return {
         name: "a scale of activations, which nothing rounds to float8 any more"
@@ -170,7 +170,7 @@ def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, 
 
 
 def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json without what it says of quantised weights."""
+    """Return a config.json without the keys of quantised weights."""
     plain = {key: value for key, value in config.items() if key not in KEYS}
     return {
         key: unquantised(value) if key == TEXT and isinstance(value, dict) else value for key, value in plain.items()
@@ -246,7 +246,7 @@ def _float8(
 
 
 def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
-    """Return rows and columns of a block, (0, 0) for one scale for all, or why config.json does not say it."""
+    """Return rows and columns of a block, (0, 0) for a single scale, or an error message on config.json."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
     said: Any = next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
     if not isinstance(said, Mapping):

@@ -1,6 +1,6 @@
-"""A quantised checkpoint, read as one of floating point: every range of bytes is made of the blocks that it touches.
+"""A quantised checkpoint, read as floating point: every range of bytes is computed from the blocks that it touches.
 
-`Numbers` are those that quantised ones stand for: the exact product with the scale, rounded once.
+`Numbers` computes the dequantised values: the exact product with the scale, rounded once.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from .searching import default_dtype, find
 from .source import Source
 
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-"""What four bits of MXFP4 stand for."""
+"""The values of the four-bit codes of MXFP4."""
 
 _BYTES = np.arange(256, dtype=np.uint8)
 
 E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
-"""What a byte of MXFP4's scales stands for: a power of two, or NaN."""
+"""The values of the bytes of MXFP4's scales: powers of two, or NaN."""
 
 _PAIRS: dict[int, Any] = {1: np.uint16, 2: np.uint32, 4: np.uint64, 8: np.complex128}
 """Bytes of a number -> a dtype that two of them fill."""
 
 
 def float8_values(kind: str) -> Array:
-    """Return what each byte of a float8 dtype stands for."""
+    """Return the value of each byte of a float8 dtype."""
     return _BYTES.view(numpy_dtype(kind)).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Makes numbers of a dtype out of quantised ones, or says which of them rounding changes.
+    """Computes numbers of a dtype from quantised ones, or marks those that rounding changes.
 
     Attributes:
-        dtype: what they are rounded to.
-        changed: whether it says which ones are changed.
+        dtype: dtype to round to.
+        changed: whether to return marks instead of numbers.
     """
 
     dtype: np.dtype[Any]
@@ -56,7 +56,7 @@ class Numbers:
 
     @property
     def result(self) -> np.dtype[Any]:
-        """Dtype of what is made."""
+        """Dtype of the result."""
         return np.dtype(bool) if self.changed else self.dtype
 
     def of(self, values: Array, scales: Array) -> Array:
@@ -83,22 +83,22 @@ class Numbers:
 
 
 TILE = 1 << 18
-"""Numbers that are made at a time; what it takes to make them stays in the caches."""
+"""Elements computed at a time; their intermediate results stay in the caches."""
 
 
 _OTHERS = (GroupedTensor, FourBitTensor, Int8Tensor, BlockTensor)
 """Kinds whose tensors make their own tiles."""
 
 FAR = 16
-"""Rows of a tile that lie further apart than this are fewer: what is read of the scales has those between them."""
+"""Maximum distance of rows in a tile, since reads of their scales include the rows between."""
 
 
 class Headers(Wrapped):
-    """The tensors of a quantised checkpoint by the names and shapes that layouts know; nothing is read through it.
+    """The tensors of a quantised checkpoint by the names and shapes of layouts; headers only, without data.
 
     Args:
         reader: the quantised checkpoint.
-        tensors: name -> what a plan is made of.
+        tensors: name -> header, for plans.
     """
 
     def __init__(self, reader: Reader, tensors: dict[str, TensorInfo]):
@@ -106,28 +106,28 @@ class Headers(Wrapped):
         self.tensors = tensors
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Refuse: it has headers alone."""
+        """Refuse to read."""
         raise CheckpointError(f"{printable(name)} can't be read by its header")
 
 
 class Dequantised(Wrapped):
-    """A quantised checkpoint whose tensors of numbers are floating point, under their own names and in their own order.
+    """A quantised checkpoint whose quantised tensors are floating point, under their own names and in their own order.
 
     Scales are not among its tensors.
 
     Args:
         reader: the quantised checkpoint.
         config: the model's config.json.
-        dtype: what the quantised tensors become; "" is that of `default_dtype`.
+        dtype: dtype of the dequantised tensors; "" is that of `default_dtype`.
 
     Attributes:
         originals: the quantised checkpoint.
         quantised: name of numbers -> how they are quantised.
-        headers: the same tensors by the names and shapes that layouts know.
-        dropped: name of what has no place beside them -> why.
+        headers: the same tensors by the names and shapes of layouts.
+        dropped: name of a tensor that dequantisation makes useless -> why.
 
     Raises:
-        CheckpointError: what is quantised can't be dequantised, or nothing is.
+        CheckpointError: a tensor can't be dequantised, or none is quantised.
     """
 
     def __init__(self, reader: Reader, config: Mapping[str, Any], dtype: str):
@@ -165,7 +165,7 @@ class Dequantised(Wrapped):
         return found.view(np.uint8).data[start - first * width : stop - first * width]
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into memory that is there."""
+        """Read bytes of a tensor into `into`."""
         width = self.dtype.itemsize
         if name not in self.quantised:
             self._reader.read_into(name, start, into)
@@ -199,7 +199,7 @@ class Dequantised(Wrapped):
         return count
 
     def _is_exact(self, one: QuantisedTensor, numbers: Numbers) -> bool:
-        """Return whether none of the scales makes a number that has to be rounded, whatever the numbers are."""
+        """Return whether products with the scales are exact for all possible numbers, so that nothing is rounded."""
         if isinstance(one, _OTHERS):
             return False
         info = self._reader.tensors[one.scales]
@@ -217,7 +217,7 @@ class Dequantised(Wrapped):
         return True
 
     def _fill_rows(self, one: QuantisedTensor, numbers: Numbers, start: int, step: int, into: Array) -> None:
-        """Make a matrix from element `start` in the order of the file on, each row `step` behind the one before."""
+        """Fill a matrix from element `start` in the order of the file on, each row `step` after the previous one."""
         rows, run = into.shape
         columns = one.file_shape[-1]
         if rows > 1 and step and step % columns == 0 and start % columns + run <= columns:
@@ -228,7 +228,7 @@ class Dequantised(Wrapped):
             self._fill(one, numbers, start + number * step, into[number])
 
     def _fill(self, one: QuantisedTensor, numbers: Numbers, first: int, into: Array) -> None:
-        """Make as many elements as there is room for, from element `first` in the order of the file on."""
+        """Fill `into` with elements from element `first` in the order of the file on."""
         columns = one.file_shape[-1]
         done = 0
         for box in boxes((math.prod(one.file_shape[:-1]), columns), first, first + into.size):
@@ -239,7 +239,7 @@ class Dequantised(Wrapped):
             done += size
 
     def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
-        """Make a rectangle, a tile at a time."""
+        """Fill a rectangle, a tile at a time."""
         own = self._mxfp4 if one.kind == MXFP4 else self._float8
         make = self._scaled if isinstance(one, _OTHERS) else own
         width = into.shape[1]
@@ -255,7 +255,7 @@ class Dequantised(Wrapped):
         return numbers.of(*np.broadcast_arrays(*one.tile(self._source, rows, column, end)))
 
     def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
-        """Return a rectangle of numbers: each byte and its scale say both numbers of it, rounded before."""
+        """Return a rectangle of numbers, from a table of rounded pairs by byte and scale."""
         first, groups = column // GROUP, -(-end // GROUP) - column // GROUP
         size = one.file_shape[-1]
         half = GROUP // 2
@@ -272,7 +272,7 @@ class Dequantised(Wrapped):
         return self._pairs[numbers]
 
     def _float8(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
-        """Return a rectangle of numbers: by a table for every block, or each by itself where there are many blocks."""
+        """Return a rectangle of numbers: from a table per block, or computed one by one if there are many blocks."""
         (high, wide), (height, columns) = one.block, one.file_shape[-2:]
         codes = self._source.rectangle(one.numbers, columns, rows, column, end)
         info = self._reader.tensors[one.scales]

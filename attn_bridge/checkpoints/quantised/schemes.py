@@ -1,4 +1,4 @@
-"""How config.json describes quantised weights, and which of these descriptions can be dequantised."""
+"""Parses config.json's descriptions of quantised weights, and decides which are supported."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4":
 """Name of a method in config.json -> its usual name."""
 
 FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
-"""Formats of compressed-tensors that hold float8, or numbers that are not quantised."""
+"""Formats of compressed-tensors with float8, or without quantisation."""
 
 FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
 """Methods whose tensors, numbers and scales, are recognised by their names."""
 
 GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)
 FORMS = {"gptq": 1, "gptq_v2": 0}
-"""Form of GPTQ's zero points in a file -> what is added to the stored ones."""
+"""Form of GPTQ's zero points in a file -> the addend of the stored values."""
 
 GEMM = "gemm"
 """The order of AWQ's numbers that is read; its kernels have others."""
@@ -48,7 +48,7 @@ def method_of(scheme: Mapping[str, Any]) -> str:
 
 
 def bits_of(scheme: Mapping[str, Any]) -> int | None:
-    """Return the bits of a number; None where the scheme does not say them."""
+    """Return the bits of a number; None if the scheme does not have them."""
     if method_of(scheme) == "bitsandbytes":
         is_4, is_8 = (scheme.get(f"load_in_{bits}bit") is True for bits in (4, 8))
         return 4 if is_4 else 8 if is_8 else None
@@ -61,7 +61,7 @@ def bits_of(scheme: Mapping[str, Any]) -> int | None:
 
 
 def describe(scheme: Mapping[str, Any]) -> str:
-    """Return how weights are quantised, such as ``GPTQ, 4 bit``; "" where config.json does not say it."""
+    """Return the quantisation in words, such as ``GPTQ, 4 bit``; "" if config.json does not name it."""
     method, bits = method_of(scheme), bits_of(scheme)
     parts = [TITLES.get(method, printable(method, 40))] if method else []
     form = scheme.get("format") if method == "compressed-tensors" else None
@@ -70,7 +70,7 @@ def describe(scheme: Mapping[str, Any]) -> str:
 
 
 def unsupported(scheme: Mapping[str, Any]) -> str:
-    """Return why weights of a scheme can't be dequantised; "" where nothing in config.json is against it."""
+    """Return why weights of a scheme can't be dequantised; "" if config.json does not rule it out."""
     method, bits = method_of(scheme), bits_of(scheme)
     if method == "compressed-tensors":
         form = scheme.get("format", FLOAT_FORMATS[0])
@@ -119,7 +119,7 @@ def check(path: Path, scheme: Mapping[str, Any]) -> None:
         scheme: from its config.json.
 
     Raises:
-        CheckpointError: one line that says how the weights are quantised.
+        CheckpointError: the scheme is not supported; the line describes it.
     """
     why = unsupported(scheme)
     if why:

@@ -1,7 +1,7 @@
-"""The quantised tensors of a checkpoint, of every kind, the dtype that they become, and what is refused without them.
+"""Finds the quantised tensors of a checkpoint, of every kind, and their dtype, and refuses incomplete ones.
 
-Scales and tables mean nothing without their numbers: ``--drop`` may not leave them out alone. Numbers whose scales are
-in no file, and a config that describes what no file holds, are noted.
+``--drop`` may not leave out scales and tables alone, since numbers are meaningless without them. Numbers whose scales
+are in no file, and a config of quantisation without such tensors, get a note.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ENDINGS = {
     bitsandbytes.SCB: ".weight",
     **dict.fromkeys((pairs.BY_BLOCK, pairs.BY_ROW), ""),
 }
-"""Ending of a name -> what the name of its numbers has in its place."""
+"""Ending of a name -> the ending of its numbers' name."""
 
 
 def check_dropped(tensors: Mapping[str, TensorInfo], dropped: Iterable[str]) -> None:
-    """Refuse to leave out what the numbers that stay are multiplied by, or the order they have.
+    """Refuse to leave out scales, tables or orders of numbers that stay.
 
     Args:
         tensors: name -> header of all tensors.
@@ -70,11 +70,11 @@ def notes_on_codes(tensors: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def notes_on_config(config: Mapping[str, Any], written: Mapping[str, Any] | None) -> list[str]:
-    """Return a note on what a config.json says of quantised weights, and the written one does not.
+    """Return a note on keys of quantisation that the written config.json lacks.
 
     Args:
-        config: of a source in which nothing is quantised.
-        written: the one that goes along; None: the source's own.
+        config: of a source without quantised tensors.
+        written: the config to write; None: the source's own.
     """
     keys = [key for key in schemes.KEYS if config.get(key) is not None and written is not None and key not in written]
     by = schemes.describe(schemes.scheme_of(config))
@@ -97,14 +97,14 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
-    """Return what is quantised, in the order of the numbers.
+    """Return the quantised tensors, in the order of the numbers.
 
     Args:
         reader: the checkpoint.
         config: the model's config.json.
 
     Raises:
-        CheckpointError: tensors that don't go together, a scheme that is not supported, or nothing that is quantised.
+        CheckpointError: tensors that don't match each other, a scheme that is not supported, or no quantised tensor.
     """
     schemes.check(reader.path, schemes.scheme_of(config))
     grouped = packed.find(reader.path, reader.tensors, config)
@@ -126,12 +126,12 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
 
 
 def check_plain(reader: Reader, config: Mapping[str, Any]) -> None:
-    """Refuse quantised weights by the method that config.json names, where they are not dequantised.
+    """Refuse quantised weights in a conversion that does not dequantise them, if config.json or names show the method.
 
-    MXFP4 and float8 are left to the layout, which names a tensor of theirs.
+    MXFP4 and float8 are left to the layout, which names one of their tensors.
 
     Raises:
-        CheckpointError: the weights are quantised; the line says by what, and what to do.
+        CheckpointError: the weights are quantised; the line names the method and the option to use.
     """
     scheme = schemes.scheme_of(config)
     name, is_described = pairs.method_name_of(reader.tensors), not schemes.is_by_name(scheme)
@@ -145,10 +145,10 @@ def check_plain(reader: Reader, config: Mapping[str, Any]) -> None:
 
 
 def check_blocks(reader: Reader) -> None:
-    """Refuse quantised tensors where they are not dequantised: no other container holds their types.
+    """Refuse quantised types of GGUF in a conversion that does not dequantise them: no other container supports them.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: the checkpoint has such tensors.
     """
     kinds = sorted({info.blocks for info in reader.tensors.values() if info.blocks})
     if kinds:
@@ -182,7 +182,7 @@ def _has_codes(reader: Reader) -> bool:
 def default_dtype(
     tensors: Mapping[str, TensorInfo], quantised: Mapping[str, QuantisedTensor], config: Mapping[str, Any]
 ) -> str:
-    """Return the dtype that quantised tensors become where none is given.
+    """Return the dtype that quantised tensors become by default.
 
     Args:
         tensors: of the checkpoint.
@@ -190,8 +190,8 @@ def default_dtype(
         config: the model's config.json.
 
     Returns:
-        bfloat16 for MXFP4 and float8. For other kinds the dtype of the model: that of most other numbers, or else what
-        config.json names.
+        bfloat16 for MXFP4 and float8. For other kinds the dtype of the model: that of most other numbers, or else that
+        of config.json.
     """
     kinds = (packed.GroupedTensor, blocks.BlockTensor, *bitsandbytes.TENSORS)
     if not any(isinstance(tensor, kinds) for tensor in quantised.values()):

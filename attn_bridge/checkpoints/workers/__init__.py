@@ -1,8 +1,8 @@
 """Conversions by workers: one process, several of one machine or of many, or tasks of Ray.
 
 `working` writes a share and reads it back, `finishing` checks every digest and publishes; `conducting` starts workers
-and waits for them, as `executors` run them, `sharing` is one that was started by itself. All that touches the target's
-place is in `places`.
+and waits for them, as `executors` run them, `sharing` is a worker that was started independently. All access to the
+target and its staging folder is in `places`.
 """
 
 from .conducting import chosen, early, run, start

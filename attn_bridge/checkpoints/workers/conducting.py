@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from .executors.nursery import Nursery
 
 WORTH = 2 << 30
-"""Bytes from which on another worker pays, where nobody says how many."""
+"""Bytes per additional worker, where the user gives no number."""
 
 Start = Callable[[Prepared, Job, str, Sequence[int], Advance], Helpers]
-"""Starts workers of these numbers for a job and a run; they say how many bytes they have done."""
+"""Starts the workers with these numbers for a job and a run; they report the bytes done."""
 
 
 def usual(plan: Plan) -> int:
-    """Return how many workers pay on this machine: none beside the first for what is small or for few cores."""
+    """Return the number of workers for this machine: a single one for small plans or few cores."""
     return max(1, min(8, copying.cores() // CORES, plan.nbytes // WORTH))
 
 
@@ -47,14 +47,14 @@ def chosen(
     *,
     is_elsewhere: bool = False,
 ) -> tuple[Job, int | None]:
-    """Return the job of a conversion, and where one process does all of it, the bytes that tensors take in memory.
+    """Return the job of a conversion; for a single process also the memory budget of tensors in bytes, else None.
 
     Args:
         prepared: the conversion.
-        workers: how many; None: as many as pay.
-        task_bytes: bytes of a task, at most; None: the usual.
+        workers: number of workers; None: by cores and size.
+        task_bytes: maximum bytes of a task; None: the default.
         max_memory: bytes of memory that all workers of this machine stay within together.
-        is_elsewhere: whether others than this process do the work.
+        is_elsewhere: whether other processes than this one do the work.
     """
     if not containers.writer_class(prepared.format).random_access:
         return sole_job(prepared, max_memory)
@@ -70,10 +70,10 @@ def chosen(
 
 
 def sole_job(prepared: Prepared, max_memory: int | None) -> tuple[Job, int]:
-    """Return the job of a conversion that one process does, tensor by tensor, and the bytes that these take in memory.
+    """Return the job of a conversion by one process, tensor by tensor, and the memory budget of tensors in bytes.
 
     Raises:
-        CheckpointError: the bound is no number, or is too small for anything.
+        CheckpointError: the bound is too small.
     """
     budget = budget_of(prepared.plan, max_memory)
     return Job.of(prepared, 1, budget), budget
@@ -89,16 +89,16 @@ def run(
 ) -> Result:
     """Have all workers of a job write their shares, and publish.
 
-    Until all of it is written and on disk, nothing stands in the target's place.
+    The target appears only when all of it is written and on disk.
 
     Args:
-        prepared: what was asked for, opened; its options say whether a target is replaced, and whether this goes on
-            where an interrupted run of the same plan stopped, of however many workers.
+        prepared: the conversion; its options decide whether a target is replaced, and whether an interrupted run of the
+            same plan, with any number of workers, is resumed.
         job: how it is shared.
-        start: starts other workers, where there are any.
+        start: starts other workers, if any.
         works_itself: whether this process does the first share.
-        progress: called with the bytes that all workers have done, all bytes, and the tensor at hand.
-        budget: where this process does all of it, tensor by tensor: the bytes that these take in memory.
+        progress: called with the bytes that all workers have done, all bytes, and the current tensor.
+        budget: for a conversion by this process alone, tensor by tensor: the memory budget of tensors in bytes.
 
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
@@ -163,7 +163,7 @@ def run(
 
 
 def _why_anew(prepared: Prepared, place: Place, job: Job, is_resumable: bool) -> str:
-    """Say why nothing is gone on from."""
+    """Return why the run cannot resume, in words."""
     before = place.job()
     if not is_resumable and before is not None and before.plan == job.plan:
         return f"a file of {containers.writer_class(prepared.format).format} is written from its beginning on"
@@ -171,7 +171,7 @@ def _why_anew(prepared: Prepared, place: Place, job: Job, is_resumable: bool) ->
 
 
 def adding(progress: Progress, total: int) -> Advance:
-    """Return what is told how many more bytes are done, by any thread, and says how many are done in all."""
+    """Return a thread-safe callback that adds to the byte count and reports the total."""
     lock, done = threading.Lock(), 0
 
     def advance(count: int, name: str) -> None:
@@ -185,7 +185,7 @@ def adding(progress: Progress, total: int) -> Advance:
 
 @contextlib.contextmanager
 def _leftovers(place: Place, job: Job, is_resumable: bool) -> Iterator[None]:
-    """Name what a failed run leaves; what nothing can go on from is removed, and so is all where the disk is full."""
+    """Describe the leftovers of a failed run in its error; delete them if useless for a resume or on a full disk."""
     try:
         yield
     except BaseException as error:
@@ -199,7 +199,7 @@ def _leftovers(place: Place, job: Job, is_resumable: bool) -> Iterator[None]:
 
 
 def _is_useless(place: Place, job: Job, is_resumable: bool) -> bool:
-    """Tell whether there is nothing to go on from, as far as can be asked."""
+    """Return whether the staging folder is useless for a resume; False if the store does not answer."""
     try:
         return not place.was_published() and not (is_resumable and place.entries(job.plan))
     except CheckpointError:  # a store that doesn't answer

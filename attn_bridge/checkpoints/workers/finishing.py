@@ -18,14 +18,14 @@ from .places import Place
 from .working import SPARE, Sole, chunks, digest_there, writer_of
 
 SHOWN = 8
-"""Workers that one line names."""
+"""Workers that a line names at most."""
 
 
 def check_source(prepared: Prepared, budget: int) -> None:
     """Refuse faults of a source beyond its headers: unequal tied tensors, a needed tensor left out, a wrong config.
 
     Raises:
-        CheckpointError: there is something of the kind.
+        CheckpointError: the source has such a fault.
     """
     check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
@@ -35,7 +35,7 @@ def check_source(prepared: Prepared, budget: int) -> None:
 
 
 def missing(job: Job, tasks: Sequence[Task], known: dict[Piece, list[Entry]]) -> list[str]:
-    """Return which workers have yet to write what, in words."""
+    """Return lines on the workers with unwritten tasks."""
     found = []
     for index, mine in enumerate(shares(tasks, job.workers)):
         left = [task for task in mine if any(piece not in known for piece in task.pieces)]
@@ -55,17 +55,17 @@ def finish(
     progress: Progress,
     sole: Sole | None = None,
 ) -> Result:
-    """Check every digest, write what goes around tensors and beside them, and publish.
+    """Check every digest, write headers, indexes and accompanying files, and publish.
 
     Args:
         prepared: the conversion.
-        place: where its tensors are; held alone by the caller.
-        job: the job that is at its end.
+        place: the staging place of its tensors, locked by the caller for exclusive use.
+        job: the completed job.
         tasks: all of them.
-        run: entries of that run were read back by it, and are not read again.
+        run: entries of this run were already read back, and are not read again.
         is_source_checked: whether `check_source` was called.
-        progress: called with bytes that were read, all bytes, and the tensor at hand.
-        sole: the one worker that wrote all of it, if no other did.
+        progress: called with bytes that were read, all bytes, and the current tensor.
+        sole: the single worker that wrote everything, if any.
 
     Raises:
         CheckpointError: something is missing, was changed, or can't be published.
@@ -152,12 +152,12 @@ def _check(
 
 
 def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -> bool:
-    """Tell whether the target is what this conversion writes: by its manifest, and a share by each of its bytes.
+    """Return whether the target is the output of this conversion: by its manifest, and a share by each of its bytes.
 
     Args:
         prepared: the conversion.
         mine: the share.
-        task_bytes: bytes of a task, at most.
+        task_bytes: maximum bytes of a task.
     """
     plan = prepared.plan
     try:
@@ -185,7 +185,7 @@ def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -
 
 
 def is_intact(prepared: Prepared, progress: Progress) -> bool:
-    """Tell whether a target that is there has the bytes that its manifest says."""
+    """Return whether an existing target's bytes match its manifest."""
     try:
         with containers.open_reader(prepared.target, prepared.format) as there:
             known = manifest.of(there, prepared.target)
@@ -195,7 +195,7 @@ def is_intact(prepared: Prepared, progress: Progress) -> bool:
 
 
 def published(prepared: Prepared) -> Result:
-    """Return what is said of a target that is there already, by its manifest."""
+    """Return the result for an existing target, from its manifest."""
     with containers.open_reader(prepared.target, prepared.format) as there:
         known = manifest.of(there, prepared.target)
     tensors = {} if known is None else known.tensors

@@ -1,4 +1,4 @@
-"""What workers share: tasks of a plan, the job by which they know that they write the same, and notes of their work."""
+"""Data of workers: tasks of a plan, the job that identifies their common plan, and journal entries."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..planning.plans import Plan
 from ..requests import Prepared
 
 USUAL = 256 << 20
-"""Bytes of a task, at most, where nobody says: a worker takes twice as much memory."""
+"""Default maximum bytes of a task; a worker takes twice as much memory."""
 
 PER_WORKER = 2
-"""Tasks that each of several workers has at least: none writes more than its share and a task."""
+"""Minimum tasks per worker: none writes more than its share and a task."""
 
 PACKS = 4
-"""By how much smaller tasks of small tensors are: shares become more alike, and no tensor is cut for it."""
+"""Divisor of the task size for small tensors: it makes shares more equal without cutting tensors."""
 
 LEAST = 1 << 12
-"""Bytes that no task is cut smaller than: a page."""
+"""Minimum bytes of a task: a page."""
 
 CORES = 4
-"""Processor cores that one worker uses: it reads, rearranges, hashes and writes at once."""
+"""Processor cores per worker: it reads, rearranges, hashes and writes concurrently."""
 
 BASE = 200 << 20
 """Bytes of memory that a worker takes besides twice its task."""
@@ -45,11 +45,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker writes at a time.
+    """A unit of a worker's work.
 
     Attributes:
         nbytes: its bytes.
-        pieces: tensors, or parts of those that are larger than a task.
+        pieces: tensors, or parts of tensors that are larger than a task.
     """
 
     nbytes: int
@@ -57,10 +57,10 @@ class Task:
 
 
 def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
-    """Return the bytes of a task, at most: those given, or fewer where several workers would have unlike shares.
+    """Return the maximum bytes of a task: `task_bytes`, or fewer if several workers would get unequal shares.
 
     Raises:
-        CheckpointError: a number is no whole one, or too small.
+        CheckpointError: a number is too small, or not whole.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
@@ -73,7 +73,7 @@ def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
 
 
 def cut(plan: Plan, size: int, workers: int = 1) -> list[Task]:
-    """Return tasks of at most so many bytes (and an element), in the order of the plan."""
+    """Return tasks of at most `size` bytes (and an element), in the order of the plan."""
     pack = min(size, -(-plan.nbytes // (PER_WORKER * PACKS * workers))) if workers > 1 else size
     tasks: list[Task] = []
     pieces: list[Piece] = []
@@ -109,7 +109,7 @@ def _cut(info: TensorInfo, size: int) -> Iterator[Piece]:
 
 
 def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
-    """Return what each of so many workers does: tasks that follow one another, alike in bytes for all."""
+    """Return the tasks of each of `count` workers: consecutive tasks, with about equal bytes for all."""
     total, before = sum(task.nbytes for task in tasks), 0
     found: list[list[Task]] = [[] for _ in range(count)]
     for task in tasks:
@@ -120,18 +120,18 @@ def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
 
 
 def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
-    """Return what worker `index` of so many does, from 0."""
+    """Return the tasks of worker `index` (from 0) of `count`."""
     return shares(tasks, count)[index]
 
 
 def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:
-    """Return tasks with the places that their bytes go to, one entry for bytes that lie one after the other.
+    """Return tasks with the target locations of their bytes, one entry per contiguous range.
 
     Args:
-        plan: what they are of.
+        plan: the plan to cut.
         workers: how many share them.
-        task_bytes: bytes of a task, at most; None: the usual.
-        format: container of the target; one that is written in order has no places before it is written.
+        task_bytes: maximum bytes of a task; None: the default.
+        format: container of the target; in a sequential container, offsets are not available.
     """
     kind = containers.writer_class(format)
     infos = [target.info for target in plan.targets]
@@ -159,19 +159,19 @@ def _entry(name: str, start: int, stop: int, width: int, file: str, offset: int 
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the bytes done, all bytes, and the tensor at hand."""
+"""Called with the bytes done, all bytes, and the current tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a conversion did.
+    """Result of a conversion.
 
     Attributes:
-        target: path of what was written.
+        target: path of the target.
         digests: name -> digest of its bytes.
         changed: name -> how many of its elements a cast changed.
         resumed: how many tensors an earlier, interrupted run had written.
-        restart_reason: why a run that was to go on where an earlier one stopped did not; "" if it did, or was not to.
+        restart_reason: why a run with `resume` started from the beginning; "" if it resumed, or `resume` was off.
     """
 
     target: Path
@@ -183,14 +183,14 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One conversion that several workers carry out.
+    """One conversion that several workers share.
 
     Attributes:
-        plan: what is written, of which files of the source, and in which container; a digest.
+        plan: digest of the plan, the source's files, and the container.
         source: path of the source, for messages.
         workers: how many share the tasks.
-        task_bytes: bytes of a task, at most.
-        options: what the plan was asked for, as the command line has it, for messages.
+        task_bytes: maximum bytes of a task.
+        options: the options of the plan in the form of the command line, for messages.
     """
 
     plan: str
@@ -208,19 +208,19 @@ class Job:
         return cls(prepared.identity(), str(plan.source), workers, task_bytes, options)
 
     def to_json(self) -> bytes:
-        """Return the job as it is stored."""
+        """Return the job in its stored form."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self | None:
-        """Return a job as it was stored, or None where that is damaged."""
+        """Return a stored job, or None if it is damaged."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):
             return None
 
     def difference(self, other: Job) -> str:
-        """Say what another job has that this one has not; "" where nothing."""
+        """Return the differences of another job from this one, in words; "" if equal."""
         if self.plan != other.plan:
             named = [f"{name} {said}, not {self.options.get(name)}" for name, said in sorted(other.options.items())
                      if said != self.options.get(name)]  # fmt: skip
@@ -235,13 +235,13 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """What a worker notes of elements that it wrote and read back.
+    """A journal entry on elements that a worker wrote and read back.
 
     Attributes:
         piece: which elements.
         digest: of their bytes.
         changed: how many of them a cast changed.
-        run: by which run that was found; one that trusts itself need not read them again.
+        run: the run that recorded the entry, which does not need to read its own elements again.
     """
 
     piece: Piece
@@ -256,37 +256,37 @@ class Entry:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Self:
-        """Return a line of a journal.
+        """Return the entry of a journal line.
 
         Raises:
-            KeyError: it is none.
+            KeyError: a key is missing.
         """
         return cls(Piece(line["name"], line["start"], line["stop"]), line[DIGEST], line["changed"], line["run"])
 
 
 class Helpers(Protocol):
-    """Workers of a run, which do shares of its tasks somewhere else."""
+    """Workers of a run that do shares of its tasks in other processes."""
 
     def check(self) -> None:
-        """Raise what one of them failed with."""
+        """Raise the first error of a worker."""
 
     def wait(self) -> None:
-        """Wait until all of them are at their end, and raise what one failed with."""
+        """Wait until all workers have ended, and raise the first error."""
 
     def stop(self) -> None:
         """End all of them."""
 
 
 def most() -> int:
-    """Return how many workers this machine starts, at most."""
+    """Return the maximum number of workers on this machine."""
     return 8 * max(8, copying.cores())
 
 
 def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
-    """Return the job of a conversion by so many workers.
+    """Return the job of a conversion by `workers` workers.
 
     Raises:
-        CheckpointError: a number is none, the memory is too little, or a place is known to this process alone.
+        CheckpointError: a number is not valid, the memory is too little, or a path exists in this process only.
     """
     plan = prepared.plan
     size = size_of(plan, workers, task_bytes)

@@ -1,4 +1,4 @@
-"""One of several workers that were started by themselves, anywhere: they share source, target and plan alone."""
+"""A worker started independently on any machine; workers share source, target and plan alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .working import work
 
 @dataclasses.dataclass(frozen=True)
 class Worked:
-    """What one of several workers did.
+    """Outcome of one of several workers.
 
     Attributes:
-        result: what the conversion did; None while other workers have yet to write.
+        result: the result of the conversion; None while other workers have unwritten tasks.
         waits_for: those workers, in words.
         was_there: whether the target had been published before.
     """
@@ -34,19 +34,19 @@ class Worked:
 
 
 def worker(prepared: Prepared, job: Job, index: int, progress: Progress) -> Worked:
-    """Write the share of one worker, and publish if no other has anything left to write.
+    """Write the share of one worker, and publish if it was the last.
 
-    A worker that is started again goes on where it stopped, and one that comes after publication ends well.
+    A worker that is started again resumes, and a worker that starts after publication succeeds.
 
     Args:
         prepared: the conversion.
         job: how it is shared; the same for all workers.
-        index: the number of this one, from 0.
-        progress: called with the bytes of the share that are done, all of them, and the tensor at hand.
+        index: the number of this worker, from 0.
+        progress: called with the bytes of the share that are done, all of them, and the current tensor.
 
     Raises:
-        CheckpointError: other workers do something else, the target exists or can't be written, the source changed
-            under way.
+        CheckpointError: other workers have another job, the target exists or can't be written, the source changed under
+            way.
     """
     containers.check_shared(prepared.format)
     place = place_of(prepared.target)
@@ -74,10 +74,10 @@ def worker(prepared: Prepared, job: Job, index: int, progress: Progress) -> Work
 
 
 def finish_by_hand(prepared: Prepared, progress: Progress) -> Worked:
-    """Publish what workers wrote, once every digest of it is checked; what is published already stays as it is.
+    """Check every digest of the workers' output, and publish it; a published target stays as it is.
 
     Raises:
-        CheckpointError: there is nothing, not all of it, or other bytes than were written.
+        CheckpointError: output is missing, or its bytes differ from those that were written.
     """
     place = place_of(prepared.target)
     place.check(prepared.reader, prepared.is_folder)
@@ -107,7 +107,7 @@ def _finish(
 
 
 def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
-    """Make sure that all workers write the same, in the same shares.
+    """Check that all workers write the same plan in the same shares.
 
     Raises:
         CheckpointError: they don't.
@@ -135,7 +135,7 @@ def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
 
 @contextlib.contextmanager
 def _kept(place: Place) -> Iterator[None]:
-    """Say what a worker that fails leaves, which others need."""
+    """Mention in errors that the worker's leftovers are kept for the others."""
     said = f"{place.shown} is kept: the same command goes on from it, {place.removal}"
     try:
         yield

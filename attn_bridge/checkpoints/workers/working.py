@@ -1,7 +1,7 @@
-"""A worker: it writes its share of the tasks, reads back what it wrote, and notes the digests.
+"""A worker: it writes its share of the tasks, reads it back, and notes the digests.
 
-Four things are under way at once: a piece is read and rearranged, the one before it is hashed and written, and the one
-before that is read back and compared. A worker that does all of a conversion reads nothing back.
+Four steps run concurrently: a chunk is read and rearranged, the previous chunk is hashed and written, and the chunk
+before that is read back and compared. A worker that does a whole conversion alone reads nothing back.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .places import Place
 from .places.staging import naming
 
 Advance = Callable[[int, str], None]
-"""Called with bytes that were written and read back, or found intact, and the tensor at hand."""
+"""Called with bytes that were written and read back, or found intact, and the current tensor."""
 
 CHUNK = 1 << 26
-"""Bytes that are moved at a time, at most: four such chunks are in memory."""
+"""Maximum bytes of a chunk; four chunks are in memory."""
 
 SPARE = 1 << 26
 """Bytes by which a source tensor that is held as a whole may be larger than a task."""
@@ -52,12 +52,12 @@ class Open:
 
 @dataclasses.dataclass
 class Sole:
-    """The worker of a conversion that has no other: one writer writes, and finishes, all of it.
+    """The single worker of a conversion: one writer writes, and finishes, all of it.
 
     Attributes:
         writer: of the whole checkpoint.
         budget: bytes that tensors may take in memory.
-        entries: what was written, or found intact.
+        entries: pieces that were written, or found intact.
     """
 
     writer: Writer
@@ -81,19 +81,19 @@ def work(
     advance: Advance,
     sole: Sole | None = None,
 ) -> int:
-    """Write tasks, but for what is there already and intact, and return how many pieces that was.
+    """Write tasks except intact pieces of an earlier run, and return the number of those.
 
     Args:
         prepared: the conversion.
-        place: where it goes; held by the caller.
-        tasks: what to write.
-        job: by whose plan earlier entries are known; no source tensor larger than its tasks is held as a whole.
+        place: the staging place, entered by the caller.
+        tasks: the tasks to write.
+        job: its plan selects earlier entries; source tensors larger than its tasks are not loaded whole.
         run: noted with each entry.
         advance: called as bytes are done.
-        sole: given to the one worker of a conversion, which leaves its writer open for the end.
+        sole: for the single worker of a conversion, whose writer stays open for the end.
 
     Raises:
-        CheckpointError: the source changed under way, or the disk holds other bytes than were written.
+        CheckpointError: the source changed under way, or the disk returns other bytes than were written.
     """
     plan_of = {target.info.name: target for target in prepared.plan.targets}
     files = stamps(prepared.reader)
@@ -136,7 +136,7 @@ def work(
 def _intact(
     place: Place, writer: Writer, piece: Piece, target: Target, known: dict[Piece, list[Entry]]
 ) -> Entry | None:
-    """Return the entry that a piece of an earlier run still has the digest of."""
+    """Return an earlier entry of a piece whose bytes still have its digest, or None."""
     entries = known.get(piece, [])
     if not entries:
         return None
@@ -148,10 +148,10 @@ def _intact(
 
 
 def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: Digest) -> str:
-    """Return the digest of a piece as it lies in its place, and feed its bytes to more digests.
+    """Return the digest of a piece as stored, and feed its bytes to further digests.
 
     Raises:
-        CheckpointError: the file is missing, or ends before.
+        CheckpointError: the file is missing, or too short.
     """
     digest = new_digest()
     for extent in writer.extents(piece.name, piece.start * width, piece.stop * width):
@@ -199,7 +199,7 @@ def _write(
         return array, count
 
     def settle() -> None:
-        """Wait for the oldest chunk to be read back, and note its piece if that was the last of it."""
+        """Wait until the oldest chunk is read back; note its piece if that was its last chunk."""
         check, array, one, is_last, size, entry = checks.popleft()
         if check is not None:
             check.result()
@@ -249,7 +249,7 @@ def _write(
 
 
 class Whole:
-    """The digest of a tensor that is cut into pieces, where all of them are written here, one after the other."""
+    """The digest of a tensor in several pieces, if all of them are written here in order."""
 
     def __init__(self) -> None:
         self._name, self._stop, self._changed = "", 0, 0
@@ -265,7 +265,7 @@ class Whole:
                 self._stop += len(data) // one.target.info.itemsize
 
     def entry(self, one: Open, run: str) -> Entry | None:
-        """Return what is noted of the whole tensor once a piece is written that was the last of it."""
+        """Return the entry for a whole tensor after its last piece, else None."""
         if not _is_cut(one) or (one.piece.name, one.piece.stop) != (self._name, self._stop):
             return None
         self._changed += one.changed
@@ -279,7 +279,7 @@ def _is_cut(one: Open) -> bool:
 
 
 def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[Open, int, int]]:
-    """Yield ranges of elements, of at most so many bytes with all that is computed of them."""
+    """Yield ranges of elements that take at most `most` bytes, including intermediate results."""
     for piece, target in pieces:
         one = Open(piece, target)
         widest = max(target.info.itemsize, numpy_dtype(target.source_dtype).itemsize)
@@ -292,7 +292,7 @@ def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[
 
 
 def within(pieces: Sequence[tuple[Piece, Target]], budget: int) -> Iterator[tuple[Open, int, int]]:
-    """Yield whole tensors, or ranges of the elements of those that do not fit in so many bytes of memory."""
+    """Yield whole tensors, or ranges of elements of those that exceed the memory budget in bytes."""
     for piece, target in pieces:
         one = Open(piece, target)
         for start, stop in cuts(target, budget):
@@ -300,10 +300,10 @@ def within(pieces: Sequence[tuple[Piece, Target]], budget: int) -> Iterator[tupl
 
 
 def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
-    """Hold what the disk has against what was written.
+    """Compare stored bytes with those that were written.
 
     Raises:
-        CheckpointError: it is not the same.
+        CheckpointError: they differ.
     """
     done = 0
     for extent in writer.extents(name, start, start + data.nbytes):

@@ -146,7 +146,7 @@ class Staged:
             self._room = max(LITTLE, min(ROOM, 3 * task_bytes // 2))
 
     def spread(self, nbytes: int, *, in_one_file: bool = False) -> None:
-        """Have so many bytes fill objects of one size, which are sent in few rounds: a last one would be waited for."""
+        """Choose the object size so that `nbytes` fill equal objects in few rounds, without a partial last round."""
         with self._lock:
             if in_one_file:  # whose size nothing else says
                 self._pack = max(self._pack, -(-nbytes // PARTS))
@@ -241,7 +241,7 @@ class Staged:
             return self._sent + (2 if len(self._buffer) > self._pack else bool(self._buffer or self._changed))
 
     def settled(self) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many objects of this process are there for sure, and what is to be noted of the latest."""
+        """Return the number of this process's objects that are surely stored, and the notes since the last call."""
         with self._lock:
             while self._sending and self._sending[0][1].done():
                 self._settle()

@@ -1,8 +1,7 @@
-"""Where workers run: processes of this machine, in tasks of Ray, or started by hand under a number.
+"""Runs workers: processes of this machine, in tasks of Ray, or started by hand with a number.
 
-Those of this machine are forked: from the process that asks for them, or, where that has threads or connections, from
-a `nursery`, which begins without any. A worker's number is what a user says, or what a launcher has put into the
-environment.
+Processes of this machine are forked: from the calling process, or, if that has threads or connections, from a
+`nursery`, which starts without any. A worker's number comes from the user, or from a launcher's environment variables.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from ...containers.base import CheckpointError
 AUTO = "auto"
 
 LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLURM_NTASKS")}
-"""Launcher -> the variables that say which of its processes one is, from 0, and of how many."""
+"""Launcher -> the variables with the number of a process, from 0, and the number of processes."""
 
 MOST = 100_000
-"""Workers of one conversion."""
+"""Maximum number of workers of a conversion."""
 
 
 def parse(text: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return a worker's number, from 0, and how many there are: of ``I/N``, or for ``auto`` as a launcher says.
+    """Return a worker's number, from 0, and the number of workers: of ``I/N``, or for ``auto`` from the environment.
 
     Raises:
-        CheckpointError: it is neither, or there is no such worker.
+        CheckpointError: the text is neither, or the number is out of range.
     """
     if text != AUTO:
         hit = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)

@@ -1,9 +1,9 @@
-"""A process that workers are forked from: it has imported what they need, and has neither threads nor connections.
+"""A process from which workers are forked: it has imported their packages, and has neither threads nor connections.
 
-Connections to stores are made in a thread, and a process that has threads can't be forked. So this one begins before
-the first connection is made, forked where that is still possible. Where it is known how many workers there will be,
-they open the source while whoever asks for them does so itself; they are told their shares once there is a plan.
-Where a process can't be forked for another reason, such as a framework that it has imported, one begins then.
+Connections to stores are made in a thread, and a process with threads can't be forked. Therefore this process starts
+before the first connection, by a fork if still possible. If the number of workers is fixed in advance, they open the
+source while the caller does so too; their shares follow once a plan exists. If the caller can't be forked for another
+reason, such as an imported framework, the nursery starts then.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .processes import Child, Fork, Processes, Watched, do_share_of, end_with, r
 
 
 class Nursery:
-    """The process, seen from the one that asks it for workers.
+    """The nursery process, seen from the process that requests workers.
 
     Args:
-        protocols: of the stores that workers will connect to; of local files, none.
+        protocols: of the stores that workers will connect to; none for local files.
     """
 
     command: ClassVar[tuple[str, ...]] = (
@@ -39,7 +39,7 @@ class Nursery:
         "-c",
         f"from {__name__} import main; main()",
     )
-    """What starts it where this process can't be forked; the protocols follow."""
+    """Command that starts the process if this one can't be forked; the protocols follow."""
 
     def __init__(self, protocols: Sequence[str]):
         self._child: Child
@@ -56,14 +56,14 @@ class Nursery:
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
     def expect(self, request: Request, count: int) -> None:
-        """Have so many workers open a conversion."""
+        """Start `count` workers that open a conversion."""
         tell(self._child, {"request": dataclasses.asdict(request), "count": count})
         self._expected = count
 
     def start(
         self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
     ) -> Helpers:
-        """Have workers of these numbers do their shares."""
+        """Send the workers with these numbers their shares."""
         if not self._expected:
             self.expect(request, len(indices))
         tell(self._child, {"job": dataclasses.asdict(job), "run": run, "indices": list(indices)})
@@ -88,7 +88,7 @@ def tell(child: Child, said: dict[str, Any]) -> None:
 
 
 def end(child: Child) -> None:
-    """End it, with all workers: it ends them when nobody can ask it any more."""
+    """End the process with all its workers: it ends them when its input closes."""
     with contextlib.suppress(OSError):
         child.stdin.close()
     child.wait()
@@ -97,7 +97,7 @@ def end(child: Child) -> None:
 
 
 class _Asked(Watched):
-    """The workers of a nursery, seen from the process that asked for them: one that speaks for all."""
+    """The workers of a nursery, seen from the requesting process: the nursery reports for all of them."""
 
     def __init__(self, nursery: Child, advance: Advance):
         super().__init__(advance)
@@ -114,12 +114,12 @@ class _Asked(Watched):
 
 
 class _Forked(Watched):
-    """The workers of a nursery, seen from itself.
+    """The workers of a nursery, seen from the nursery itself.
 
     Args:
-        request: what they open.
-        count: how many there are.
-        advance: told the bytes that they have done.
+        request: the conversion that they open.
+        count: number of workers.
+        advance: called with the bytes that they have done.
     """
 
     def __init__(self, request: Request, count: int, advance: Advance):
@@ -128,7 +128,7 @@ class _Forked(Watched):
             self._children.append(Fork(functools.partial(_share_once_told, request), self._children))
 
     def go_on(self, asked: dict[str, Any], pipe: int) -> None:
-        """Tell them their shares, and end all of them when a pipe does; here threads begin."""
+        """Send the workers their shares, and end all of them when a pipe closes; starts threads."""
         indices = asked.pop("indices")
         for child in self._children[len(indices) :]:  # for whom nothing is left
             child.kill()
@@ -146,7 +146,7 @@ class _Forked(Watched):
         os._exit(1)
 
     def kill(self) -> None:
-        """End all that are still there, and listen to none."""
+        """Kill all remaining workers, ignoring their output."""
         for child in self._children:
             if child.poll() is None:
                 child.kill()
@@ -155,7 +155,7 @@ class _Forked(Watched):
 
 
 def _share_once_told(request: Request, pipe: int, lines: TextIO) -> int:
-    """Open a conversion, do the share of it that a pipe asks for, and return the exit status."""
+    """Open a conversion, do the share that arrives through a pipe, and return the exit status."""
     heard = end_with(pipe)
 
     def work(advance: Advance) -> None:
@@ -167,7 +167,7 @@ def _share_once_told(request: Request, pipe: int, lines: TextIO) -> int:
 
 
 def serve(pipe: int, lines: TextIO) -> int:
-    """Fork the workers that lines of JSON in a pipe ask for, and say what they say; return the exit status."""
+    """Fork the workers that JSON lines in a pipe request, and relay their reports; return the exit status."""
     expected = read_line(pipe)
     if expected is None:  # nothing was to be done
         return 0
@@ -195,7 +195,7 @@ def serve(pipe: int, lines: TextIO) -> int:
 
 
 def main() -> NoReturn:
-    """Serve on stdin and stdout, and end without another try to say what nobody hears."""
+    """Serve on stdin and stdout, and exit without flushing output that has no reader."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
     if protocols := sys.argv[1:]:
         from ...containers.remote.connecting import preload  # local files need none of it

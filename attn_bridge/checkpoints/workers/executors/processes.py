@@ -1,7 +1,7 @@
-"""Workers as processes of this machine, which end with the one that started them.
+"""Workers as processes of this machine, which end with the process that started them.
 
-A process that does a share says in lines of JSON what it has done. It ends with the pipe that its share comes through:
-the process that started it is gone then.
+A worker process reports its progress in JSON lines. It ends when the pipe that delivers its share closes, since the
+process that started it is gone then.
 """
 
 from __future__ import annotations
@@ -28,20 +28,26 @@ from ..working import Advance, work
 
 
 def do_share(asked: dict[str, Any], advance: Advance) -> None:
-    """Do what was asked: the share of one worker, without publishing.
+    """Do the requested share of one worker, without publishing.
 
     Raises:
-        ValueError: the source is another one by now, or can't be read or written.
+        ValueError: the source changed, or can't be read or written.
     """
     with Request(**asked["request"]).opened() as prepared:
         do_share_of(prepared, prepared.identity(), asked, advance)
 
 
 def do_share_of(prepared: Prepared, identity: str, asked: dict[str, Any], advance: Advance) -> None:
-    """Do what was asked of a conversion that is open, and had that identity when it was opened.
+    """Do the requested share of an open conversion.
+
+    Args:
+        prepared: the conversion.
+        identity: its identity when it was opened.
+        asked: the job, the run and the worker's number.
+        advance: called with the bytes done.
 
     Raises:
-        ValueError: the source is another one than whoever asked had, or can't be read or written.
+        ValueError: the source differs from that of the requesting process, or can't be read or written.
     """
     job = Job(**asked["job"])
     if identity != job.plan:
@@ -58,7 +64,7 @@ def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Adv
 
 
 def report(work: Callable[[Advance], None], lines: TextIO) -> int:
-    """Do something, say in lines of JSON how far it is or what it failed with, and return the exit status."""
+    """Run `work`, report its progress or its error in JSON lines, and return the exit status."""
 
     def say(count: int, name: str) -> None:
         print(json.dumps({"done": count, "name": name}), file=lines, flush=True)
@@ -73,7 +79,7 @@ def report(work: Callable[[Advance], None], lines: TextIO) -> int:
 
 
 def read_line(pipe: int) -> dict[str, Any] | None:
-    """Return what the next line of JSON in a pipe says, or None where the pipe ends before."""
+    """Return the next JSON line of a pipe, or None if the pipe ends before."""
     with open(pipe, "rb", buffering=0, closefd=False) as lines:  # nothing of what follows is taken
         line = lines.readline()
     said: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
@@ -81,10 +87,7 @@ def read_line(pipe: int) -> dict[str, Any] | None:
 
 
 def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
-    """End this process when a pipe does, whose other end is held by whoever started it; return what it says till then.
-
-    Each line of it is JSON.
-    """
+    """End this process when a pipe closes, whose other end belongs to its parent; return a queue of its JSON lines."""
     heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -97,13 +100,13 @@ def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
 
 
 def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -> int:
-    """Do something until a pipe ends, say how far it is or what it failed with, and return the exit status."""
+    """Run `work` until a pipe closes, report its progress or its error, and return the exit status."""
     end_with(pipe)
     return report(work, lines)
 
 
 THREADED = ("torch", "jax", "ray", "tensorstore")
-"""What has threads of its own: a process that has imported one is not forked."""
+"""Packages that start threads: a process that has imported one is not forked."""
 
 
 class Child(Protocol):
@@ -124,10 +127,10 @@ class Child(Protocol):
 
 
 class Watched:
-    """Processes that are listened to until they end.
+    """Processes whose reports are read until they end.
 
     Args:
-        advance: told the bytes that they have done.
+        advance: called with the bytes that they have done.
     """
 
     def __init__(self, advance: Advance):
@@ -137,7 +140,7 @@ class Watched:
         self._listeners: list[threading.Thread] = []
 
     def _hear(self, names: Sequence[str]) -> None:
-        """Listen to what was started; here threads begin."""
+        """Start a thread per process that reads its reports."""
         self._listeners = [
             threading.Thread(target=self._listen, args=(child, name), daemon=True)
             for child, name in zip(self._children, names, strict=True)
@@ -146,7 +149,7 @@ class Watched:
             listener.start()
 
     def _listen(self, child: Child, name: str) -> None:
-        """Take what a process says until it ends."""
+        """Read the reports of a process until it ends."""
         said = False
         for line in child.stdout:
             try:
@@ -170,12 +173,12 @@ class Watched:
             self._errors.append(CheckpointError(f"{name} (process {child.pid}) {how}"))
 
     def check(self) -> None:
-        """Raise what one of them failed with."""
+        """Raise the first error of a process."""
         if self._errors:
             raise self._errors[0]
 
     def wait(self) -> None:
-        """Wait until all are at their end, or one failed."""
+        """Wait until all processes have ended, or one failed."""
         for listener in self._listeners:
             while listener.is_alive():
                 listener.join(0.1)
@@ -183,7 +186,7 @@ class Watched:
         self.check()
 
     def stop(self) -> None:
-        """End all that are still there."""
+        """End all remaining processes."""
         for child in self._children:
             if child.poll() is None:
                 child.kill()
@@ -196,14 +199,14 @@ class Watched:
 
 
 class Processes(Watched):
-    """Processes that are forked from this one, which has to allow that, and do shares of a job.
+    """Forks of this process, which must be forkable, that do shares of a job.
 
     Args:
-        prepared: what was asked for, opened.
+        prepared: the open conversion.
         job: how it is shared.
-        run: noted with what they write.
+        run: noted with their output.
         indices: their numbers.
-        advance: told the bytes that they have done.
+        advance: called with the bytes that they have done.
     """
 
     def __init__(self, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance):
@@ -215,18 +218,18 @@ class Processes(Watched):
 
     @staticmethod
     def may_fork() -> bool:
-        """Tell whether this process can be forked, which starts others in no time: it has no threads."""
+        """Return whether this process can be forked, which starts workers fast: it has no threads."""
         alone = threading.active_count() == 1 and not any(name in sys.modules for name in THREADED)
         return alone and sys.platform.startswith("linux")
 
 
 class Fork:
-    """A process that was forked to do something, with what `subprocess` has of one.
+    """A forked process, with the interface of `subprocess.Popen`.
 
     Args:
-        work: what it does; called with a pipe that ends with whoever forked it and a file for what it says, it returns
-            the exit status.
-        others: those that were forked before, whose pipes it must not keep open.
+        work: its function; called with a pipe that closes with the parent, and a file for its reports; returns the exit
+            status.
+        others: earlier forks, whose pipes it must not keep open.
     """
 
     def __init__(self, work: Callable[[int, TextIO], int], others: Sequence[Child]):

@@ -1,4 +1,4 @@
-"""Workers as tasks of Ray: it places them, starts again what a machine took with it, and keeps their logs."""
+"""Workers as tasks of Ray, which places them, restarts those of lost machines, and keeps their logs."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ..working import Advance
 from .processes import do_share
 
 RETRIES = 3
-"""How many times Ray starts a task again whose process or machine was lost."""
+"""Restarts by Ray of a task whose process or machine was lost."""
 
 PATIENCE = 10.0
-"""Seconds that are waited for a cluster to answer."""
+"""Seconds to wait for a cluster's answer."""
 
 TRIES = 3
-"""How many times a cluster of this machine is started: Ray gives it half a minute, and a busy one takes longer."""
+"""Attempts to start a cluster on this machine: Ray gives it half a minute, and a busy machine takes longer."""
 
 TOKEN = "it wants a token, which Ray sends to an address that is given only where RAY_AUTH_MODE=token says so"
-"""What helps where a cluster refuses: `ray start` has its clusters ask for the token that lies in ``~/.ray``."""
+"""Advice for a refused connection: clusters of `ray start` require the token stored in ``~/.ray``."""
 
 WORTH = 1 << 30
-"""Bytes of a share, about, where nobody says how many there are."""
+"""Approximate bytes of a share, where the user gives no number of workers."""
 
 
 class Cluster:
-    """A connection to Ray, for as long as it is needed.
+    """A connection to Ray, for the duration of a conversion.
 
     Args:
         address: of the cluster; "" finds one (``RAY_ADDRESS``, or one that was started on this machine), or starts one
             on this machine.
 
     Raises:
-        CheckpointError: Ray is not installed, or there is no such cluster.
+        CheckpointError: Ray is not installed, or the cluster does not exist.
     """
 
     def __init__(self, address: str):
@@ -55,7 +55,7 @@ class Cluster:
             _connect(ray, address)
 
     def job(self, prepared: Prepared, workers: int | None, task_bytes: int | None) -> Job:
-        """Return the job of a conversion by so many tasks of Ray; None: as many as there are processors for."""
+        """Return the job of a conversion by that many tasks of Ray; None: up to one per processor, by size."""
         most = int(self._ray.cluster_resources().get("CPU", 1))
         usual = max(1, min(most, prepared.plan.nbytes // WORTH))
         return job_of(prepared, usual if workers is None else workers, task_bytes)
@@ -80,7 +80,7 @@ def _connect(ray: Any, address: str) -> None:
     """Connect to a cluster, or start one.
 
     Raises:
-        CheckpointError: there is none, or it does not start.
+        CheckpointError: no cluster answers, or it does not start.
     """
     for left in reversed(range(TRIES)):
         try:
@@ -95,7 +95,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Tell whether a cluster was reached that wants a token; Ray says so in a cause of a cause."""
+    """Return whether a cluster rejected the connection for want of a token; Ray reports this in nested causes."""
     while error is not None:
         if "InvalidAuthToken" in str(error):
             return True
@@ -104,10 +104,10 @@ def _is_refused(error: BaseException | None) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself tries for many minutes.
+    """Refuse an address without a listening server: Ray itself tries for many minutes.
 
     Raises:
-        CheckpointError: nobody does.
+        CheckpointError: the connection fails.
     """
     hit = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:([0-9]{1,5})", address)
     if hit is None:
@@ -119,7 +119,7 @@ def _check_reachable(address: str) -> None:
 
 
 def share_of_task(asked: dict[str, Any]) -> int:
-    """Do a share, and return how many bytes it has."""
+    """Do a share, and return its bytes."""
     done = 0
 
     def advance(count: int, name: str) -> None:
@@ -131,12 +131,12 @@ def share_of_task(asked: dict[str, Any]) -> int:
 
 
 class Tasks:
-    """Tasks of Ray that are under way.
+    """Running tasks of Ray.
 
     Args:
         ray: the module.
-        tasks: what Ray gave for them.
-        advance: told the bytes of each that is at its end.
+        tasks: Ray's references to them.
+        advance: called with the bytes of each finished task.
     """
 
     def __init__(self, ray: Any, tasks: Sequence[Any], advance: Advance):
@@ -144,10 +144,10 @@ class Tasks:
         self._count = len(self._left)
 
     def check(self) -> None:
-        """Do nothing: what failed is raised by whoever waits."""
+        """Do nothing: errors are raised by `wait`."""
 
     def wait(self) -> None:
-        """Wait until all are at their end.
+        """Wait until all tasks have finished.
 
         Raises:
             CheckpointError: one failed.
@@ -164,6 +164,6 @@ class Tasks:
             self._advance(count, f"{self._count - len(self._left)} of {self._count} tasks of Ray")
 
     def stop(self) -> None:
-        """Cancel those that are left."""
+        """Cancel the remaining tasks."""
         for one in self._left:
             self._ray.cancel(one, force=True)

@@ -1,6 +1,6 @@
-"""Where workers write to, and all that touches it: locks, the job, journals, the payload, and its publication.
+"""Staging places of a conversion: locks, the job, journals, the payload, and its publication.
 
-`place` is what workers ask of it; `local` is a folder next to the target, `stored` are objects of a store.
+`place` is their interface; `local` is a folder next to the target, `stored` are objects of a store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Place", "place_of"]
 
 
 def place_of(target: Path) -> Place:
-    """Return where workers write a target to: a folder beside it, or objects of its store."""
+    """Return the staging place of a target: a folder next to it, or objects of its store."""
     if is_remote(target):
         from .stored import StoredPlace
 

@@ -1,4 +1,4 @@
-"""Leases: objects of a store that say who is at work there, and that whoever it is still lives."""
+"""Leases: objects of a store that identify a running process, and show that it is alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...containers.base import CheckpointError
 from ...containers.remote.stores import Store
 
 BEAT, PATIENCE = 2.0, 8.0
-"""Seconds after which a lease is written anew, and without that it is taken to be of someone dead."""
+"""Seconds between renewals of a lease, and seconds without renewal until its process counts as dead."""
 
 
 _held: set[str] = set()
@@ -24,11 +24,11 @@ _held: set[str] = set()
 
 
 class Lease:
-    """An object that one process holds.
+    """A lease of one process.
 
     Args:
-        store: where.
-        key: its name.
+        store: the store.
+        key: key of the object.
     """
 
     def __init__(self, store: Store, key: str):
@@ -38,10 +38,10 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def take(self, *, waits: bool = True) -> bool:
-        """Hold it, if nobody does that lives; whether someone does is waited for, or not.
+        """Take the lease unless a living process has it; with `waits`, watch until its state is clear. Return success.
 
         Raises:
-            CheckpointError: the store can't be asked.
+            CheckpointError: the store does not answer.
         """
         seen, since = b"", time.monotonic()
         while True:
@@ -65,7 +65,7 @@ class Lease:
                 time.sleep(0.2)
 
     def is_held(self) -> bool:
-        """Whether it is still held by this process, as the store has it."""
+        """Whether this process still has the lease, according to the store."""
         found = self._store.get(self._key)
         return found is not None and _token(found) == self._said["token"]
 
@@ -79,7 +79,7 @@ class Lease:
                 self._store.put(self._key, self._data())
 
     def leave(self) -> None:
-        """Hold it no longer."""
+        """Release the lease."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -104,7 +104,7 @@ def _token(data: bytes) -> str:
 
 
 def _process(number: int) -> dict[str, str | int]:
-    """Return what tells a process from all others: its machine, since when that runs, and since when it runs."""
+    """Return the identity of a process: host, boot, process id, start time and pid namespace."""
     found: dict[str, str | int] = {"host": socket.gethostname(), "pid": number, "boot": "", "born": "", "space": ""}
     with contextlib.suppress(OSError, IndexError):
         found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -114,12 +114,12 @@ def _process(number: int) -> dict[str, str | int]:
 
 
 def is_dead(data: bytes) -> bool:
-    """Whether a lease is for sure of a process of this machine that is gone."""
+    """Return whether a lease surely belongs to a dead process of this machine."""
     return _lives(data) is False
 
 
 def _lives(data: bytes) -> bool | None:
-    """Return whether a lease's process lives; None of another machine's, which only its beats tell."""
+    """Return whether a lease's process is alive; None for another machine's, which only renewals show."""
     try:
         said: dict[str, Any] = json.loads(data)
         own = _process(int(said["pid"]))

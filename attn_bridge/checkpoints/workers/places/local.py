@@ -1,4 +1,4 @@
-"""A folder beside the target, on a disk that all workers share, renamed onto the target at the end."""
+"""The staging folder next to a local target, on a disk that all workers share; renamed onto the target at the end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .place import Place
 
 
 class LocalPlace(Place):
-    """A folder beside the target, on a disk that all workers share.
+    """A folder next to the target, on a disk that all workers share.
 
     Args:
-        target: file or folder to be written.
+        target: file or folder to write.
     """
 
     _PUBLISHING: ClassVar[str] = "publishing"
@@ -45,25 +45,25 @@ class LocalPlace(Place):
         self._flusher = Flusher()
 
     def check(self, reader: Reader, is_folder: bool) -> None:
-        """Refuse a target that has no folder, whose name is too long, or that lies in the source or around it."""
+        """Refuse a target without a parent folder, with too long a name, or that contains or is in the source."""
         staging.check_place(reader, self.target, self.folder, is_folder)
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a target that is there and may not be replaced."""
+        """Refuse an existing target unless it may be replaced."""
         staging.check_free(self.target, overwrite)
 
     # ---- locks: "lock" is held alone by a run, or shared by workers of their own; "workers" by those a run started
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the place alone, once workers that a killed run left behind have ended."""
+        """Enter for exclusive use, once workers of a killed run have ended."""
         with staging.locked(self.folder):
             staging.wait_for_workers(self.folder)
             yield
 
     @contextlib.contextmanager
     def among(self) -> Iterator[None]:
-        """Hold the place together with other workers."""
+        """Enter for shared use with other workers."""
         with self._shared("lock") as handle:
             self._lock = handle
             try:
@@ -101,21 +101,21 @@ class LocalPlace(Place):
             time.sleep(0.05)
 
     def take_over(self) -> bool:
-        """Hold the place alone, if no other worker is there; else hold it no longer."""
+        """Change from shared to exclusive use; return whether no other worker is active."""
         assert self._lock is not None
         return staging.lock(self._lock) and staging.is_same(self._lock, self.folder / "lock")
 
     # ---- what is noted
 
     def job(self) -> Job | None:
-        """Return the job that is carried out here."""
+        """Enter as a helper of an exclusive run."""
         try:
             return Job.from_json((self.folder / "job").read_bytes())
         except OSError:
             return None
 
     def begin(self, job: Job, *, anew: bool) -> Job:
-        """Note a job where there is none, in one step, and return the one that is here."""
+        """Create the job file atomically unless it exists, and return the current job."""
         if anew:
             staging.empty(self.folder)
         mine = self.folder / f"job-{uuid.uuid4().hex}"
@@ -132,13 +132,13 @@ class LocalPlace(Place):
         return self.job() or job
 
     def replace(self, job: Job) -> None:
-        """Note another job in one step."""
+        """Replace the job atomically."""
         mine = self.folder / f"job-{uuid.uuid4().hex}"
         put(mine, job.to_json())
         mine.replace(self.folder / "job")
 
     def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
-        """Note another job if no other worker is there."""
+        """Replace the job if no other worker is active; return whether that was done."""
         assert self._lock is not None
         is_alone = staging.lock(self._lock)
         if is_alone:
@@ -150,15 +150,15 @@ class LocalPlace(Place):
         return is_alone
 
     def is_fit(self, plan: str) -> bool:
-        """Tell whether no other plan left a payload behind."""
+        """Return whether no other plan left a payload."""
         return not os.path.lexists(self.payload)
 
     def is_free(self) -> bool:
-        """Tell whether nothing is where the target goes."""
+        """Return whether the target does not exist."""
         return not os.path.lexists(self.target)
 
     def was_published(self) -> bool:
-        """Tell whether the payload may be on its way to the target."""
+        """Return whether a publication was begun."""
         return (self.folder / self._PUBLISHING).exists()
 
     def record(self, entries: Sequence[Entry]) -> None:
@@ -187,7 +187,7 @@ class LocalPlace(Place):
     def writer(
         self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
     ) -> Writer:
-        """Return what writes to the payload."""
+        """Return a writer to the payload."""
         return containers.make_writer(format, self.payload, tensors, metadata, is_share=is_share)
 
     def read(self, file: str, offset: int, count: int) -> memoryview:
@@ -195,11 +195,11 @@ class LocalPlace(Place):
         return self._files.read(file, offset, count)
 
     def release(self, file: str, offset: int, count: int) -> None:
-        """Have the disk take bytes now, and the page cache forget them once it has."""
+        """Flush bytes to disk, and drop them from the page cache."""
         self._flusher.take(self._files.path(file), offset, count)
 
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
-        """Return the payload's folder, and where the manifest and what is kept aside are written to."""
+        """Return the payload, and the paths to write the manifest and the tensors kept aside to."""
         if is_folder:
             return self.payload, *manifest.places(self.payload, True)
         return self.payload, self.folder / "manifest", self.folder / "kept"
@@ -217,7 +217,7 @@ class LocalPlace(Place):
         self.clear()
 
     def _rename(self, is_folder: bool) -> None:
-        """Rename everything to where it belongs, the target first and what speaks about it last."""
+        """Rename everything to its final path: the target first, its manifest last."""
         own, kept = manifest.places(self.target, False)
         for path, name in ((own, "-manifest"), (kept, "-kept")):
             if os.path.lexists(path):  # those of an earlier target say nothing about the new one
@@ -236,7 +236,7 @@ class LocalPlace(Place):
             os.close(handle)
 
     def _put_back(self) -> bool:
-        """Undo or finish renames that did not come to their end; return whether the target is there."""
+        """Undo or finish interrupted renames; return whether the target exists."""
         own, kept = manifest.places(self.target, False)
         is_there = os.path.lexists(self.target) and not self.payload.exists()
         for name, place in (("", self.target), ("-kept", kept), ("-manifest", own)):
@@ -270,7 +270,7 @@ class LocalPlace(Place):
 
 
 class _Files:
-    """Files of a payload that are read by position, as every process of this machine has them.
+    """Files of a payload, read by position; all processes of this machine see the same bytes.
 
     Args:
         payload: file or folder.
@@ -300,7 +300,7 @@ class _Files:
 
 
 def _read(path: Path, start: int, view: memoryview) -> int:
-    """Fill memory from a position on, and return how many bytes there were."""
+    """Fill memory from a position on, and return the number of bytes read."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         done = 0

@@ -1,4 +1,4 @@
-"""What workers ask of the place that they write to."""
+"""The interface between workers and the staging place of a conversion."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..jobs import Entry, Job, Piece
 
 
 class Place(abc.ABC):
-    """What is written before it is published, and what is noted about it.
+    """Staging place: the payload before publication, and its journals.
 
     Attributes:
         shown: its name in messages.
-        leftover: how what is left of a failed run is gone on from or removed, in words.
-        removal: the end of that, how it is removed.
+        leftover: advice on resuming or removing the leftovers of a failed run.
+        removal: the part of that advice on removal.
     """
 
     shown: str
@@ -26,99 +26,99 @@ class Place(abc.ABC):
     removal: str
 
     checks_itself: ClassVar[bool] = False
-    """Whether what is written is held against what the place has as it is written, so that nothing is read back."""
+    """Whether written bytes are compared with the stored ones on writing, so that no read-back is needed."""
 
     def expect(self, nbytes: int, *, in_one_file: bool = False) -> None:  # noqa: B027 - a disk need not know
-        """Learn how many bytes a worker is about to write, and whether one file holds all of them."""
+        """Announce how many bytes a worker is about to write, and whether one file contains all of them."""
 
     def settle(self) -> None:  # noqa: B027 - a disk holds it by then
-        """Have the place hold all that was written and noted."""
+        """Wait until everything written and noted is stored."""
 
     def release(self, file: str, offset: int, count: int) -> None:  # noqa: B027 - a store keeps none of it in memory
-        """Learn that bytes of the payload were read back, and need not be kept in memory for that any more."""
+        """Announce that bytes of the payload were read back, and need not stay in memory."""
 
     @abc.abstractmethod
     def check(self, reader: Reader, is_folder: bool) -> None:
-        """Refuse a target that can't be written to, whose name is too long, or that lies in the source."""
+        """Refuse a target that can't be written to, whose name is too long, or that is inside the source."""
 
     @abc.abstractmethod
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a target that is there and may not be replaced."""
+        """Refuse an existing target unless it may be replaced."""
 
     @abc.abstractmethod
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the place for one run and the workers that it starts."""
+        """Enter for exclusive use by one run and the workers that it starts."""
 
     @abc.abstractmethod
     def among(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the place as one of the workers that were started by themselves."""
+        """Enter for shared use by workers that were started independently."""
 
     @abc.abstractmethod
     def helping(self, job: Job) -> contextlib.AbstractContextManager[None]:
-        """Hold the place as a worker of a run that has it alone."""
+        """Enter as a helper of an exclusive run."""
 
     @abc.abstractmethod
     def take_over(self) -> bool:
-        """Hold the place alone, as one of the workers, until it is left; return whether no other worker is there."""
+        """Change from shared to exclusive use until exit; return whether no other worker is active."""
 
     @abc.abstractmethod
     def job(self) -> Job | None:
-        """Return the job that is carried out here."""
+        """Return the current job."""
 
     @abc.abstractmethod
     def begin(self, job: Job, *, anew: bool) -> Job:
-        """Note a job where there is none, and return the one that is here; anew: delete what is here before."""
+        """Store a job unless one exists, and return the current one; earlier contents may be deleted first."""
 
     @abc.abstractmethod
     def replace(self, job: Job) -> None:
-        """Note another job in place of the one that is here, and keep what was written."""
+        """Replace the job, and keep the payload."""
 
     @abc.abstractmethod
     def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
-        """Do so as one of several workers, if no other is there; tell whether that was done."""
+        """Replace the job as one of several workers, if no other is active; return whether that was done."""
 
     @abc.abstractmethod
     def is_fit(self, plan: str) -> bool:
-        """Tell whether nothing is here that another plan left behind."""
+        """Return whether no other plan left anything."""
 
     @abc.abstractmethod
     def is_free(self) -> bool:
-        """Tell whether nothing is where the target goes."""
+        """Return whether the target does not exist."""
 
     @abc.abstractmethod
     def was_published(self) -> bool:
-        """Tell whether a publication was begun that has yet to be finished or undone."""
+        """Return whether a publication was begun, and neither finished nor undone."""
 
     @abc.abstractmethod
     def record(self, entries: Sequence[Entry]) -> None:
-        """Note what was written."""
+        """Add entries to the journal."""
 
     @abc.abstractmethod
     def entries(self, plan: str) -> dict[Piece, list[Entry]]:
-        """Return all that was noted by runs of that plan; tensors that were written by no worker end at -1."""
+        """Return all entries of runs of that plan; tensors without a worker's entry end at -1."""
 
     @abc.abstractmethod
     def writer(
         self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
     ) -> Writer:
-        """Return what writes elements, or, not a share, what goes around them."""
+        """Return a writer of elements, or, without `is_share`, of headers and indexes."""
 
     @abc.abstractmethod
     def read(self, file: str, offset: int, count: int) -> memoryview:
-        """Return bytes of the payload as the place has them, until the thread reads the next ones."""
+        """Return stored bytes of the payload, valid until this thread's next read."""
 
     @abc.abstractmethod
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
-        """Return the payload's folder, and where the manifest and what is kept aside are written to."""
+        """Return the payload, and the paths to write the manifest and the tensors kept aside to."""
 
     @abc.abstractmethod
     def publish(self, is_folder: bool) -> None:
-        """Put everything in its place, all at once as far as a reader sees, and delete the rest."""
+        """Move everything to its final path, atomically for readers, and delete the rest."""
 
     @abc.abstractmethod
     def recover(self, plan: str) -> bool:
-        """Finish or undo a publication that was killed; return whether the target of that plan is published by it."""
+        """Finish or undo a killed publication; return whether the target of that plan is now published."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Delete all that is here."""
+        """Delete all contents."""

@@ -17,17 +17,17 @@ from ...containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Di
 from ...containers.links import resolve
 
 PATIENCE = 10.0
-"""Seconds that are waited for workers which a killed run left behind: they end as soon as they notice."""
+"""Seconds to wait for workers of a killed run, which end as soon as they notice."""
 
 MAX_LINKS = 40
-"""Links that Linux follows on the way to a file; beyond that, it can't be opened."""
+"""Links that Linux follows on the way to a file; more are an error."""
 
 LONGEST = f"journals/{'0' * 32}.jsonl"
 """The longest name of a file in the staging folder but for those of the target's own."""
 
 
 def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) -> None:
-    """Refuse a target that has no folder, whose name is too long, or that lies in the source or around it."""
+    """Refuse a target without a parent folder, with too long a name, or that contains or is in the source."""
     if not target.name or target.name in (".", ".."):
         raise CheckpointError(f"{target} is no name for a checkpoint")
     if not os.path.isdir(target.parent):  # noqa: PTH112 - pathlib's raises where a name is too long
@@ -50,9 +50,9 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
 
 
 def check_names(target: Path, staging: Path, is_folder: bool) -> None:
-    """Refuse a target next to which the other files of a conversion could not be named.
+    """Refuse a target with too long a name for the other files of a conversion.
 
-    A file is published before its manifest: a name that only the manifest is too long for must be refused before.
+    A file is published before its manifest, so a name too long for the manifest alone must be refused in advance.
     """
     own = () if is_folder else manifest.places(target, False)
     longest = max((staging, target, *own), key=lambda path: len(os.fsencode(path.name)))
@@ -71,7 +71,7 @@ def check_names(target: Path, staging: Path, is_folder: bool) -> None:
 
 
 def check_free(target: Path, overwrite: bool) -> None:
-    """Refuse a target that is there, and files of an earlier one, unless they may be overwritten."""
+    """Refuse an existing target, or files of an earlier one, unless they may be overwritten."""
     own = [path for path in manifest.places(target, False) if os.path.lexists(path)]
     for path in (target, *own):
         check_replaceable(path)
@@ -117,7 +117,7 @@ def _steps(path: Path) -> list[Path]:
 
 
 def _is_in_system(path: Path) -> bool:
-    """Whether a path is one of the system's own, of devices or of what a process has open."""
+    """Return whether a path is in ``/dev`` or ``/proc``: a device, or a process's open file."""
     folder = os.path.realpath(path.parent)
     return folder in ("/dev", "/dev/fd") or f"{folder}/".startswith("/proc/")
 
@@ -133,7 +133,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(staging: Path) -> Iterator[None]:
-    """Hold the staging folder alone."""
+    """Enter the staging folder for exclusive use."""
     try:
         staging.mkdir(exist_ok=True)
         handle = (staging / "lock").open("w")
@@ -157,7 +157,7 @@ _locks: set[int] = set()
 
 @contextlib.contextmanager
 def _known(handle: IO[Any]) -> Iterator[None]:
-    """Note an open lock."""
+    """Register an open lock."""
     _locks.add(handle.fileno())
     try:
         yield
@@ -166,13 +166,13 @@ def _known(handle: IO[Any]) -> Iterator[None]:
 
 
 def let_go() -> None:
-    """Close locks that a forked process was born with: they end with the process that took them."""
+    """Close locks inherited by a forked process: they must end with the process that took them."""
     while _locks:
         os.close(_locks.pop())
 
 
 def lock(handle: IO[Any], *, is_shared: bool = False) -> bool:
-    """Lock an open file, alone or with others who share it; return whether nobody is in the way."""
+    """Lock an open file, exclusively or shared; return False if another process has a conflicting lock."""
     try:
         import fcntl
     except ImportError:  # not a Unix
@@ -185,7 +185,7 @@ def lock(handle: IO[Any], *, is_shared: bool = False) -> bool:
 
 
 def is_same(handle: IO[Any], path: Path) -> bool:
-    """Tell whether an open file is still the one at that path."""
+    """Return whether an open file is still the file at that path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:
@@ -210,12 +210,12 @@ def wait_for_workers(staging: Path) -> None:
 
 @contextlib.contextmanager
 def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
-    """Have refusals of what is to be written name the target and the layout, or rules, that its names are of.
+    """Replace the payload's path in errors by the target's and the layout, or rules, of its names.
 
     Args:
-        payload: where it is written, which is gone when the message is read.
-        target: where it was to be.
-        layout: of the target; of rules, it begins with their file's name.
+        payload: the path written to, which is gone when the user reads the message.
+        target: its final path.
+        layout: of the target; for rules, it begins with their file's name.
     """
     try:
         yield
@@ -230,7 +230,7 @@ def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link or a folder, where there is one."""
+    """Delete a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -245,7 +245,7 @@ def empty(staging: Path) -> None:
 
 
 def remove(staging: Path) -> None:
-    """Delete the staging folder, and last what says whose it is: what a kill leaves of it is still known."""
+    """Delete the staging folder, its identifying files last: a partly deleted folder is still recognised."""
     last = ("job", "publishing", "lock")
     with contextlib.suppress(OSError):
         for path in staging.iterdir():

@@ -1,7 +1,8 @@
-"""Where workers write to in a store: objects below a hidden folder beside the target, made files of at the end.
+"""The staging place in a store: objects in a hidden folder next to the target, assembled to files at the end.
 
-Nothing is renamed. Each worker writes objects of its own, and notes in objects what is in which; whoever finishes has
-the store make the target's files of them. While it does, a mark in the target's folder keeps readers away.
+Nothing is renamed. Each worker writes separate objects, and notes in further objects which bytes they contain; the
+finishing worker has the store assemble the target's files. Meanwhile, a marker in the target's folder keeps readers
+away.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from .leases import Lease, is_dead
 from .place import Place
 
 OFTEN = 1 << 26
-"""Bytes after which a worker notes what it has written."""
+"""Bytes between journal entries of a worker."""
 
 AT_ONCE = 8
-"""Objects that are read, and files that are made, at the same time."""
+"""Objects that are read, and files that are assembled, concurrently."""
 
 
 class StoredPlace(Place):
-    """A place in a store.
+    """The staging place in a store.
 
     Args:
-        target: file or folder to be written.
+        target: file or folder to write.
     """
 
     checks_itself = True
@@ -79,7 +80,7 @@ class StoredPlace(Place):
         return Staged(self._store, f"{self._folder}/parts")
 
     def check(self, reader: Reader, is_folder: bool) -> None:
-        """Refuse a target that can't be written to, or that lies in the source or around it."""
+        """Refuse a target that can't be written to, or that contains or is in the source."""
         if not self.target.name:
             raise CheckpointError(f"{self.target} is no name for a checkpoint")
         source = reader.path
@@ -87,7 +88,7 @@ class StoredPlace(Place):
             raise CheckpointError(f"{self.target} and the source {source} must not be in one another")
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a target that is there, and files of an earlier one, unless they may be overwritten."""
+        """Refuse an existing target, or files of an earlier one, unless they may be overwritten."""
         self._path.store.forget()
         is_free = self.is_free()
         if self.was_published():
@@ -103,7 +104,7 @@ class StoredPlace(Place):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the place alone."""
+        """Enter for exclusive use."""
         with Lease(self._store, f"{self._folder}/leases/alone") as lease:
             if not lease.take():
                 raise CheckpointError(f"another conversion is writing to {self.shown}")
@@ -112,7 +113,7 @@ class StoredPlace(Place):
 
     @contextlib.contextmanager
     def among(self) -> Iterator[None]:
-        """Hold the place together with other workers."""
+        """Enter for shared use with other workers."""
         other = self._store.get(f"{self._folder}/leases/alone")
         if other is not None and not is_dead(other):
             with Lease(self._store, f"{self._folder}/leases/alone") as lease:
@@ -127,12 +128,12 @@ class StoredPlace(Place):
 
     @contextlib.contextmanager
     def helping(self, job: Job) -> Iterator[None]:
-        """Hold the place as a worker of a run that has it alone: what it writes is its own anyway."""
+        """Enter as a helper of an exclusive run. No lock is needed: every worker writes its own objects."""
         self._staged.suit(job.task_bytes)
         yield
 
     def take_over(self) -> bool:
-        """Hold the place alone, if no other worker does so; all of them have written what they have to."""
+        """Take the finisher's lease if it is free; all workers have written their shares by then."""
         lease = Lease(self._store, f"{self._folder}/leases/finisher")
         if not lease.take(waits=False):
             return False
@@ -140,7 +141,7 @@ class StoredPlace(Place):
         return True
 
     def _others(self) -> list[str]:
-        """Return the leases of other workers that may live."""
+        """Return the leases of other workers that may be alive."""
         found = self._store.below(f"{self._folder}/leases")
         others = [f"{self._folder}/leases/{name}" for name in found if name != self._own]
         said = {key: self._store.get(key) for key in others}
@@ -154,7 +155,7 @@ class StoredPlace(Place):
         return None if found is None else Job.from_json(found)
 
     def begin(self, job: Job, *, anew: bool) -> Job:
-        """Note a job where there is none, in one step, and return the one that is here."""
+        """Create the job object atomically unless it exists, and return the current job."""
         if anew:
             self._empty()
         self._staged.suit(job.task_bytes)
@@ -163,7 +164,7 @@ class StoredPlace(Place):
         return self.job() or job
 
     def _empty(self) -> None:
-        """Delete what was written and noted, but for leases and for what says that a publication was begun."""
+        """Delete payload and journals; keep leases and the publication marker."""
         self._staged.forget()  # what is on its way is there, then
         names = self._store.below(self._folder)
         kept = ("leases/", "publishing")
@@ -176,7 +177,7 @@ class StoredPlace(Place):
         self._store.put(f"{self._folder}/job", job.to_json())
 
     def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
-        """Note another job if no other worker is there."""
+        """Replace the job if no other worker is active; return whether that was done."""
         if self._others():
             return False
         if anew:
@@ -185,31 +186,31 @@ class StoredPlace(Place):
         return True
 
     def is_fit(self, plan: str) -> bool:
-        """Tell whether nothing is here that another plan left behind."""
+        """Return whether no other plan left anything."""
         self._read_journals()
         return all(one.get("plan") == plan for one in self._journals.values())
 
     def is_free(self) -> bool:
-        """Tell whether nothing is where the target goes, or what was never finished."""
+        """Return whether the target does not exist, or is unfinished."""
         self._store.forget()
         return not self.target.exists() or (self.target / UNFINISHED).is_file()
 
     def was_published(self) -> bool:
-        """Tell whether the target's files may have begun to be made."""
+        """Return whether assembly of the target's files may have begun."""
         return any(self._store.get(f"{self._folder}/{name}") is not None for name in ("publishing", "committed"))
 
     def record(self, entries: Sequence[Entry]) -> None:
-        """Note what was written, once the store has it."""
+        """Add entries to the journal, once the store has their bytes."""
         needed = self._staged.sent
         self._waiting += [(needed, entry) for entry in entries]
         self._note(least=OFTEN)
 
     def expect(self, nbytes: int, *, in_one_file: bool = False) -> None:
-        """Choose the size of objects for so many bytes."""
+        """Choose the size of objects for `nbytes` bytes."""
         self._staged.spread(nbytes, in_one_file=in_one_file)
 
     def settle(self) -> None:
-        """Have the store hold all that was written, and a note of it."""
+        """Wait until the store has all written bytes and their journal."""
         self._staged.flush()
         self._waiting = [(0, entry) for _, entry in self._waiting]  # all of it is there
         self._note(least=0)
@@ -233,7 +234,7 @@ class StoredPlace(Place):
         self._unnoted = []
 
     def _read_journals(self) -> None:
-        """Read what was noted since the last time."""
+        """Read new journals."""
         there = self._store.below(f"{self._folder}/journals")
         new = sorted(there.keys() - self._journals.keys())
         with ThreadPoolExecutor(AT_ONCE, "attn-bridge-notes") as threads:
@@ -277,7 +278,7 @@ class StoredPlace(Place):
         return self._staged.read(f"payload/{file}" if file else "payload", offset, count)
 
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
-        """Return the payload, and where the manifest and what is kept aside are written to."""
+        """Return the payload, and the paths to write the manifest and the tensors kept aside to."""
         payload = self._file("payload")
         if is_folder:
             return payload, *manifest.places(payload, True)
@@ -286,7 +287,7 @@ class StoredPlace(Place):
     # ---- the end
 
     def publish(self, is_folder: bool) -> None:
-        """Make the target's files, what says that they are a checkpoint last, and delete the rest."""
+        """Assemble the target's files, those that mark a complete checkpoint last, and delete the rest."""
         self._staged.flush()
         job = self.job()
         own, kept = (cast("RemotePath", cast(object, one)).key for one in manifest.places(self.target, False))
@@ -353,7 +354,7 @@ class StoredPlace(Place):
 
 
 def _rank(name: str) -> int:
-    """Return when a file is made: tensors, then their index, then the manifest, then Orbax's marker of the whole."""
+    """Return the order of assembly: tensors, then their index, then the manifest, then Orbax's commit marker."""
     last = name.rpartition("/")[2]
     if last == ORBAX_COMMITTED:
         return 3
