@@ -1,4 +1,4 @@
-"""What an error advises where names fit no layout: a prefix to take away, or tensors to leave out."""
+"""Advice in errors about names that fit no layout: a prefix to remove, or tensors to leave out."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ DEEPEST, MOST = 6, 16
 """Parts of a prefix at most, and how many prefixes are tried."""
 
 LEAST_OF_WHOLE, LEAST_OF_PART = 0.25, 0.75
-"""Share of a file's tensors that a whole model has at least where it is advised, and a part of one.
+"""Minimum share of a file's tensors for advice on a whole model, and on a part of one.
 
-Moments and other models that fit count in neither: a tower's first layer, or a norm of two tensors, is no model.
+Moments and other models that fit are not counted: a tower's first layer, or a norm of two tensors, is not a model.
 """
 
 Shapes = Mapping[str, Shape | None]
 """Name -> shape, or None where only names are known."""
 
 Fit = Callable[[Shapes], tuple[Layout, bool]]
-"""Returns the layout that names fit, and whether it has to be said with --from; raises a LayoutError for none."""
+"""Returns the layout of names, and whether the user must name it with --from; raises a LayoutError if none fits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Below:
-    """What stands below a prefix: the layout of so many names, and whether that has to be said."""
+    """The names below a prefix: their layout, their number, and whether the user must name the layout."""
 
     prefix: str
     layout: Layout
@@ -38,12 +38,12 @@ class _Below:
 
 
 def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, bool]]) -> str:
-    """Return what makes names fit a layout, as the end of an error; "" where nothing does.
+    """Return the options that make names fit a layout, as the end of an error; "" if none do.
 
     Args:
         names: all tensors.
-        fit: finds the layout of some of them.
-        closest: layouts that know some of them, those that know most first, and whether each has to be said.
+        fit: finds the layout of a set of names.
+        closest: layouts that match some of them, best match first, and whether the user must name each.
     """
     fits = _worth_it(names, _below(names, fit))
     if fits:
@@ -77,7 +77,7 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
 
 
 def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
-    """Return those that are no small part of the file: most tensors first, and weights before their averages."""
+    """Return the fits with a large enough share of the file: most tensors first, and weights before their averages."""
     if not fits:
         return []
     fits = sorted(fits, key=lambda one: (-one.count, is_average(one.prefix)))
@@ -105,7 +105,7 @@ def _stripping(names: Collection[str], first: _Below, others: list[_Below]) -> s
 
 
 def _head_outside(names: Collection[str], fit: _Below) -> bool:
-    """Whether the head of what stands below a prefix is left out with the rest."""
+    """Return whether the head that belongs to the names below a prefix is outside it."""
     head = fit.layout.head
     parts = fit.prefix.split(".")[:-1]
     fronts = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts))]
@@ -113,7 +113,7 @@ def _head_outside(names: Collection[str], fit: _Below) -> bool:
 
 
 def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) -> str:
-    """Return which tensors to leave out, so that a layout knows the others and a model of it is complete."""
+    """Return advice on tensors to leave out, so that a layout covers the others and a model of it is complete."""
     every = names
     for layout, is_said in closest:
         gone = layout.apart(every)
@@ -128,12 +128,12 @@ def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) ->
 
 
 def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return patterns that fit all but the names that a layout covers; () where that would be no model.
+    """Return patterns that match all names outside a layout; () if the rest would not be a model.
 
     Args:
         names: of all tensors.
         layout: the layout.
-        covered: those of the names that it knows.
+        covered: the names that it covers.
     """
     rest = [name for name in names if name not in covered]
     if not layout.whole:  # which tensors a model needs is not known, but for what is no weight of any
@@ -147,7 +147,7 @@ def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, An
 
 
 def _of_generator(name: str) -> str:
-    """Return the pattern that the name of a random generator's state fits; "" where it is none."""
+    """Return the pattern that matches a random generator's state with that name; "" for other names."""
     parts = name.split(".")
     at = next((at for at, part in enumerate(parts) if part in GENERATORS), None)
     return "" if at is None else f"{'*.' if at else ''}{parts[at]}{'.*' if at + 1 < len(parts) else ''}"

@@ -1,4 +1,4 @@
-"""What names begin with in the files of trainers: wrappers, averages of weights, an optimizer's moments."""
+"""Prefixes of names in the files of trainers: wrappers, averages of weights, an optimizer's moments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WRAPPERS = frozenset(
 """Parts of names that wrappers add, and that no model has: of torch.compile, FSDP, checkpointed blocks, Lightning."""
 
 MODULE = "module"
-"""What DataParallel, DistributedDataParallel and AveragedModel have in front of all names."""
+"""Prefix that DataParallel, DistributedDataParallel and AveragedModel add to all names."""
 
 _MOMENTS = frozenset(
     {
@@ -23,7 +23,7 @@ _MOMENTS = frozenset(
     }
 )  # fmt: skip
 _OF_ADAM, _PAIR = ("mu", "nu"), ("m", "v")
-"""Names of both moments of Adam, which by themselves may be anything, letters above all."""
+"""Names of both moments of Adam; only a pair is evidence, since single letters above all may be anything."""
 
 _AVERAGES = re.compile(
     r"(?:^|_)(?:ema|swa|polyak|average|averaged|avg|teacher|shadow|momentum_encoder|target)(?:$|_|[0-9])", re.ASCII
@@ -34,17 +34,17 @@ GENERATORS = frozenset({"rngs", "rng", "rng_state", "rng_states", "dropout_rng"}
 
 
 def is_moment(begin: str) -> bool:
-    """Whether a part of a beginning says that an optimizer's state stands below it."""
+    """Return whether a part of a prefix names an optimizer's state."""
     return any(part in _MOMENTS or part.lower().startswith("optim") for part in begin.split("."))
 
 
 def is_average(begin: str) -> bool:
-    """Whether a part of a beginning says that what stands below it is another model's weights, or their average."""
+    """Return whether a part of a prefix names another model's weights, or their average."""
     return any(_AVERAGES.search(part.lower()) for part in begin.split("."))
 
 
 def suspects(begins: Collection[str]) -> set[str]:
-    """Return those beginnings whose last part may be the name of a moment: ``mu``, ``nu``, or ``m`` and ``v``."""
+    """Return the prefixes whose last part may be the name of a moment: ``mu``, ``nu``, or ``m`` and ``v``."""
     found = set()
     for begin in begins:
         above, _, last = begin[:-1].rpartition(".")
@@ -55,11 +55,11 @@ def suspects(begins: Collection[str]) -> set[str]:
 
 
 def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
-    """Return beginnings of names, up to a number of blocks, and how many names begin with each; the shorter first.
+    """Return prefixes of names, up to a depth, and the number of names with each; shorter prefixes first.
 
     Args:
         names: of tensors.
-        deepest: parts of a beginning, at most.
+        deepest: maximum number of parts of a prefix.
     """
     found: collections.Counter[str] = collections.Counter()
     for name in names:
@@ -72,7 +72,7 @@ def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
 
 
 def common(names: Collection[str]) -> str:
-    """Return what all names begin with, whole parts of them; "" where that is nothing."""
+    """Return the longest common prefix of all names in whole parts, up to a number; "" if none."""
     if not names:
         return ""
     first, last = min(names).split(".")[:-1], max(names).split(".")[:-1]
@@ -83,12 +83,12 @@ def common(names: Collection[str]) -> str:
 
 
 def patterns_of(rest: Iterable[str], covered: Iterable[str], most: int = 4) -> tuple[str, ...]:
-    """Return patterns that fit some names and none of others; () where no few do, or a block has names of both.
+    """Return patterns that match `rest` and not `covered`; () if this takes too many, or a block has names of both.
 
     Args:
-        rest: the names that they fit.
-        covered: the names that they do not fit.
-        most: patterns, at most.
+        rest: the names to match.
+        covered: the names not to match.
+        most: maximum number of patterns.
     """
     begins = {""}
     for name in covered:

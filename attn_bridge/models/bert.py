@@ -1,4 +1,4 @@
-"""Hugging Face BERT: attention in ``encoder.layer.{i}.attention``, its output projection beside it."""
+"""Hugging Face BERT: attention in ``encoder.layer.{i}.attention``, with its output projection in ``output.dense``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAYOUT = Layout(
 
 
 def write_bert_encoder(config: BertEncoderConfig, layout: Layout) -> dict[str, Any] | None:
-    """Return the ``config.json`` of an encoder, whose keys are ours; None where a layout is for other models."""
+    """Return the ``config.json`` of an encoder, which uses our keys; None if the layout is for other models."""
     if layout is not LAYOUT:
         return None
     return {"model_type": "bert", "architectures": ["BertModel"], **dataclasses.asdict(config)}

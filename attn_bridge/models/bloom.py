@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, query, key and value of a head after one another in one projection, a norm of the embedding."""
+"""BLOOM: ALiBi, a projection with query, key and value head by head, a norm of the embedding."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ def _layout(
 
     Args:
         name: its name.
-        title: what it is.
-        block: what is in front of the names of a block.
+        title: its description.
+        block: prefix of the names of a block.
         norms: our norm of a block -> theirs.
-        leaf: what a norm calls its weights.
-        rows: what the others do not have.
-        marks: as `Layout` has them.
+        leaf: their name of a norm's weights.
+        rows: further rows of this model.
+        marks: see `Layout`.
     """
     return Layout(
         name,
@@ -118,11 +118,11 @@ _TELLING = {"hidden_dim", "n_kv_groups", "rope_base", "num_experts"}
 
 
 def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config that `transformers` has for a dict of the book's; None where it is none.
+    """Return the config of `transformers` for a dict of the book's; None for other dicts.
 
     Raises:
         TypeError: a value of it has the wrong type.
-        ValueError: it lacks a key, has one that is not known, or a value that does not fit.
+        ValueError: it lacks a key, has an unknown key, or a value that does not fit.
     """
     if "emb_dim" not in config or not _TELLING & config.keys():
         return None
@@ -203,7 +203,7 @@ def _sizes(
     width: str = "hidden_dim",
     activation: str = "hidden_act",
 ) -> dict[str, Any]:
-    """Return what all three say: sizes, activation, norms, and the base of the wavelengths."""
+    """Return the keys that all three share: sizes, activation, norms, and the rotary base."""
     emb_dim, heads = check_size(config, "emb_dim"), check_size(config, "n_heads")
     if config.get("head_dim") is None and emb_dim % heads:
         raise ValueError(f"emb_dim ({emb_dim}) of {config.model_type} must be a multiple of n_heads ({heads})")

@@ -44,7 +44,7 @@ def table(config: MultiHeadLatentAttentionConfig) -> Table:
 def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of DeepSeek.
 
-    The norms of the latents add 1e-6 whatever ``rms_norm_eps`` says, as in `transformers` and DeepSeek's own code.
+    The norms of the latents add 1e-6 regardless of ``rms_norm_eps``, as in `transformers` and DeepSeek's own code.
     """
     heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
     config.refuse("num_key_value_heads", None, heads)
@@ -70,7 +70,7 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
-    """Return the factor of both query and key where positions are scaled, in whatever way (arXiv 2309.00071)."""
+    """Return the factor of both query and key for scaled positions of any kind (arXiv 2309.00071)."""
     values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
     weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
     factor = getattr(scaling, "factor", 1.0)
@@ -78,7 +78,7 @@ def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
 
 
 def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
-    """Return a block of DeepSeek: dense feed-forward layers in the first ones, experts behind them."""
+    """Return a block of DeepSeek: dense feed-forward layers in the first blocks, experts in the others."""
     norm, is_3 = read_rms_norm(config), config.model_type == "deepseek_v3"
     bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 has none of, whatever its config says
     dense = read_feed_forward(config, bias=bias)

@@ -19,7 +19,7 @@ TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
 
 
 def read_diffllama(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of DiffLlama, which starts to subtract the more the later it is, and drops nothing."""
+    """Return a layer of DiffLlama, whose initial lambda grows with the layer's index, without dropout."""
     config.refuse("attention_dropout", None, 0, 0.0)
     sizes = {name: value for name, value in read_sizes(config).items() if name != "dropout"}
     bias = config.flag("attention_bias")

@@ -1,6 +1,6 @@
-"""Which axes of our tensors are of one size: the width, the vocabulary, the heads.
+"""Symbols of sizes that axes of our tensors share: the width, the vocabulary, the heads.
 
-Every layout leads to our names, so one table of our names checks all of them. In: shapes under our names. Out: the
+Every layout maps to our names, so a single table of our names checks all of them. In: shapes under our names. Out: the
 axis symbols of each tensor. `misfits` compares the sizes.
 """
 
@@ -28,7 +28,7 @@ class Symbol:
 
 
 Axes = tuple[Symbol | int | None, ...]
-"""Per axis its symbol, its size where that is fixed, or None where any size will do."""
+"""Per axis its symbol, its size if fixed, or None for any size."""
 
 WORDS = {
     "width": "width of the model",
@@ -117,7 +117,7 @@ _STATE_SPACE: dict[str, tuple[str, ...]] = {
 }
 _KINDS = {"plain": _PLAIN, "latent": _LATENT, "delta": _DELTA, "state space": _STATE_SPACE}
 _OWN_NORMS = {"delta": "value head", "state space": "values"}
-"""Kind of attention -> the symbol of the norm that it has by itself."""
+"""Kind of attention -> the symbol of its norm's size."""
 
 _FEED_FORWARD: dict[str, tuple[str, ...]] = {
     "layers.0.weight": ("hidden", "input"),
@@ -147,7 +147,7 @@ _ENDS: dict[str, tuple[str, ...]] = {
     "conv2.weight": ("width", "width", ""),
     "conv2.bias": ("width",),
 }
-"""What is in front of the blocks of a model and behind them, but for norms."""
+"""Parameters in front of the blocks of a model and after them, except norms."""
 
 _ALL_ATTENTION = sorted({leaf for table in _KINDS.values() for leaf in table} - {"norm.scale"})
 _ATTENTION = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, _ALL_ATTENTION))})")
@@ -165,7 +165,7 @@ _OUTER_NORM = re.compile(r"(?P<root>(?:.+\.)?)(?:emb|final)_norm\.")
 
 
 def axes_of(shapes: Mapping[str, Shape], *, is_whole: bool) -> dict[str, Axes]:
-    """Return the symbols of our tensors' axes; names of none of our modules are left out.
+    """Return the symbols of our tensors' axes; names of no module of ours are left out.
 
     Args:
         shapes: our name -> shape.
@@ -230,7 +230,7 @@ class _Symbols:
     # ---- where a module is
 
     def _root_of(self, stem: str) -> str | None:
-        """Return the path of the model that a module is a block's part of; None: it stands alone."""
+        """Return the path of the model of which a module is part of a block; None for a separate module."""
         block = _BLOCK.match(stem)
         return None if block is None else block["root"]
 
@@ -238,7 +238,7 @@ class _Symbols:
         return root is not None and (self.is_whole or root in self.roots)
 
     def _width(self, root: str | None, stem: str, kind: str) -> Symbol:
-        """Return the width of a model, or that of a module that stands alone."""
+        """Return the width of a model, or that of a separate module."""
         if root is None or not self._is_unified(root):
             return Symbol(stem, kind)
         for pair in self.pairs:
@@ -265,7 +265,7 @@ class _Symbols:
         return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
 
     def _equal_symbols(self) -> dict[str, dict[str, str]]:
-        """Return, of each scope of attention, the symbols that are other ones of it as well."""
+        """Return, for each scope of attention, the symbols that equal other symbols of it."""
         sizes: dict[str, dict[str, collections.Counter[int]]] = collections.defaultdict(
             lambda: collections.defaultdict(collections.Counter)
         )
@@ -337,7 +337,7 @@ class _Symbols:
         return tuple(axes)
 
     def _table_of(self, root: str) -> str:
-        """Return the path whose vocabulary a table has: an encoder's may be its own where nothing says otherwise."""
+        """Return the path with a table's vocabulary: an encoder without shared embeddings may have a separate one."""
         for pair in self.pairs:
             if root in (pair, f"{pair}decoder.") or (root == f"{pair}encoder." and self.is_whole):
                 return pair
@@ -349,10 +349,10 @@ def _fixed(symbol: str) -> int | None:
 
 
 def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
-    """Return the symbols of attention that are others as well.
+    """Return the symbols of attention that equal others.
 
-    Query and context have one width and so have key and value, in groups or not; in linear attention these are query
-    and key, value and context. The sizes tell which of the two it is.
+    Query and context have one width and so have key and value, in groups or not; in linear attention these pairs are
+    query and key, value and context. The sizes decide between the two cases.
     """
     if kind == "latent":
         return {"mixed": "values"}

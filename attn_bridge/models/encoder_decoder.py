@@ -1,4 +1,4 @@
-"""BART and Whisper: an encoder, and a decoder whose layers attend to themselves and to what the encoder made."""
+"""BART and Whisper: an encoder, and a decoder whose layers attend to themselves and to the encoder's output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIDES = ("encoder", "decoder")
 
 
 def _cross_attention(config: ModelConfig) -> CrossAttentionConfig:
-    """Return the config of cross attention; all has biases, but Whisper's keys."""
+    """Return the config of cross attention; all projections have biases, except Whisper's keys."""
     return CrossAttentionConfig(
         d_in=config.integer("d_model"),
         num_heads=config.integer("decoder_attention_heads"),
@@ -70,13 +70,13 @@ def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecode
 
 
 def _refuse(config: ModelConfig, wanted: dict[str, Any]) -> None:
-    """Refuse keys that ask for another model, where they are given at all."""
+    """Refuse keys with values other than `wanted`, if they are present."""
     for key, value in {"is_encoder_decoder": True, "is_decoder": False, **wanted}.items():
         config.refuse(key, value, None)
 
 
 def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
-    """Return a whole BART; what it adds to the logits is zero, and no part of it, where there is no such tensor."""
+    """Return a whole BART; its bias of the logits is omitted if the tensor is missing, since it is zero."""
     before_mbart = {
         "normalize_before": False,
         "normalize_embedding": True,
@@ -105,7 +105,7 @@ def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConf
 
 
 def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
-    """Return a whole Whisper; `transformers` scales no embeddings, whatever ``scale_embedding`` says."""
+    """Return a whole Whisper; `transformers` never scales embeddings, regardless of ``scale_embedding``."""
     _refuse(config, {})
     width, vocab_size = config.integer("d_model"), config.integer("vocab_size")
     norm, rate = LayerNormConfig(width), config.number_or_none("dropout") or 0.0
@@ -159,7 +159,7 @@ def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
 
 
 def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of Whisper; where decoding starts is left out, for which `transformers` takes no null."""
+    """Return the keys of Whisper without the start token of decoding, for which `transformers` accepts no null."""
     convolutions = config.encoder.convolutions
     if convolutions is None:
         raise ValueError("encoder.convolutions (None) must be a ConvolutionsConfig")
@@ -217,7 +217,7 @@ FAMILIES = (
 
 
 def _stack(side: str, outer_norm: str, required: tuple[str, ...]) -> list[Row]:
-    """Return the rows of one side, with its norm that comes before all layers or after them."""
+    """Return the rows of one side, with its norm in front of all layers or after them."""
     layer, ours = f"{{prefix}}{side}.layers.{{i}}.", f"{side}.trf_blocks.{{i}}."
     cross = [
         *below(ENCODER_DECODER, f"{layer}encoder_attn.", f"{ours}cross_att.", required=required),

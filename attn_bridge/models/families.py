@@ -1,9 +1,9 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
-Every family is a `Family` in a file of this folder: the ``model_type`` names it goes by, what `transformers` takes for
-keys that a config leaves out, and a function from config and layer to an `AttentionLayer`, which says the class of
-ours, its config, and the tables of `attn_bridge.weights.rows.Row` that lead to its tensors and back. A file is
-registered by its name in `HAND_WRITTEN`. Families of `derived` are data, which ``attn-bridge derive`` writes.
+Every family is a `Family` in a file of this folder: its ``model_type`` names, `transformers`' defaults for missing
+keys, and a function from config and layer to an `AttentionLayer`: our class, its config, and the tables of
+`attn_bridge.weights.rows.Row` that map to its tensors and back. A file is registered by its name in `HAND_WRITTEN`.
+Families of `derived` are data, which ``attn-bridge derive`` writes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ FAMILIES: dict[str, Family] = {
 
 
 class FamilyError(ValueError):
-    """A model of one family that is to become one of another, which has no such model; one line."""
+    """A conversion of a model to another family, which has no such model; the message is one line."""
 
 
 def known_model_types() -> tuple[str, ...]:
@@ -94,14 +94,14 @@ def known_model_types() -> tuple[str, ...]:
 
 
 def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
-    """Return what the attention of a layer is in ours.
+    """Return the attention of a layer in ours.
 
     Args:
         config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
         layer: index of the layer, from 0.
 
     Raises:
-        TypeError: `config` is no mapping, or a value of it or `layer` has the wrong type.
+        TypeError: `config` is not a mapping, or a value of it or `layer` has the wrong type.
         ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
     """
     family, read = _read(config, known_model_types())
@@ -121,7 +121,7 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
 
     Raises:
-        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
     """
     decoders = tuple(sorted(name for name, one in FAMILIES.items() if one.block is not None))
@@ -141,10 +141,10 @@ def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ())
 
     Args:
         config: the model's ``config.json`` as a dict.
-        names: of the tensors beside it, which tell what a config leaves open.
+        names: of the model's tensors, which decide cases that the config leaves open.
 
     Raises:
-        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without an encoder and decoder of ours, or a value that we do not compute.
     """
     pairs = tuple(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
@@ -160,10 +160,10 @@ def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> Decode
 
     Args:
         config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
-        names: of the tensors beside it, which tell what a config leaves open.
+        names: of the model's tensors, which decide cases that the config leaves open.
 
     Raises:
-        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a whole model of ours, or a value that we do not compute.
     """
     family, _ = _read(config, tuple(sorted(name for name, one in FAMILIES.items() if one.whole is not None)))
@@ -171,7 +171,7 @@ def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> Decode
 
 
 def ties_head(config: Mapping[str, Any]) -> bool | None:
-    """Return whether a config.json ties the head of a model to its embeddings; None where its family is not known.
+    """Return whether a config.json ties the head of a model to its embeddings; None for an unknown family.
 
     Raises:
         TypeError: a value of it has the wrong type.
@@ -184,22 +184,23 @@ def ties_head(config: Mapping[str, Any]) -> bool | None:
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
+"""Keys that are written as null: their defaults in `transformers` come from a class, whose vocabulary may differ."""
 
 SHOWN = 3
-"""Differences that a refusal names."""
+"""Maximum differences that a refusal names."""
 
 
 def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, source: str = "") -> dict[str, Any]:
-    """Return the ``config.json`` of a whole model, by the first family of a layout that reads the same out of it again.
+    """Return the ``config.json`` of a whole model, of the first family of a layout from which it is read back equal.
 
     Args:
         config: the model's.
-        layout: of the weights beside it, which says whose names they have.
+        layout: layout of the weights, which selects the families.
         source: ``model_type`` of the config.json that the config was read from; "" for a model of ours.
 
     Raises:
-        ValueError: no family of the layout has such a model; the message names what the closest one lacks.
+        ValueError: no family of the layout has such a model; the message names the first differences from the closest
+            one.
         FamilyError: (a ValueError) likewise, for a source; the message names the first difference from the family that
             gives the layout its name.
     """
@@ -261,7 +262,7 @@ def _why_another(
 
 
 def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:
-    """Refuse a stack without blocks, of which `transformers` makes no model."""
+    """Refuse a stack without blocks, which `transformers` can't build."""
     if isinstance(config, DecoderConfig):
         stacks: dict[str, Sequence[Any]] = {"blocks": config.blocks}
     else:
@@ -284,7 +285,7 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
 
     Args:
         config: the model's.
-        choices: the names that a refusal of an unknown one lists.
+        choices: names to list in the error for an unknown family.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")

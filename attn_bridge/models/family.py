@@ -1,4 +1,4 @@
-"""What a family is made of: how its configs are read, and the tables that lead to its tensors and back."""
+"""The classes of a family: how its configs are read, and the tables that map to its tensors and back."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class AttentionLayer:
 
     Attributes:
         variant: name of its class, in both packages.
-        config: its config, which says what tensors there are.
+        config: its config, which determines its tensors.
         layer: its index.
         tables: library -> rows that name its tensors, without prefix; the first is that of `transformers`.
-        prefix: what `transformers` has in front of the names.
+        prefix: prefix of the names in `transformers`.
     """
 
     variant: str
@@ -53,11 +53,11 @@ class AttentionLayer:
         """Return the layer's arrays under our torch names.
 
         Args:
-            state: the layer's attention arrays, of NumPy, torch or JAX, below no prefix or any, of the table whose
-                names they have; or those of the whole model, of which the layer's are taken.
+            state: the layer's attention arrays, of NumPy, torch or JAX, with any prefix or none, under the names of one
+                of the tables; or those of the whole model, from which the layer's are taken.
 
         Raises:
-            TypeError: a value is no NumPy array, or one of a dtype that no attention computes in.
+            TypeError: a value is not a NumPy array, or has a dtype that no attention computes in.
             ValueError: the names are those of another layer.
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
@@ -91,12 +91,12 @@ class AttentionLayer:
     def to_theirs(
         self, arrays: Mapping[str, np.ndarray[Any, Any]], *, library: str | None = None, prefix: str | None = None
     ) -> Arrays:
-        """Return arrays under our torch names as another library has them.
+        """Return arrays under our torch names in the form of another library.
 
         Args:
             arrays: all of the layer's.
             library: a key of `tables`; None is `transformers`.
-            prefix: what to put in front of the names; None takes that of `transformers`, ``""`` none.
+            prefix: prefix of the new names; None takes that of `transformers`, ``""`` none.
 
         Raises:
             ValueError: a library without a table.
@@ -122,7 +122,7 @@ class AttentionLayer:
         return self._layout(next(iter(self.tables)) if library is None else library).encode(self._shapes()).shapes
 
     def _of_this_layer(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole model's arrays of this layer, and what is no whole model as it is."""
+        """Return this layer's arrays out of a whole model's; any other state unchanged."""
         fronts = {name[: at + len(self.prefix)] for name in state if (at := _find(name, self.prefix)) is not None}
         if len(fronts) != 1:
             return state
@@ -139,7 +139,7 @@ class AttentionLayer:
         return {parameter.rule.torch: parameter.shape for parameter in self.config.parameters}
 
     def _recognise(self, names: Iterable[str]) -> tuple[str, str, dict[str, str]]:
-        """Return the library whose names they are, the prefix of most of them, and name -> name without it."""
+        """Return the library of the names, the prefix of most of them, and name -> name without it."""
         names = list(names)
         best: tuple[str, str, dict[str, str]] = (next(iter(self.tables)), "", {})
         for library, table in self.tables.items():
@@ -164,7 +164,7 @@ class AttentionLayer:
 
 
 def _find(name: str, prefix: str) -> int | None:
-    """Return where a prefix stands in a name, at its beginning or behind a dot; None where it does not."""
+    """Return the position of a prefix in a name, at its beginning or after a dot; None if absent."""
     at = 0 if name.startswith(prefix) else name.find(f".{prefix}") + 1
     return at if name.startswith(prefix, at) else None
 
@@ -176,18 +176,18 @@ def _longest_known_ending(name: str, known: set[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Models that are read alike.
+    """Models with the same reader.
 
     Attributes:
         model_types: the ``model_type`` of their configs.
         read: from a config and the index of a layer to its attention.
-        defaults: key -> what `transformers` takes where a config leaves it out.
+        defaults: key -> default of `transformers` for a missing key.
         aliases: other names of a key that files have.
         depth: key of the number of layers.
-        block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
-        model: from a config to what stands before and behind the blocks.
-        pair: from a config and the names of the tensors beside it to encoder and decoder; None where it has none.
-        write: from the config of a whole model back to keys of a config.json; None where none is written.
+        block: from a config, a layer's index and its attention to the whole block; None if we have no such block.
+        model: from a config to the parts in front of the blocks and after them.
+        pair: from a config and the names of its tensors to encoder and decoder; None for other models.
+        write: from the config of a whole model back to keys of a config.json; None if not supported.
         architecture: the class of `transformers` that runs it.
     """
 
@@ -204,7 +204,7 @@ class Family:
 
     @property
     def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:
-        """Class of the config of its whole models; None where none of ours is alike."""
+        """Class of the config of its whole models; None if we have no such model."""
         if self.pair is not None:
             return EncoderDecoderConfig
         return None if self.block is None else DecoderConfig

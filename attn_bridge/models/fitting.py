@@ -1,8 +1,8 @@
-"""Whether the shapes of a checkpoint fit together as a layout reads them, and the message where they do not.
+"""Checks that the shapes of a checkpoint fit together as a layout reads them, and writes the message if not.
 
-In: a layout, the shapes of outside tensors, and where ours are in them. Out: nothing, or a `LayoutError` of one line
-that names the tensor. `find_misfits` finds them by the symbols of `dimensions`: shapes under our names, and the outside
-tensors that hold them, give a `Misfit` for each size that differs.
+In: a layout, the shapes of outside tensors, and the placements of ours in them. Out: nothing, or a `LayoutError` of one
+line that names the tensor. `find_misfits` uses the symbols of `dimensions`: shapes under our names, and the outside
+tensors that contain them, give a `Misfit` for each size that differs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Misfit:
 
     Attributes:
         names: our names of those that differ.
-        axis: the axis of the first, where the size is; None: its number of axes is wrong.
-        rule: what is violated.
+        axis: the axis of the size in the first; None: its number of axes is wrong.
+        rule: the violated rule.
         others: our names of tensors that they differ from, or that are just as likely wrong.
     """
 
@@ -38,12 +38,12 @@ class Misfit:
 
 
 def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_whole: bool) -> list[Misfit]:
-    """Return the tensors whose shapes do not fit those of the others; of unlike sizes, the rarest is at fault.
+    """Return the tensors whose shapes do not fit those of the others; among different sizes, the rarest is at fault.
 
     Args:
         shapes: our name -> shape.
-        sources: our name -> the tensor that holds it; tensors are counted, not their parts.
-        is_whole: as `axes_of` takes it.
+        sources: our name -> the tensor that contains it; tensors are counted, not their parts.
+        is_whole: see `axes_of`.
     """
     known = axes_of(shapes, is_whole=is_whole)
     found = []
@@ -94,14 +94,14 @@ def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
 
 
 def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str, str]) -> list[int]:
-    """Return sizes, the one of most tensors first."""
+    """Return sizes, that of most tensors first."""
     return sorted(of_size, key=lambda size: -len({sources[name] for name, _ in of_size[size]}))
 
 
 def _unlike_multiples(
     shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
 ) -> Iterator[Misfit]:
-    """Yield sizes that heads do not divide, and stacks of as many experts as no router has."""
+    """Yield sizes that are not multiples of the heads, and stacks whose number of experts no router has."""
     scopes: dict[str, dict[str, int]] = collections.defaultdict(dict)
     names: dict[str, dict[str, list[str]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for symbol, size in usual.items():
@@ -133,7 +133,7 @@ def _divisors(sizes: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _unlike_latent(sizes: Mapping[str, int], names: Mapping[str, list[str]]) -> Iterator[Misfit]:
-    """Yield latent attention whose queries are no keys with rotary channels behind each head."""
+    """Yield latent attention whose query width is not the key width plus rotary channels per head."""
     rest = sizes["queries"] - sizes["keys"]
     heads, left = divmod(rest, sizes["rotary"]) if sizes["rotary"] else (0, 1)
     if left or heads < 1 or sizes["keys"] % heads or sizes.get("values", 0) % heads:
@@ -147,7 +147,7 @@ def _unlike_latent(sizes: Mapping[str, int], names: Mapping[str, list[str]]) -> 
 def _convolutions(
     shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
 ) -> Iterator[Misfit]:
-    """Yield convolutions of gated delta nets that have not all queries, keys and values as channels."""
+    """Yield convolutions of gated delta nets whose channels are not all queries, keys and values."""
     for name in known:
         if not name.endswith("conv1d.weight"):
             continue
@@ -164,7 +164,7 @@ def _convolutions(
 
 
 def _numbers_of_experts(shapes: Mapping[str, Shape], known: Mapping[str, Axes]) -> Iterator[Misfit]:
-    """Yield routers that choose from more or fewer experts than there are."""
+    """Yield routers whose number of experts differs from that of the experts present."""
     counts: collections.Counter[str] = collections.Counter()
     for name in known:
         stem, _, number = name.removesuffix(".fc3.weight").rpartition("experts.")
@@ -194,9 +194,9 @@ def check(
     Args:
         layout: the layout that the tensors were read by.
         shapes: outside name -> shape.
-        placements: our name -> where it is in them.
+        placements: our name -> its placement in them.
         settings: settings that lead back to the same outside names.
-        is_whole: whether the layers must be alike; None: where the layout describes a whole model.
+        is_whole: whether the layers must be alike; None: if the layout describes a whole model.
 
     Raises:
         ShapeError: a tensor differs from the others in a size that they share.
@@ -211,7 +211,7 @@ def check(
 
 
 def count_faults(layout: Layout, shapes: Mapping[str, Shape]) -> int:
-    """Return how many tensors do not fit a layout by their shapes, as far as names and shapes tell."""
+    """Return how many tensors do not fit a layout by their shapes, as far as names and shapes determine this."""
     _, found = layout.match(shapes)
     placements: dict[str, Placement] = {}
     wrong = set()
@@ -232,10 +232,10 @@ def count_faults(layout: Layout, shapes: Mapping[str, Shape]) -> int:
 
 
 def difference(layout: Layout, shapes: Mapping[str, Shape], other: Layout, ours: Mapping[str, Shape]) -> str:
-    """Return what a file is that fits another layout than the one that was asked for; "" where no shape differs.
+    """Return a description of a file that fits another layout than the requested one; "" if no shape differs.
 
     Args:
-        layout: the layout that was asked for.
+        layout: the requested layout.
         shapes: outside name -> shape.
         other: the layout that the shapes fit.
         ours: our name -> shape, as the other layout reads them.
@@ -281,7 +281,7 @@ def _message(
 def _expected(
     layout: Layout, theirs: str, sources: Mapping[str, str], usual: Mapping[str, Shape], settings: Settings
 ) -> Shape | None:
-    """Return the shape that an outside tensor would have if it fitted the others; None where that is not known."""
+    """Return the shape that an outside tensor would have if it fitted the others; None if unknown."""
     try:
         parts = {name: usual[name] for name, source in sources.items() if source == theirs}
         return layout.encode(parts, settings, part=True).shapes.get(theirs)

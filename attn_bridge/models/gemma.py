@@ -1,6 +1,6 @@
 """Gemma 2 (soft caps, a window in every other layer) and Gemma 3 (norms of q and k, a base for each kind of layer).
 
-Norms stand before and after attention and feed-forward; all of them scale by 1 + weight.
+Norms precede and follow attention and feed-forward; all of them scale by 1 + weight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Gemma 3, also of its text model; `transformers` reads soft caps there, but applies none."""
+    """Return a layer of Gemma 3, also of its text model; `transformers` reads soft caps there, but ignores them."""
     config.refuse("use_bidirectional_attention", None, False)
     bias = config.flag("attention_bias")
     is_full = (layer + 1) % config.integer("sliding_window_pattern") == 0
@@ -106,7 +106,7 @@ def _model(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of Gemma 2, or of the text model of Gemma 3; `transformers` takes whole scalars alone."""
+    """Return the keys of Gemma 2, or of the text model of Gemma 3; `transformers` accepts integer scalars alone."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     check_even_heads(config, attention.num_heads)
     layers, windows = feed_forward_of(config, FeedForwardConfig), write_windows(config)

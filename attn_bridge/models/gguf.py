@@ -26,7 +26,7 @@ def _with_bias(theirs: str, ours: str) -> list[Row]:
 
 
 def _interleaved(theirs: str, ours: str, heads: str) -> Row:
-    """Return the row of a projection whose rotary positions turn neighbours, as in Meta's own files."""
+    """Return the row of a projection with interleaved rotary positions, as in Meta's own files."""
     return dataclasses.replace(
         _weight(theirs, f"att.{ours}"), pattern="(h pair c) i -> (h c pair) i", sizes={"h": heads, "pair": 2}
     )
@@ -43,7 +43,7 @@ DENSE, EXPERTS = "feed-forward/dense", "feed-forward/experts"
 
 
 def _feed_forward() -> list[Row]:
-    """Return rows of feed-forward layers, or of experts, each matrix of all experts of a layer in one tensor."""
+    """Return rows of feed-forward layers, or of experts, with one tensor per matrix for all experts of a layer."""
     return [
         *(dataclasses.replace(_weight(f"ffn_{theirs}", f"ff.{ours}"), branch=DENSE) for theirs, ours in MATRICES),
         *(

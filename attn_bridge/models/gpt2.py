@@ -1,4 +1,4 @@
-"""Hugging Face GPT-2: matrices are [in, out], q, k and v side by side in one, the output head is the embedding."""
+"""Hugging Face GPT-2: matrices are [in, out], q, k and v are concatenated in one, the output head is the embedding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_gpt2(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _scale(config: ModelConfig, layer: int, head_dim: int) -> float:
-    """Return the factor of the scores, which some models make smaller the later a layer is (arXiv 2108.06084)."""
+    """Return the factor of the scores, which in some models decreases with the layer's index (arXiv 2108.06084)."""
     scale = head_dim**-0.5 if config.flag("scale_attn_weights") else 1.0
     return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx") else scale
 
@@ -55,7 +55,7 @@ def _norm(config: ModelConfig) -> LayerNormConfig:
 
 
 def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
-    """Return a block of GPT-2, whose feed-forward layers have four times the width where nothing is said."""
+    """Return a block of GPT-2; its feed-forward layers are four times the width by default."""
     width = config.integer("hidden_size")
     hidden = config.integer_or_none("n_inner") or 4 * width
     activation = activation_of(config, "activation_function")
@@ -65,7 +65,7 @@ def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConf
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
-    """Return the rest of a model: a table of positions, a norm behind the blocks, a head that is usually tied."""
+    """Return the rest of a model: a table of positions, a final norm, a head that is usually tied."""
     return {
         "norm": _norm(config),
         "num_positions": config.integer("max_position_embeddings"),
@@ -104,7 +104,7 @@ def _write_scale(config: DecoderConfig, attention: GroupedQueryAttentionConfig) 
 
 
 def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | None:
-    """Return the ``config.json`` of the book's model; None where a layout is for other ones."""
+    """Return the ``config.json`` of the book's model; None if the layout is for other models."""
     if layout is not LAYOUT:
         return None
     return {

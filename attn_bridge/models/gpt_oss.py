@@ -43,7 +43,7 @@ OPENAI: Table = (
     SINKS,
     Row("norm.scale", reason="the norm before attention"),
 )
-"""The names of OpenAI's own files, below ``block.0.attn.``: query, key and value lie one after the other."""
+"""The names of OpenAI's own files, below ``block.0.attn.``: query, key and value are concatenated."""
 
 _YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -87,7 +87,7 @@ def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConf
 
 
 def write_gpt_oss(config: DecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of gpt-oss, which says so where positions are not scaled: else they are, by `_YARN`."""
+    """Return the keys of gpt-oss; unscaled positions are written explicitly, since `_YARN` is the default."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     experts = feed_forward_of(config, MixtureOfExpertsConfig)
     rotary, clamp = write_rotary(attention.position), experts.expert.clamp
@@ -141,7 +141,7 @@ FAMILIES = (
 
 
 MXFP4 = "experts in MXFP4, which can't be rearranged; --dequantize makes bfloat16 of them"
-"""Why experts as they are published are refused."""
+"""Reason to refuse experts in their published form."""
 
 _THEIRS, _EXPERT = f"{LAYER}mlp.experts.", f"{OURS}ff.experts.{{j}}."
 
@@ -173,7 +173,7 @@ _EXPERT_OF_BLOCK = f"{_OURS}ff.experts.{{j}}."
 
 
 def _fused(leaf: str) -> Row:
-    """Return the projection that has all heads of the queries, then those of the keys, then those of the values."""
+    """Return the row of a projection with all query heads, then all key heads, then all value heads."""
     parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
     split = ("num_heads", "...", "...")
     return Row(f"qkv.{leaf}", parts, "(h c) ... -> (h c) ...", along="h", split=split, sizes={"c": "head_dim"})

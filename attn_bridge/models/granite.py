@@ -1,4 +1,4 @@
-"""Granite: Llama with factors for embeddings, scores, what blocks add, and logits."""
+"""Granite: Llama with factors for embeddings, scores, residual additions, and logits."""
 
 from __future__ import annotations
 

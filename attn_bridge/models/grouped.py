@@ -1,4 +1,4 @@
-"""What families with grouped queries have in common: sizes, masks, and tables of split projections."""
+"""Shared by families with grouped queries: sizes, masks, and tables of split projections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def read_sizes(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments that every family says alike: widths, heads, dropout."""
+    """Return the arguments with the same keys in every family: widths, heads, dropout."""
     heads = config.integer("num_attention_heads")
     width = config.integer("hidden_size")
     return {
@@ -31,7 +31,7 @@ def read_sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> dict[str, Any]:
-    """Return the keys that `read_sizes` reads, but for the width of the model."""
+    """Return the keys that `read_sizes` reads, except the width of the model."""
     return {
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
@@ -41,10 +41,10 @@ def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionCo
 
 
 def check_even_heads(config: DecoderConfig, heads: int) -> None:
-    """Refuse what `transformers` refuses for some families: heads that do not divide the width.
+    """Refuse a number of heads that does not divide the width, as `transformers` does for some families.
 
     Raises:
-        ValueError: they do not.
+        ValueError: it does not.
     """
     if config.emb_dim % heads:
         raise ValueError(f"emb_dim ({config.emb_dim}) must be a multiple of num_heads ({heads}) there")
@@ -60,7 +60,7 @@ def mask_of(config: ModelConfig, layer: int, kind: str) -> Mask:
     """Return the mask of a layer of that kind.
 
     Raises:
-        ValueError: a kind that is not known, or a layer with a window in a config without.
+        ValueError: an unknown kind, or a layer with a window in a config without.
     """
     if kind == KINDS[False]:
         return causal()
@@ -74,10 +74,10 @@ def mask_of(config: ModelConfig, layer: int, kind: str) -> Mask:
 
 
 def window_of(mask: Mask) -> int | None:
-    """Return the window of a mask; None where all tokens before are seen.
+    """Return the window of a mask; None if all earlier tokens are visible.
 
     Raises:
-        ValueError: a mask that is neither.
+        ValueError: a mask of another kind.
     """
     size = mask.reach
     if mask != (causal() if size is None else sliding_window(size)):
@@ -86,9 +86,10 @@ def window_of(mask: Mask) -> int | None:
 
 
 def write_windows(config: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of a model in which each layer says whether it has the window.
+    """Return the keys of a model whose layers each have the window or not.
 
-    Without any the width of the window is left out, as `transformers` makes its mask for some families all the same.
+    If no layer has it, the width of the window is left out, since `transformers` would apply it anyway in some
+    families.
     """
     sizes = [window_of(getattr(block.attention, "mask", causal())) for block in config.blocks]
     found: dict[str, Any] = {"layer_types": [KINDS[size is not None] for size in sizes]}

@@ -1,4 +1,4 @@
-"""A layout: a table of rows, what names alone don't tell, and both ways through the table."""
+"""A layout: a table of rows, settings that names alone don't determine, and the mapping in both directions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
 
 VALUE = ".value"
-"""What all names end with in a checkpoint of NNX's state, whose variables are nodes of their own there."""
+"""Suffix of all names in a checkpoint of NNX's state, in which variables are nodes."""
 
 HEAD = "out_head.weight"
 """Our name of the head of a model."""
@@ -40,10 +40,10 @@ class Decoded:
     """Outside tensors in terms of ours.
 
     Attributes:
-        placements: our name -> where its elements lie.
-        dropped: outside name -> why it has no place among ours.
+        placements: our name -> the placement of its elements.
+        dropped: outside name that has no counterpart in ours -> the reason.
         restore: settings that lead back to the same outside names.
-        checks: outside name -> whether the numbers of a dropped tensor are what the reason says of them.
+        checks: outside name -> function that checks a dropped tensor's numbers against the reason.
     """
 
     placements: dict[str, Placement]
@@ -58,8 +58,8 @@ class Encoded:
 
     Attributes:
         shapes: outside name -> shape.
-        parts: outside name -> (our name -> where its elements go).
-        ties: (our name, another name of ours that must hold the same numbers and is left out).
+        parts: outside name -> (our name -> the placement of its elements).
+        ties: (our name, another name of ours that must have the same numbers and is left out).
     """
 
     shapes: dict[str, Shape]
@@ -67,7 +67,7 @@ class Encoded:
     ties: list[tuple[str, str]]
 
     def read(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """Return our tensors, out of outside ones of these names and shapes."""
+        """Return our tensors, extracted from outside ones of these names and shapes."""
         found = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
         return {name: _view(arrays[theirs], place).copy() for theirs, name, place in found}
 
@@ -85,23 +85,23 @@ class Encoded:
 
 
 class Layout:
-    """How one library names and shapes what we call by our torch names.
+    """A library's names and shapes of tensors, in terms of our torch names.
 
     Args:
         name: name on the command line.
-        title: what it is.
+        title: its description.
         rows: its table.
-        prefixes: what ``{prefix}`` may stand for, the usual one first; one for all tensors of a checkpoint.
-        settings: setting -> the keys of a config.json that may hold it.
-        defaults: setting -> its value where nobody gives one.
+        prefixes: values of ``{prefix}``, the usual one first; a checkpoint uses a single one.
+        settings: setting -> the keys of a config.json that may contain it.
+        defaults: setting -> its default value.
         whole: whether it describes a whole model, so that a row without a tensor is an error.
-        ours: whether the names it leads to are ours, of which some go together.
-        marks: parts of names, one of which a model of this layout has at least once; () is none.
-        refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
-        model_types: the ``model_type`` of a config.json that it is for; none is any.
+        ours: whether it maps to our names, some of which must occur together.
+        marks: parts of names, of which a model of this layout has at least one; () for no such requirement.
+        refused: outside names, with placeholders -> why a checkpoint that has one can't be converted.
+        model_types: the ``model_type`` of a config.json that it is for; empty for any.
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
-        parts: what checkpoints hold beside the model that it describes, and a conversion leaves out.
-        form: how its library saves a matrix, where another one saves it otherwise under the same name; "" elsewhere.
+        parts: parts of checkpoints outside the model that it describes, which a conversion leaves out.
+        form: how its library stores a matrix, if another library stores it differently under the same name; else "".
     """
 
     def __init__(
@@ -154,19 +154,19 @@ class Layout:
 
     @property
     def why_tied(self) -> str:
-        """What to do about a tensor that is tied to another one and differs from it."""
+        """Advice for a tensor that is tied to another tensor and differs from it."""
         return "--set tie=0 writes both" if "tie" in self.settings else f"{self.name} has no other place for it"
 
     @property
     def head(self) -> str:
-        """The outside name of the head that turns the last states into logits, without a prefix; "" where none is."""
+        """The outside name of the head that turns the last states into logits, without a prefix; "" if it has none."""
         found = (row.theirs.replace("{prefix}", "") for row in self.rows if row.ours == (HEAD,))
         return next((name for name in found if not placeholders(name)), "")
 
     # ---- names
 
     def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
-        """Return the prefix that most names stand below, and name -> row and placeholders of those that it covers.
+        """Return the prefix that covers most names, and name -> row and placeholders of those it covers.
 
         Raises:
             LayoutError: two rows cover a name.
@@ -197,16 +197,16 @@ class Layout:
         return best
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the names that the layout holds a place for, in the order given; what it drops is not among them."""
+        """Return the names that the layout maps to ours, in the given order, without those it drops."""
         _, found = self.match(names)
         return [name for name, (row, _) in found.items() if row.ours]
 
     def apart(self, names: Iterable[str]) -> dict[str, Part]:
-        """Return name -> the part of a checkpoint that it belongs to and that is left out, of names that are of one."""
+        """Return name -> the part of a checkpoint that it belongs to, for names of parts that are left out."""
         return apart(self.parts, list(names), self.prefixes) if self.parts else {}
 
     def why_refused(self, names: Iterable[str]) -> str:
-        """Return why a checkpoint that holds one of the names can't be converted, naming it; "" where it can."""
+        """Return why a checkpoint with these names can't be converted, with the offending name; "" if it can."""
         names = list(names)
         ending = self._ending(names)
         for name in names:
@@ -216,7 +216,7 @@ class Layout:
         return ""
 
     def is_complete(self, names: Iterable[str]) -> bool:
-        """Whether no tensor that a model needs is missing."""
+        """Return whether all tensors that a model needs are present."""
         return not self.missing(names)
 
     def missing(self, names: Iterable[str]) -> list[str]:
@@ -226,10 +226,10 @@ class Layout:
         return self._missing(found.values(), prefix, self._ending(names))
 
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that a config.json gives.
+        """Return the settings from a config.json.
 
         Raises:
-            LayoutError: it gives something that no such setting can be.
+            LayoutError: a value is not valid for its setting.
         """
         found = {}
         inner = config.get("text_config")
@@ -250,11 +250,11 @@ class Layout:
     # ---- both ways
 
     def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
-        """Say where each of our tensors lies among outside ones.
+        """Return the placement of each of our tensors in outside ones.
 
         Args:
             shapes: outside name -> shape.
-            settings: what names and shapes don't tell, such as ``num_heads``.
+            settings: values that names and shapes don't determine, such as ``num_heads``.
             part: whether some of a model's tensors may be absent.
 
         Raises:
@@ -302,11 +302,11 @@ class Layout:
         return Decoded(placements, dropped, restore, checks)
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
-        """Say where in outside tensors each of ours goes.
+        """Return the placement of each of our tensors in the outside tensors to write.
 
         Args:
             shapes: our name -> shape.
-            settings: what names and shapes don't tell; ``prefix`` among them.
+            settings: values that names and shapes don't determine; ``prefix`` among them.
             part: whether some of a model's tensors may be absent.
 
         Raises:
@@ -366,9 +366,9 @@ class Layout:
         return Encoded(result, parts, ties)
 
     def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
-        """Convert arrays under outside names to arrays under our torch names; a part of a model will do.
+        """Convert arrays under outside names to arrays under our torch names; a part of a model is accepted.
 
-        What the layout drops, or does not know, has to be left out with `select` first.
+        Names that the layout drops, or does not cover, must be removed with `select` first.
         """
         decoded = self.decode({name: array.shape for name, array in arrays.items()}, settings, part=True)
         if decoded.dropped:
@@ -376,15 +376,15 @@ class Layout:
         return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
 
     def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
-        """Convert arrays under our torch names to arrays under outside ones; a part of a model will do."""
+        """Convert arrays under our torch names to arrays under outside ones; a part of a model is accepted."""
         return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
 
     def _one_branch(
         self, hits: list[tuple[Row, int, dict[str, str]]], shapes: Mapping[str, Shape], settings: Settings
     ) -> list[tuple[Row, int, dict[str, str]]]:
-        """Return, of rows in alternative branches, the one that is asked for, or the largest that is all there.
+        """Return, of rows in alternative branches, the requested one, or the largest that is complete.
 
-        The first of those that hold as many of our tensors; parts that are counted have to be of one shape.
+        Ties go to the first row; parts that are counted must have equal shapes.
         """
         if len({row.branch for row, _, _ in hits}) < len(hits) or len({row.choice for row, _, _ in hits}) > 1:
             return hits
@@ -406,16 +406,16 @@ class Layout:
         return [hits[sizes.index(max(sizes))]]
 
     def is_decorated(self, names: Iterable[str]) -> bool:
-        """Whether all names have NNX's ``.value`` at the end, which a module's own names lack."""
+        """Return whether all names end with NNX's ``.value``, which a module's own names lack."""
         return bool(self._ending(names))
 
     def _ending(self, names: Iterable[str]) -> str:
-        """Return what all names end with beside what the rows say."""
+        """Return ``.value`` if all names end with it in a layout of NNX's state; else ""."""
         names = list(names) if self.nnx else []
         return VALUE if names and all(name.endswith(VALUE) for name in names) else ""
 
     def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str, ending: str = "") -> list[str]:
-        """Return the names of a whole model that are not there."""
+        """Return the missing names of a whole model."""
         if not self.whole:
             return []
         found = list(found)

@@ -1,6 +1,7 @@
-"""Outside layouts as data: how other libraries name and shape the weights that we call by our torch names.
+"""Outside layouts as data: how other libraries name and shape the weights under our torch names.
 
-A layout is a table of rows (`Row`), each an outside tensor in terms of ours; one layout to another goes through ours.
+A layout is a table of rows (`Row`), each an outside tensor in terms of ours; a conversion between two layouts goes
+through ours.
 """
 
 from __future__ import annotations
@@ -93,29 +94,29 @@ _ALIASES = {
     if one.name.startswith("hf-")
     for kind in one.model_types
 } | _LAYOUTS
-"""Also by what a config.json calls a model."""
+"""Layouts by name, and by the ``model_type`` of a config.json."""
 
 _CLOSEST = 3
-"""Layouts that may know names without some others."""
+"""Number of close layouts to try for advice."""
 
 _FRAMEWORKS = {"jax": "flax", "nnx": "flax", "pytorch": "torch", "pt": "torch", "hf": "hf-llama, hf-gpt2, ..."}
-"""Names of libraries -> the layout that they may mean."""
+"""Names of libraries -> the layout that the user may mean."""
 
 _LIST = "docs/checkpoints.md lists all layouts"
 
 _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
-"""What errors point to where no layout fits."""
+"""The alternative that errors suggest if no layout fits."""
 
 
 class RefusedTensorError(LayoutError):
-    """A tensor is known to have no place in a layout; the message names it and the reason."""
+    """A tensor that a layout refuses; the message names it and the reason."""
 
 
 def find(name: str) -> Layout:
     """Return the layout of that name, or of the ``model_type`` of a config.json after ``hf-``.
 
     Raises:
-        ValueError: there is none; the message names those there are.
+        ValueError: the name is unknown; the message lists the layouts.
     """
     if name not in _ALIASES:
         raise LayoutError(f"layout ({printable(name)}) is not known{_nearest(name)}; {_LIST}")
@@ -123,7 +124,7 @@ def find(name: str) -> Layout:
 
 
 def _nearest(name: str) -> str:
-    """Return the question for the layouts that a name may mean; "" where none is near."""
+    """Return a suggestion of layouts that the user may mean; "" if no name is near."""
     near = list(dict.fromkeys(_ALIASES[one].name for one in difflib.get_close_matches(name, _ALIASES, 3, 0.7)))
     near = [_FRAMEWORKS[name.lower()]] if name.lower() in _FRAMEWORKS else near
     return f"; did you mean {' or '.join(near)}?" if near else ""
@@ -135,7 +136,7 @@ def names() -> tuple[str, ...]:
 
 
 def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, part: bool = False) -> Decoded:
-    """Return `layout.decode` of a checkpoint; where it fits another layout, the error describes the file.
+    """Return `layout.decode` of a checkpoint; if it fits another layout, the error describes the file.
 
     Raises:
         LayoutError: a shape that does not fit, or a setting that is missing.
@@ -158,7 +159,7 @@ def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, p
 
 
 def _as_another(layout: Layout, shapes: Mapping[str, Shape], settings: Settings) -> str:
-    """Describe a file whose names fit a layout, and whose shapes are those of another one; "" where there is none."""
+    """Return a description of a file with a layout's names and another layout's shapes; "" if no other layout fits."""
     if not layout.whole or len(layout.match(shapes)[1]) < len(shapes):
         return ""
     for other in _LAYOUTS.values():
@@ -175,15 +176,15 @@ def _as_another(layout: Layout, shapes: Mapping[str, Shape], settings: Settings)
 
 
 def detect(names: Iterable[str], model_type: Any = None) -> Layout:
-    """Return the layout that covers all the names, and whose shapes they have.
+    """Return the layout that covers all the names, and has their shapes.
 
     Args:
-        names: the names of all tensors; a mapping to shapes, or to objects with a ``shape``, tells apart layouts with
+        names: the names of all tensors; a mapping to shapes, or to objects with a ``shape``, distinguishes layouts with
             the same names.
-        model_type: what the model's config.json says; a layout that is for other ones is refused.
+        model_type: from the model's config.json; a layout for other types is refused.
 
     Raises:
-        LayoutError: none does, or several do; the message says which come closest, or which prefix keeps one from it.
+        LayoutError: none fits, or several do; the message names the closest ones, or a prefix to remove.
     """
     shapes = {name: _shape_of(names[name]) for name in names} if isinstance(names, Mapping) else dict.fromkeys(names)
     try:
@@ -200,7 +201,7 @@ def _shape_of(tensor: Any) -> Shape:
 
 
 def _advice(names: Mapping[str, Shape | None], model_type: Any) -> str:
-    """Say what keeps the names from a layout: a prefix, or tensors that are no part of it; "" where nothing does."""
+    """Return advice for names that fit no layout: a prefix to remove, or tensors to leave out; "" if neither helps."""
 
     def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, bool]:
         layout = _fitting(some, model_type)
@@ -212,7 +213,7 @@ def _advice(names: Mapping[str, Shape | None], model_type: Any) -> str:
 
 
 def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> list[str]:
-    """Return, of layouts that have all the names, those whose shapes the tensors have, or nearly have."""
+    """Return, of layouts that have all the names, those that match the tensors' shapes, or match most."""
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     if len(known) < len(shapes):
         return candidates
@@ -231,7 +232,7 @@ def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
 
 
 def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
-    """Return the layout that covers all the names, whatever type of model it is for; one of that type, of several."""
+    """Return the layout that covers all the names, for any type of model; of several, that of the given type."""
     covered = {}
     for layout in _LAYOUTS.values():
         prefix, found = layout.match(names)
@@ -283,7 +284,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
 
 
 def _why_unknown_type(model_type: Any) -> str:
-    """Return, as the beginning of an error, that no layout is for models of a type; "" where one is."""
+    """Return the beginning of an error for a model type without a layout; "" if a layout exists."""
     is_named = isinstance(model_type, str) and not model_type.startswith(OWN)
     if not is_named or any(model_type in layout.model_types for layout in _LAYOUTS.values()):
         return ""
@@ -291,7 +292,7 @@ def _why_unknown_type(model_type: Any) -> str:
 
 
 def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:
-    """Return the layouts that cover all names but those of parts that they leave out; complete models before others."""
+    """Return the layouts that cover all names except those of excluded parts: of complete models, if any."""
     fits = []
     for layout in _LAYOUTS.values():
         gone = layout.apart(names)
@@ -302,7 +303,7 @@ def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:
 
 
 def _why_other_type(layout: Layout, model_type: Any) -> str:
-    """Return why a layout is not for models of a type; "" where it is; ours are all of them."""
+    """Return why a layout is not for models of a type; "" if it is; our layouts are for all types."""
     is_said = isinstance(model_type, str) and not model_type.startswith(OWN)
     if not is_said or not layout.model_types or model_type in layout.model_types:
         return ""
@@ -316,7 +317,7 @@ def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Return layer -> its attention's arrays, by the names that `MultiHeadAttention` has for them.
 
     Args:
-        arrays: a whole model under our names; what is no attention is left out.
+        arrays: a whole model under our names; arrays outside attention are left out.
     """
     found: dict[int, dict[str, Any]] = {}
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Llama and the families that took its shape over: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k).
+"""Llama and the families with its structure: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k).
 
 Their tensors by the names of `transformers`, and Llama by those of Meta's own files.
 """
@@ -59,7 +59,7 @@ def write_llama_attention(attention: GroupedQueryAttentionConfig) -> dict[str, A
 
 
 def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Mistral, Ministral or Mixtral; all have the window, if any, but where ``layer_types`` says so.
+    """Return a layer of Mistral, Ministral or Mixtral; all have the window, if any, unless ``layer_types`` differs.
 
     As in `transformers`, a Mistral with ``layer_types`` is a Ministral.
     """
@@ -80,7 +80,7 @@ def write_mistral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
 
 
 def write_ministral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of Ministral, in which each layer says whether it has the window."""
+    """Return the keys of Ministral, with a list of the layers that have the window."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     rotary = write_rotary(attention.position)
     return {**write_heads(attention), **rotary, **write_windows(config), **write_llama_decoder(config)}

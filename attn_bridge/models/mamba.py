@@ -52,7 +52,7 @@ def _limits(config: ModelConfig) -> dict[str, Any]:
 
 
 def _limit(value: object) -> float | None:
-    """Return a number, also one that JSON has no word for as transformers 5 writes it; None for anything else."""
+    """Return a number, including transformers 5's form of infinities, which JSON lacks; None for anything else."""
     if isinstance(value, Mapping) and value.get("__float__") == "Infinity":
         return math.inf
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -50,8 +50,8 @@ def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
 def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
     """Return the rotary positions of a kind of layers.
 
-    `transformers` gives ``rope_scaling`` and ``rope_theta`` of older files to full attention alone, where it scales
-    by its ``rope_type``, and not by its ``type``; all that were published say the default base.
+    `transformers` applies ``rope_scaling`` and ``rope_theta`` of older files to full attention alone, where it scales
+    by its ``rope_type``, and not by its ``type``; all published files have the default base.
     """
     values = dict(config.mapping("rope_parameters").get(kind) or {"rope_type": "default"})
     base = values.get("rope_theta")
@@ -62,7 +62,7 @@ def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block of OLMo 1, whose norms have no weights, or of OLMo 2 and 3, which norm what they add."""
+    """Return a block of OLMo 1, whose norms have no weights, or of OLMo 2 and 3, with norms after each sublayer."""
     if config.model_type == "olmo":
         return DecoderBlockConfig(attention, read_feed_forward(config), _plain_norm(config))
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), norms="post")

@@ -1,4 +1,4 @@
-"""The configs that makers of models publish beside their own files, as `transformers` would write them.
+"""Converts configs that makers of models publish with their own files to the form of `transformers`.
 
 Meta's ``params.json`` (and Mistral's, which is like it), OpenAI's ``config.json`` of gpt-oss, and the book's dicts.
 """
@@ -14,18 +14,18 @@ from .reading.model_config import ModelConfig
 from .reading.originals import check_keys, check_size, layers_of
 
 UNKNOWN_VOCABULARY = -1
-"""What Meta's files say where the tokenizer alone knew the size; `fitted` reads it off the weights."""
+"""Placeholder in Meta's files for the tokenizer's size; `fitted` reads it off the weights."""
 
 
 def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config of an original as `transformers` would write it; None where it is none that is known.
+    """Return the config of an original in the form of `transformers`; None for an unknown config.
 
     Args:
         config: a ``params.json`` or ``config.json`` as a dict.
 
     Raises:
         TypeError: a value of it has the wrong type.
-        ValueError: it lacks a key, has one that is not known, or a value that does not fit.
+        ValueError: it lacks a key, has an unknown key, or a value that does not fit.
     """
     if "model_type" in config:
         return None
@@ -37,7 +37,7 @@ def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return what `to_transformers` gave, with what the weights alone say: the vocabulary, and whether they are tied.
+    """Return the result of `to_transformers` completed from the weights: the vocabulary, and whether the head is tied.
 
     Args:
         config: from `to_transformers`.
@@ -45,7 +45,7 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
 
     Raises:
         LayoutError: (a ValueError) the names or shapes fit no layout; `WeightsMismatchError` lists names.
-        ValueError: the width that Meta's formula gives is not that of the weights.
+        ValueError: the width from Meta's formula differs from that of the weights.
     """
     layout = layouts.detect(shapes, config["model_type"])
     placements = layout.decode(shapes, layout.read_settings(config)).placements
@@ -66,8 +66,8 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
 _LLAMA_32 = {(2048, 16), (3072, 28)}
 """Width and layers of Llama 3.2's text models.
 
-Their files say ``use_scaled_rope`` and no factor, as those of Llama 3.1 do; Meta's own code then takes 8 for both, but
-they were trained, and are published for `transformers`, with 32.
+Their files have ``use_scaled_rope`` without a factor, as those of Llama 3.1 do; Meta's own code then takes 8 for both,
+but they were trained, and are published for `transformers`, with 32.
 """
 
 _MISTRAL = ("head_dim", "hidden_dim", "sliding_window", "moe")
@@ -76,7 +76,7 @@ _META = (
     *("rope_theta", "use_scaled_rope", "rope_scaling_factor", *_MISTRAL),
 )
 _OF_A_RUN = ("max_batch_size", "max_seq_len", "max_position_embeddings", "model_parallel_size")
-"""Keys of how a model was to be run, which do not change what it computes."""
+"""Keys of the setup of a run, which do not change the model's computation."""
 
 
 def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hidden_size(config: ModelConfig, width: int) -> int:
-    """Return the width of feed-forward layers: what Mistral's files say, or by Meta's formula."""
+    """Return the width of feed-forward layers: from Mistral's files, or by Meta's formula."""
     if "hidden_dim" in config:
         return check_size(config, "hidden_dim")
     multiple = check_size(config, "multiple_of")
@@ -130,7 +130,7 @@ def _hidden_size(config: ModelConfig, width: int) -> int:
 
 
 def _llama_context(config: ModelConfig, width: int) -> dict[str, Any]:
-    """Return how far the positions of a Llama reach, and how they are scaled."""
+    """Return the context length of a Llama, and the scaling of its positions."""
     if not config.flag("use_scaled_rope"):
         return {"max_position_embeddings": _positions(config, 8192 if config.number("rope_theta") >= 5e5 else 4096)}
     default = 32.0 if (width, config.integer("n_layers")) in _LLAMA_32 else 8.0
@@ -151,7 +151,7 @@ def _positions(config: ModelConfig, default: int) -> int:
 
 
 def _experts(config: ModelConfig) -> dict[str, Any]:
-    """Return what makes a Mistral a Mixtral."""
+    """Return the keys that a Mixtral has in addition to a Mistral."""
     experts = ModelConfig(config.mapping("moe"), "moe of params.json", {})
     keys = ("num_experts", "num_experts_per_tok")
     check_keys(experts, keys, keys)
@@ -178,7 +178,7 @@ _GPT_OSS: dict[str, Any] = {
     "rope_ntk_alpha": 1.0,
     "rope_ntk_beta": 32.0,
 }
-"""What OpenAI's code takes where a file leaves it out."""
+"""Defaults of OpenAI's code for missing keys."""
 
 
 def _openai(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Our own names, and what the Flax twins call the same tensors. Every other layout is said in terms of these."""
+"""Our torch names, and the Flax twins' names of the same tensors. Every other layout is defined in terms of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from ..weights.rows import Row
 
 OWN = "attn-bridge-"
-"""What a config.json of ours has in front of the model's name as its ``model_type``."""
+"""Prefix of the model's name in the ``model_type`` of our config.json."""
 
 MATRIX = "o i -> i o"
 CONVOLUTION = "o i k -> k i o"
@@ -33,7 +33,7 @@ CONVOLUTIONS = [
     "{path}conv1d.weight",
     *(f"{{path}}encoder.conv{number}.{leaf}" for number in (1, 2) for leaf in ("weight", "bias")),
 ]
-"""Those of a gated delta net, and those in front of Whisper's encoder."""
+"""Names of the convolutions of a gated delta net, and of those in front of Whisper's encoder."""
 EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight"]
 NORMS = ["{path}scale", "{path}shift"]
 
@@ -45,7 +45,7 @@ MODERN = [
     ),
     *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
 ]
-"""What attention after chapter 3 has beside the others."""
+"""Names of projections that attention after chapter 3 adds."""
 
 BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias"]
 
@@ -57,20 +57,20 @@ TOGETHER = (
     ("W_query.bias", "W_value.bias"),
     ("q_norm.scale", "k_norm.scale"),
 )
-"""Endings of which a module has all or none."""
+"""Endings that a module has all of, or none."""
 
 QUERY_BIAS, KEY_BIAS = "W_query.bias", "W_key.bias"
 """All modules of a checkpoint that have the first have the second, or none: Whisper's keys have no bias."""
 
 
 def torch_rows(*left_out: list[str]) -> list[Row]:
-    """Return the rows of our torch names, those but for some."""
+    """Return the rows of our torch names, without those left out."""
     skipped = {name for names in left_out for name in names}
     return [Row(name, (name,)) for name in NAMES if name not in skipped]
 
 
 def flax_rows(*left_out: list[str]) -> list[Row]:
-    """Return the rows of our Flax names, those but for some."""
+    """Return the rows of our Flax names, without those left out."""
     skipped = {name for names in left_out for name in names}
     return [_flax_row(name) for name in NAMES if name not in skipped]
 
@@ -85,7 +85,7 @@ def _flax_row(name: str) -> Row:
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
+    """Return our names that must accompany those present but are missing: queries without keys, gaps in blocks."""
     names = set(names)
     missing = []
     for endings in TOGETHER:
@@ -105,9 +105,9 @@ def lacking(names: Iterable[str]) -> list[str]:
 
 
 _STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
-"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
+"""Modules with numbered blocks of ours; other numbers are the user's own, and may have gaps."""
 
 
 def gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
-    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
+    """Return the first missing numbers below `stop`; not all, since a name may have any number."""
     return itertools.islice((i for i in range(stop) if i not in numbers), 100)

@@ -1,4 +1,4 @@
-"""Parts of published checkpoints that lie outside the model which a layout describes, and are left out by name."""
+"""Parts of published checkpoints outside the model that a layout describes; they are left out by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..weights.templates import fill, match
 
 TOWER = "it is no part of the text model, which alone is converted"
-"""Reason to leave out what reads images or sound."""
+"""Reason to leave out encoders of images or sound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Part:
     """Tensors that a layout leaves out.
 
     Attributes:
-        begin: what their names begin with; may hold ``{prefix}`` and ``{i}``.
+        begin: prefix of their names; may contain ``{prefix}`` and ``{i}``.
         reason: why they are left out.
-        mark: what follows `begin` in a name that such a part alone has; "": every name that begins so is of the part.
+        mark: suffix after `begin` that a name of such a part alone has; "": every name with the prefix is of the part.
     """
 
     begin: str
@@ -27,11 +27,11 @@ class Part:
 
     @property
     def is_tower(self) -> bool:
-        """Whether what remains of a multimodal model is the one that reads text."""
+        """Return whether the part is an encoder of a multimodal model, so that the text model remains."""
         return self.reason == TOWER
 
     def beginnings(self, names: Sequence[str], prefixes: tuple[str, ...]) -> set[str]:
-        """Return what the names of the part begin with, in a checkpoint of these names."""
+        """Return the prefixes of the part's names, in a checkpoint of these names."""
         if not self.mark:
             return {self.begin}
         found = (match(self.begin + self.mark, name, prefixes) for name in names if name.endswith(self.mark))

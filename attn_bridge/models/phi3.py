@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama whose query, key and value are one matrix, and gate and values another."""
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with one matrix for query, key and value, and one for gate and up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
 
 def fused(num_heads: Size, num_kv_heads: Size) -> Table:
-    """Return the table of attention whose projection holds all queries, then all keys, then all values."""
+    """Return the table of attention with all queries, then all keys, then all values in one projection."""
     parts = tuple(f"W_{name}.weight" for name in ("query", "key", "value"))
     shares = (num_heads, num_kv_heads, num_kv_heads)
     return (
@@ -36,7 +36,7 @@ def fused(num_heads: Size, num_kv_heads: Size) -> Table:
 
 
 def read_phi3(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Phi-3; all of them have the window, if any, and a part of each head may turn."""
+    """Return a layer of Phi-3; all of them have the window, if any, and a part of each head may be rotated."""
     window = config.integer_or_none("sliding_window")
     spec = GroupedQueryAttentionConfig(
         **read_sizes(config),

@@ -44,7 +44,7 @@ def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def is_dense(config: ModelConfig, layer: int) -> bool:
-    """Tell whether a layer has no experts: ``mlp_only_layers`` lists it, or it lies between ``decoder_sparse_step``."""
+    """Return whether a layer has no experts: ``mlp_only_layers`` or ``decoder_sparse_step`` makes it dense."""
     dense = config.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(type(one) is int for one in dense):
         raise TypeError(f"mlp_only_layers of {config.model_type} must be a list of integers, got {dense!r:.60}")

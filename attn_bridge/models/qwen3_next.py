@@ -41,7 +41,7 @@ DEFAULTS = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
-"""What `transformers` takes for keys that a config leaves out."""
+"""Defaults of `transformers` for missing keys."""
 
 
 def grouped_table(config: GatedDeltaNetConfig) -> Table:
@@ -67,7 +67,7 @@ def split_table(config: GatedDeltaNetConfig) -> Table:
 
 
 def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable[[ModelConfig, int], AttentionLayer]:
-    """Return what reads a layer whose tensors are in that table."""
+    """Return a reader of a layer whose tensors are in that table."""
 
     def read(config: ModelConfig, layer: int) -> AttentionLayer:
         """Return a layer of gated delta net."""
@@ -123,7 +123,7 @@ def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block of Qwen3-Next: experts, and beside them shared layers behind a gate; or dense layers."""
+    """Return a block of Qwen3-Next: experts, with gated shared layers; or dense layers."""
     norm = read_rms_norm(config, unit_offset=True)
     if is_dense(config, layer):
         return DecoderBlockConfig(attention, read_feed_forward(config), norm)

@@ -1,9 +1,9 @@
-"""A user's own layout: a TOML file of ``[[rule]]`` tables, read into the two layouts that it leads between.
+"""A user's own layout: a TOML file of ``[[rule]]`` tables, read into the two layouts that it connects.
 
 Keys: ``torch`` and ``flax`` (names; one of the two may be a list of parts, which are one tensor on the other side),
 ``pattern`` and sizes by letter as in `Rule`, ``part`` (axis of the one tensor that counts the parts), or ``along`` (the
-axis they lie along) and ``split`` (sizes), ``stack`` (axis of the one tensor, or else of Flax's, that counts ``{i}`` or
-``{j}``), and ``drop`` (the reason; then one name only).
+axis of their concatenation) and ``split`` (sizes), ``stack`` (axis of the one tensor, or else of Flax's, that counts
+``{i}`` or ``{j}``), and ``drop`` (the reason; then one name only).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def direction(source: str | None, target: str | None) -> str:
 
 
 def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -> tuple[Layout, Layout]:
-    """Return the layout of a checkpoint with those names, and the one that the rules turn it into.
+    """Return the layout of a checkpoint with those names, and the layout that the rules convert it to.
 
     Args:
         path: the file.
         names: the tensors' names.
-        layout: name of the layout that the checkpoint is said to have, for names that both sides cover.
+        layout: the user's name for the checkpoint's layout, for names that both sides cover.
         source: the side whose names the checkpoint must have, torch or flax; "" takes the one that fits.
 
     Raises:
-        LayoutError: not TOML, a table that is no rule, or rules that fit neither way; the message names the line.
+        LayoutError: not TOML, a table that is not a rule, or rules that fit neither way; the message names the line.
     """
     try:
         tables = read_tables(path)

@@ -31,7 +31,7 @@ def read_smollm3(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _turns(config: ModelConfig, layer: int) -> bool:
-    """Tell whether a layer has rotary positions, which ``no_rope_layers`` says by 1, in spite of its name."""
+    """Return whether a layer has rotary positions: 1 in ``no_rope_layers``, in spite of that key's name."""
     layers = config.get("no_rope_layers")
     if layers is None:
         return (layer + 1) % config.integer("no_rope_layer_interval") != 0

@@ -1,6 +1,6 @@
-"""Names that would be kept as they are, though no model has them: wrappers, and several models in one tree.
+"""Refuses names that a conversion would keep although no model has them: wrappers, and several models in one tree.
 
-Layouts of attention take our names below anything, so that a user's own model can be converted whatever is around them.
+Layouts of attention match our names below any prefix, so that a user's own model can be converted around them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .beginnings import MODULE, WRAPPERS, common, counted, is_average, is_moment
 from .layout import Layout
 
 _TABLE = re.compile(r"(?:decoder\.)?tok_emb\.(?:weight|embedding)(?:\.value)?")
-"""What a whole model of ours has, by its own name."""
+"""Embedding table of a whole model of ours, by its own name."""
 
 SHOWN = 4
-"""Prefixes that a line names, at most."""
+"""Maximum prefixes that a line names."""
 
 
 def check(names: Collection[str], layout: Layout, is_said: bool, prefix: str) -> None:
-    """Refuse names that a conversion would keep as they are, and that no model has.
+    """Refuse names that a conversion would keep although no model has them.
 
     Args:
         names: of all tensors.
         layout: theirs.
-        is_said: whether the user says that it is theirs, so that what may be a part of a model is one.
-        prefix: what they lost already.
+        is_said: whether the user named the layout, so that ambiguous parts count as parts of a model.
+        prefix: prefix that was removed from them.
 
     Raises:
-        LayoutError: wrappers, or an optimizer's state or several models; the message says what to do.
+        LayoutError: wrappers, or an optimizer's state or several models; the message has the options to use.
     """
     if layout.whole:
         return
@@ -69,14 +69,14 @@ def _check_wrappers(names: Sequence[str], prefix: str) -> None:
 
 
 def _wrapped(name: str) -> str:
-    """Return a name's beginning up to its last wrapper; "" where it has none."""
+    """Return a name's prefix up to its last wrapper; "" without a wrapper."""
     parts = name.split(".")[:-1]
     marks = [at for at, part in enumerate(parts) if part in WRAPPERS or (part == MODULE and not _is_inside(parts, at))]
     return "".join(f"{part}." for part in parts[: max(marks) + 1]) if marks else ""
 
 
 def _is_inside(parts: Sequence[str], at: int) -> bool:
-    """Whether a part stands below others than wrappers: a model may have a module of that name."""
+    """Return whether a part is below parts other than wrappers: a model may have a module of that name."""
     return any(part not in WRAPPERS and part != MODULE for part in parts[:at])
 
 
@@ -106,7 +106,7 @@ def _check_models(names: Sequence[str], layout: Layout, prefix: str, is_said: bo
 
 
 def _below(names: Sequence[str]) -> dict[str, set[str]]:
-    """Return beginnings of names -> what stands below them; those above others first."""
+    """Return prefix -> the names below it without the prefix; shorter prefixes first."""
     begins = sorted(counted(names, DEEPEST), key=lambda begin: begin.count("."))
     below: dict[str, set[str]] = {begin: set() for begin in begins}
     for name in names:
@@ -120,7 +120,7 @@ def _below(names: Sequence[str]) -> dict[str, set[str]]:
 
 
 def _is_several(begins: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether what stands below beginnings is models or their averages, and no layers of one model."""
+    """Return whether prefixes separate models or their averages, instead of layers of one model."""
     first = begins[0]
     return any(map(is_average, begins)) or any(
         name.startswith(first) and _TABLE.fullmatch(name[len(first) :]) for name in names
@@ -128,7 +128,7 @@ def _is_several(begins: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _counterpart(names: Sequence[str], begins: Iterable[str], moments: Sequence[str]) -> list[str]:
-    """Return the first beginning below which everything stands but an optimizer's state, if there is one."""
+    """Return the first prefix that covers all names except an optimizer's state, as a list; [] if none does."""
     inside = tuple(moments)
     for begin in begins:
         is_apart = not begin.startswith(inside) and not any(one.startswith(begin) for one in inside)
@@ -138,7 +138,7 @@ def _counterpart(names: Sequence[str], begins: Iterable[str], moments: Sequence[
 
 
 def _ways(names: Sequence[str], models: Sequence[str], moments: Sequence[str], prefix: str) -> str:
-    """Return what takes one model of them, or leaves the others out."""
+    """Return options that select one of the models, or leave the others out."""
     if models:
         first, *others = sorted(models, key=is_average)
         more = "".join(f", or --strip {shell_word(prefix + one)}" for one in others[: SHOWN - 1])

@@ -48,10 +48,10 @@ def _bounds(shape: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int, Region]]:
-    """Cut a tensor into boxes of at most `PIECE` bytes whose elements lie one after the other.
+    """Cut a tensor into contiguous boxes of at most `PIECE` bytes.
 
     Yields:
-        Its first element, the one behind its last, and the box; none spans tiles along the axis that it is cut on.
+        Its first element, its end (exclusive), and the box; none spans tiles along the axis that it is cut on.
     """
     if not math.prod(shape):
         return
@@ -100,11 +100,7 @@ class TiledDigest:
         return self._whole.hexdigest()
 
     def tiles(self) -> tuple[str, ...]:
-        """Cut a tensor into contiguous boxes of at most `PIECE` bytes.
-
-        Yields:
-            Its first element, its end (exclusive), and the box; none spans tiles along the axis that it is cut on.
-        """
+        """Return the tiles' digests, in C order."""
         return tuple(one.hexdigest()[:SHORT] for one in self._tiles.values())
 
 

@@ -1,1 +1,1 @@
-"""Layouts of JAX libraries: how their models name and shape what is ours."""
+"""Layouts of JAX libraries, in terms of our names and shapes."""

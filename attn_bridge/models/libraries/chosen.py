@@ -1,4 +1,4 @@
-"""A layout whose table follows from the model at hand: from its number of layers, its shapes, or its form."""
+"""A layout whose table depends on the model: on its number of layers, its shapes, or its form."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...weights.rows import LayoutError, Row, Shape
 from ..layout import FLAGS, Decoded, Encoded, Layout, Settings
 
 Form = dict[str, Any]
-"""What tells the tables of a layout apart: setting -> value."""
+"""Setting -> value, for the settings that select a layout's table."""
 
 
 class Reading(Protocol):
-    """Tells the form of a model, outside or ours, from names, shapes and settings."""
+    """Determines the form of a model, outside or ours, from names, shapes and settings."""
 
     def __call__(self, shapes: Mapping[str, Shape], settings: Settings) -> Form:
         """Return the form."""
@@ -25,12 +25,12 @@ class ChosenLayout(Layout):
 
     Args:
         name: name on the command line.
-        title: what it is.
+        title: its description.
         table: form -> the rows of such models.
         usual: the form whose rows are its `rows`.
         known: forms whose names, taken together, are all that such models may have.
-        of_theirs: tells the form of a model of the library.
-        of_ours: tells the form that a model of ours takes.
+        of_theirs: returns the form of a model of the library.
+        of_ours: returns the form for a model of ours.
         kept: which parts of the form are settings that lead back to the same outside tensors.
     """
 
@@ -55,7 +55,7 @@ class ChosenLayout(Layout):
         self._index_theirs(rows.values())
 
     def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
-        """Say where each of our tensors lies among outside ones; see `Layout.decode`."""
+        """Return the placement of each of our tensors in outside ones; see `Layout.decode`."""
         _, known = self.match(shapes)
         refused = self.why_refused(name for name in shapes if name not in known)
         if refused:
@@ -67,7 +67,7 @@ class ChosenLayout(Layout):
         return dataclasses.replace(found, restore={**found.restore, **kept})
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
-        """Say where in outside tensors each of ours goes; see `Layout.encode`."""
+        """Return the placement of each of our tensors in the outside tensors to write; see `Layout.encode`."""
         given = {**self.defaults, **(settings or {})}
         form = self._of_ours(shapes, given)
         return self._of(form).encode(shapes, {**given, **form}, part=part)

@@ -19,7 +19,7 @@ EMBEDDINGS = "_emb.weight"
 
 
 def _row(row: Row, norm: str) -> Row:
-    """Return a row of a torch model as its Flax model has it."""
+    """Return the row of a Flax model for one of a torch model."""
     if not row.theirs.endswith(WEIGHT):
         return row
     stem = row.theirs.removesuffix(WEIGHT)

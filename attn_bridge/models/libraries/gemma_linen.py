@@ -1,8 +1,8 @@
-"""Gemma 2 and 3 as DeepMind's package `gemma` has them, in Linen: the text models.
+"""Gemma 2 and 3 in DeepMind's package `gemma`, in Linen: the text models.
 
 Names and shapes are those of ``gemma`` 3.3.0 (``gm/nn/_modules.py``, ``gm/nn/_transformer.py``), and of the flat names
-of the published checkpoints, which it reads as well (``gm/ckpts/_compat.py``). Norms hold what is added to 1 on both
-sides, and rotary positions turn the same halves, so numbers only move.
+of the published checkpoints, which it reads as well (``gm/ckpts/_compat.py``). Norms store the offset from 1 on both
+sides, and rotary positions pair the same halves, so numbers only move.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .chosen import ChosenLayout, Form
 
 OURS = "trf_blocks.{i}."
 FLAT = "transformer/"
-"""What the names of published checkpoints begin with, whose modules are joined by slashes."""
+"""Prefix of the names of published checkpoints, whose modules are joined by slashes."""
 
 _NORMS = (
     ("pre_attention_norm", "norm1"),
@@ -30,7 +30,7 @@ _NORMS = (
 
 
 def _rows(form: Form) -> list[Row]:
-    """Return the rows of models whose heads are all of their own (``fused``) or share keys and values."""
+    """Return the rows of models with a key and value head per query head (``fused``), or with shared ones."""
     front = FLAT if form["flat"] else "{prefix}"
 
     def named(path: str, leaf: str, *, bare: bool = False) -> str:
@@ -83,7 +83,7 @@ def _rows(form: Form) -> list[Row]:
 
 
 def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
-    """Return the form of a model of `gemma`: an even feed-forward alone doesn't say which way its gates lie."""
+    """Return the form of a model of `gemma`; square feed-forward matrices alone don't determine the gate's axes."""
     votes = collections.Counter({settings["transposed"]: 0})
     for name, shape in shapes.items():
         stem, found, rest = name.partition("gating_einsum")
@@ -96,7 +96,7 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
 
 
 def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
-    """Return the form that `gemma` gives a model: one projection where keys have as many heads as queries."""
+    """Return the form that `gemma` gives a model: one projection if keys have as many heads as queries."""
     pairs = [
         (shape, shapes.get(name.replace("W_query", "W_key")))
         for name, shape in shapes.items()

@@ -1,17 +1,17 @@
 """MaxText's decoders: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3.
 
 MaxText is on no package index. This is read off AI-Hypercomputer/maxtext, commit e591f30 of August 2026: in
-``checkpoint_conversion``, ``utils/param_mapping.py`` (names, axes, what is done to the numbers), ``to_maxtext.py``
-(stacks), and of its ``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``;
-``layers/attentions.py`` (where scores are scaled, which rotary positions) and ``models/gemma3.py``.
+``checkpoint_conversion``, ``utils/param_mapping.py`` (names, axes, changes of numbers), ``to_maxtext.py`` (stacks), and
+of its ``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``; ``layers/attentions.py``
+(where scores are scaled, which rotary positions) and ``models/gemma3.py``.
 
 - Layers are numbered (``layers_0``), or stacked (``scan=1``) along the second axis (``param_scan_axis``). Gemma 2
-  has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers, and what is left over is not.
-- Queries hold the scale of the scores where the model applies none: Llama, Mistral, Mixtral, Gemma 2. Its source is
-  ``query_pre_attn_scalar`` or the width of a head; for Gemma 2 27B, ``param_mapping.py`` takes the latter, against the
+  has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers; remaining layers are separate.
+- Queries include the scale of the scores if the model applies none: Llama, Mistral, Mixtral, Gemma 2. Its source is
+  ``query_pre_attn_scalar`` or the width of a head; for Gemma 2 27B, ``param_mapping.py`` takes the latter, unlike the
   model and ``convert_gemma2_chkpt.py``.
-- Rotary positions turn halves, as in `transformers`, but for Llama 3.1 and later, where they turn neighbours.
-- Gemma's norms hold the 1 that is added elsewhere, and its embeddings their factor; that of Gemma 3 is in bfloat16.
+- Rotary positions pair halves, as in `transformers`, except for Llama 3.1 and later, where they pair neighbours.
+- Gemma's norms include the 1 that is added elsewhere, and its embeddings their factor; that of Gemma 3 is in bfloat16.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATTERN = 6
 _EXPERTS = {"mixtral": "MoeBlock_0", "qwen-moe": "moe_block"}
 _KINDS = ("llama", "qwen", "mixtral", "qwen-moe", "gemma2", "gemma3")
 _OWN_SCALE = ("qwen", "qwen-moe", "gemma3")
-"""Whose model scales the scores itself."""
+"""Kinds whose model scales the scores itself."""
 
 _PLAIN_NORMS = (("pre_self_attention_layer_norm", "norm1"), ("post_self_attention_layer_norm", "norm2"))
 _GEMMA_NORMS = (
@@ -70,7 +70,7 @@ def _table(form: Form) -> list[Row]:
 
 
 def _places(form: Form) -> Iterator[tuple[str, str, list[int] | None]]:
-    """Yield where layers stand, what the names of their modules end in, and which they are: one, a stack, or any."""
+    """Yield the path of layers, the suffix of their modules' names, and the layers: one, a stack, or any."""
     count: int | None = form["layers"]
     if form["kind"] == "gemma2":
         for kind, phase in (("_local", 0), ("_global", 1)):
@@ -172,7 +172,7 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
 
 
 def _check_axis(queries: Mapping[str, Shape], tables: Mapping[str, Shape], scan: int) -> None:
-    """Refuse queries that lie otherwise, or layers stacked along another axis: other sizes might fit by chance."""
+    """Refuse queries with another axis order, or layers stacked along another axis: other sizes might fit by chance."""
     table, width = next((name, shape[-1]) for name, shape in tables.items())
     for name, shape in queries.items():
         if shape and shape[0] != width:
@@ -184,7 +184,7 @@ def _check_axis(queries: Mapping[str, Shape], tables: Mapping[str, Shape], scan:
 
 
 def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
-    """Return the form that a model of ours takes."""
+    """Return the form for a model of ours."""
     blocks = {name.partition(".")[2].partition(".")[2] for name in shapes if name.startswith("trf_blocks.")}
     has_norms = "att.q_norm.scale" in blocks
     if "post_norm1.scale" in blocks:
@@ -210,10 +210,10 @@ _MOST = 4096
 
 
 def _form(kind: str, scan: int, layers: int | None, head_dim: int, width: int, settings: Settings) -> Form:
-    """Return what tells the tables apart.
+    """Return the form that selects a table.
 
     The scale of the scores is the inverse root of ``query_pre_attn_scalar``; ``width`` is that of the embeddings, and
-    ``layers`` is None where names count them.
+    ``layers`` is None if names count them.
     """
     interleaved = settings.get("interleaved", 0 if kind != "llama" else None)
     if kind in ("llama", "mixtral") and not head_dim:

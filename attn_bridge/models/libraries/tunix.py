@@ -37,7 +37,7 @@ def _attention() -> list[Row]:
 
 
 def _vectors(names: Iterable[tuple[str, str]]) -> list[Row]:
-    """Return rows of what a layer has as it is, their name and ours."""
+    """Return rows that map (their name, our name) without a change of shape."""
     return [Row(LAYER + theirs, (OURS + ours,)) for theirs, ours in names]
 
 
@@ -52,7 +52,7 @@ _EXPERTS = "feed-forward/experts"
 
 
 def _experts() -> list[Row]:
-    """Return rows of a router and of experts, a matrix of each of which is one tensor for all; or of none."""
+    """Return rows of a router and of experts, with one tensor per matrix for all experts; or of dense layers."""
     return [
         *(
             Row(
@@ -70,7 +70,7 @@ def _experts() -> list[Row]:
 
 
 def _layout(name: str, title: str, rows: Iterable[Row], model_types: tuple[str, ...]) -> Layout:
-    """Return the layout of Llama or a Qwen with these rows beside those that they share."""
+    """Return the layout of Llama or a Qwen with these rows in addition to those that they share."""
     return Layout(
         name,
         f"tunix's {title}, NNX's state",
@@ -96,7 +96,7 @@ _NORMS = [(f"attn.{one}_norm.w", f"att.{one}_norm.scale") for one in ("q", "k")]
 
 
 def _gemma3() -> list[Row]:
-    """Return rows of Gemma 3, which has keys and values in one tensor, and queries, too, where no heads share keys."""
+    """Return rows of Gemma 3, which has keys and values in one tensor, together with queries if no heads share keys."""
     query, key, value = (f"{OURS}att.W_{name}.weight" for name in ("query", "key", "value"))
     attention = f"{LAYER}attn."
     fused, split = "attention/qkv", "attention/q-and-kv"

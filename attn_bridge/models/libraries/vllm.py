@@ -1,8 +1,8 @@
-"""vLLM's parameters, as its models hold them once loaded: what trainers push to a sampler.
+"""vLLM's parameters, as its models have them after loading: the names for trainers that push weights to a sampler.
 
 Projections that read the same input are one matrix: query, key and value (``qkv_proj``), gate and up
-(``gate_up_proj``), and of all experts of a layer ``w13_weight`` and ``w2_weight``. Everything else has the names of
-`transformers`, which differ in norms and in where experts are; the form says which.
+(``gate_up_proj``), and of all experts of a layer ``w13_weight`` and ``w2_weight``. All other names are those of
+`transformers`, which differ by form in norms and the location of experts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
 
 
 def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
-    """Return the form that a model of ours takes; Mixtral alone has experts without norms of queries."""
+    """Return the form for a model of ours; Mixtral alone has experts without norms of queries."""
     if any(".post_norm1." in name for name in shapes):
         return {"kind": "gemma" if any(".norm1." in name for name in shapes) else "olmo2"}
     is_mixtral = any(".ff.experts." in name for name in shapes) and not any(".q_norm." in name for name in shapes)

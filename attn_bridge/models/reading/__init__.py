@@ -1,1 +1,1 @@
-"""What readers of a ``config.json`` share: its values, rotary positions, whole decoders."""
+"""Shared by readers of a ``config.json``: its values, rotary positions, whole decoders."""

@@ -1,4 +1,4 @@
-"""Whole decoders as families say them: blocks, embeddings and head out of a ``config.json``."""
+"""Whole decoders from a ``config.json``: blocks, embeddings and head."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .model_config import ModelConfig
 Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]
 """From a config, the index of a block and the config of its attention to that of the block."""
 Model = Callable[[ModelConfig], dict[str, Any]]
-"""From a config to what a `DecoderConfig` takes beside its vocabulary, width and blocks."""
+"""From a config to the arguments of a `DecoderConfig` other than vocabulary, width and blocks."""
 Pair = Callable[[ModelConfig, Collection[str]], EncoderDecoderConfig]
-"""From a config and the names of the tensors beside it to an encoder with its decoder."""
+"""From a config and the names of its tensors to an encoder with its decoder."""
 Write = Callable[[Any, str], dict[str, Any]]
-"""From a whole model and a ``model_type`` to keys of a config.json; what the family can't say is left out or refused.
+"""From a whole model and a ``model_type`` to keys of a config.json; values without a key are left out or refused.
 
 The model is of the class that the family reads: a decoder, or an encoder with one.
 """
@@ -31,7 +31,7 @@ The model is of the class that the family reads: a decoder, or an encoder with o
 Part = TypeVar("Part")
 
 MAX_LAYERS = 4096
-"""Blocks of a model; a config that says more is broken."""
+"""Maximum blocks of a model; a config with more is broken."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -57,7 +57,7 @@ def activation_of(config: ModelConfig, key: str = "hidden_act") -> Activation:
     """Return the activation that a key of a config names.
 
     Raises:
-        ValueError: one that is not known.
+        ValueError: the activation is unknown.
     """
     value = config.get(key)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
@@ -73,7 +73,7 @@ def read_feed_forward(config: ModelConfig, *, width: str = "intermediate_size", 
     Args:
         config: the model's.
         width: key of the width between the matrices.
-        bias: key of whether they have biases; "" is no.
+        bias: key of whether they have biases; "" for no biases.
     """
     return FeedForwardConfig(
         config.integer("hidden_size"),
@@ -106,28 +106,28 @@ def read_llama_block(config: ModelConfig, layer: int, attention: Any) -> Decoder
 
 
 def read_mistral_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block as Llama has it, but never with biases, whatever ``mlp_bias`` says."""
+    """Return a block as Llama has it, but never with biases, regardless of ``mlp_bias``."""
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
 
 
 def read_llama_model(config: ModelConfig) -> dict[str, Any]:
-    """Return the rest of a model as Llama has it: a norm behind the blocks, and a head that may be tied."""
+    """Return the rest of a model as Llama has it: a final norm, and a head that may be tied."""
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
 def inverse(formula: Callable[[float], float], value: float, near: float) -> float:
-    """Return the shortest number near a guess of which a formula makes a value, to the last bit where there is one."""
+    """Return the shortest number near a guess that a formula maps to a value, exact to the last bit if possible."""
     rounded = [round(near, digits) for digits in range(17)]
     found = [one for one in (*rounded, *(math.nextafter(near, to) for to in (0.0, math.inf))) if one > 0]
     return next((one for one in found if formula(one) == value), near)
 
 
 def write_llama_decoder(config: DecoderConfig, *, bias: str = "") -> dict[str, Any]:
-    """Return the keys that blocks and rest are read from where they are as Llama has them, but for attention.
+    """Return the keys of blocks and rest of a decoder like Llama, except attention.
 
     Args:
         config: of the decoder.
-        bias: key of whether feed-forward layers have biases; "" where the family has none.
+        bias: key of whether feed-forward layers have biases; "" if the family has none.
     """
     layers = feed_forward_of(config, FeedForwardConfig)
     return {**write_sizes(config), **write_feed_forward(layers, bias=bias), **write_rms_norm(config)}
@@ -154,7 +154,7 @@ def feed_forward_of(config: DecoderConfig, kind: type[Part]) -> Part:
 
 
 def has_experts(config: DecoderConfig) -> list[bool]:
-    """Tell of every block whether it has experts."""
+    """Return for every block whether it has experts."""
     return [isinstance(block.feed_forward, MixtureOfExpertsConfig) for block in config.blocks]
 
 
@@ -200,17 +200,17 @@ SIZES = (
 
 
 def check_sizes(config: Mapping[str, Any], least: int = 1) -> None:
-    """Refuse a config.json with a size that is none.
+    """Refuse a config.json with an invalid size.
 
-    Lists pass: families that are not ours have them for sizes that differ from layer to layer. So does the -1 that
-    Meta's params.json has for its vocabulary.
+    Lists are accepted: families that are not ours use them for sizes that differ from layer to layer. So is -1 as the
+    vocabulary of Meta's params.json.
 
     Args:
         config: the file's.
-        least: of a size; families without a feed-forward layer have 0.
+        least: minimum of a size; families without a feed-forward layer have 0.
 
     Raises:
-        TypeError: a size is no whole number.
+        TypeError: a size is not a whole number.
         ValueError: it is below `least`, or larger than that of any model.
     """
     kind = config.get("model_type")

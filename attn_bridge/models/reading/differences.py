@@ -1,4 +1,4 @@
-"""Whether two configs of whole models compute the same, and where they do not."""
+"""Compares two configs of whole models, and lists differences that change the computation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 1e-15
 
 
 def differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
-    """Return what of a config another one has otherwise, as ``path (value)``; nothing where both compute the same."""
+    """Return the values of a config that differ in another one, as ``path (value)``; empty if both compute the same."""
     return list(_differences(_plain(wanted), _plain(found), ""))
 
 
@@ -38,7 +38,7 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """Return the config with one spelling for what can be said in two ways, which a decoder has alone."""
+    """Return a decoder's config with equivalent spellings normalised; other configs unchanged."""
     if not isinstance(config, DecoderConfig):
         return config
     blocks = []

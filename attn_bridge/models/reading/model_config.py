@@ -12,12 +12,12 @@ from ...validation import MAX_INDEX
 
 
 class ModelConfig:
-    """A ``config.json``, in which a key that is missing has the default of its family.
+    """A ``config.json``, with the defaults of its family for missing keys.
 
     Args:
         given: the file as a dict.
         model_type: its ``model_type``.
-        defaults: key -> what `transformers` takes where it is missing; a key without one is None.
+        defaults: key -> default of `transformers`; without one, a missing key is None.
         aliases: other names of a key that files have.
     """
 
@@ -58,7 +58,7 @@ class ModelConfig:
         return int(value)
 
     def integer_or_none(self, key: str, least: int = 1) -> int | None:
-        """Return an integer as `integer` does, or None where the file says null."""
+        """Return an integer as `integer` does, or None for null."""
         return None if self.get(key) is None else self.integer(key, least)
 
     def number(self, key: str) -> float:
@@ -83,7 +83,7 @@ class ModelConfig:
         return value
 
     def number_or_none(self, key: str) -> float | None:
-        """Return a number as `number` does, or None where the file says null."""
+        """Return a number as `number` does, or None for null."""
         return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str) -> bool:
@@ -112,7 +112,7 @@ class ModelConfig:
         """Return the kind of a layer, such as ``sliding_attention``: of ``layer_types``, or else `default`.
 
         Raises:
-            TypeError: ``layer_types`` is no list of strings.
+            TypeError: ``layer_types`` is not a list of strings.
             ValueError: it has no entry for the layer.
         """
         kinds = self.get("layer_types")
@@ -125,10 +125,10 @@ class ModelConfig:
         return "full_attention" if kinds[layer] == "attention" else str(kinds[layer])  # which older files call it
 
     def refuse(self, key: str, *accepted: Any) -> None:
-        """Refuse a value that changes the numbers in a way that ours can't.
+        """Refuse a value that changes the computation in a way that we don't support.
 
         Raises:
-            ValueError: the value is none of `accepted`.
+            ValueError: the value is not one of `accepted`.
         """
         value = self.get(key)
         if value not in accepted:
@@ -140,7 +140,7 @@ def as_number(label: str, value: Any) -> float:
     """Return a value as a finite float.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is not finite.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,8 +1,7 @@
-"""Multimodal models of `transformers` whose text model is one of ours: which they are, and the config of that part.
+"""Multimodal models of `transformers` whose text model is one of ours: their types, and the config of that part.
 
-Without an image or a sound, their text model computes what it computes alone; tests hold that of each against
-`transformers`. One that is not listed (PaliGemma looks ahead, Mllama attends to images) may mean other things by the
-same names.
+Without an image or a sound, they compute the same as their text model alone; tests compare each with `transformers`. A
+model that is not listed (PaliGemma looks ahead, Mllama attends to images) may use the same names with other meanings.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
 }
-"""``model_type`` of a text model that is another one's by the name of the part; older files have no ``text_config``."""
+"""``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
 
 SECTIONS = ("mrope_section", "mrope_interleaved")
-"""Which channels of a head turn by time, height and width: text has the same position in each."""
+"""Keys that assign a head's channels to time, height and width: text has the same position in each."""
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the text model in a multimodal one; any other config as it is."""
+    """Return the config of the text model in a multimodal config; any other config unchanged."""
     inner = config.get("text_config")
     found = dict(config)
     if isinstance(inner, Mapping):
@@ -69,6 +68,6 @@ def _without_sections(rotary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def type_of(config: Mapping[str, Any]) -> Any:
-    """Return the ``model_type`` that names of tensors are to be read by: of a multimodal model its text model's."""
+    """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's."""
     kind = config.get("model_type")
     return text_of(config).get("model_type") if isinstance(kind, str) and kind in MODELS else kind

@@ -1,4 +1,4 @@
-"""What readers of configs that are not of `transformers` share: keys that must be there, and sizes that can be."""
+"""Shared by readers of configs that are not of `transformers`: checks of required keys and of sizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .model_config import ModelConfig
 def check_keys(
     config: ModelConfig, required: Iterable[str], known: Collection[str], idle: Collection[str] = ()
 ) -> None:
-    """Check that a config holds what is required, and nothing that would change the numbers in an unknown way.
+    """Check that a config has the required keys, and no unknown key that could change the computation.
 
     Args:
         config: the config.
-        required: keys that must be there.
+        required: keys that must be present.
         known: all keys that are read.
-        idle: keys that change no numbers.
+        idle: keys that do not change the computation.
 
     Raises:
-        ValueError: a key is missing, or one that is not known says something.
+        ValueError: a key is missing, or an unknown one has a value.
     """
     missing = [key for key in required if config.get(key) is None]
     if missing:
@@ -36,7 +36,7 @@ def check_size(config: ModelConfig, key: str) -> int:
     """Return a size that a tensor can have.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: it is not an integer.
         ValueError: it is below 1 or above 2**31 - 1.
     """
     size = config.integer(key)
@@ -49,8 +49,8 @@ def layers_of(config: ModelConfig, key: str) -> int:
     """Return the number of layers.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1, or more than a model has.
+        TypeError: it is not an integer.
+        ValueError: it is below 1, or above `MAX_LAYERS`.
     """
     layers = config.integer(key)
     if layers > MAX_LAYERS:

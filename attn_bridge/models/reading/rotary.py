@@ -1,4 +1,4 @@
-"""Rotary positions as configs say them: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files."""
+"""Rotary positions in configs: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def read_rotary(
 ) -> Rotary:
     """Return the rotary positions of a layer.
 
-    As in `transformers`, ``rope_scaling`` goes before ``rope_parameters``, and what these leave out is read from the
-    config itself.
+    As in `transformers`, ``rope_scaling`` takes precedence over ``rope_parameters``, and values missing there are read
+    from the config itself.
 
     Args:
         config: the model's.
         head_dim: width of a head.
-        kind: kind of the layer, below which ``rope_parameters`` may hold those of its own.
-        theta: base where the config says none.
-        pairing: which channels turn together.
-        partial: whether the model may turn a part of each head, by ``partial_rotary_factor``; others ignore it
-            where positions are not scaled.
-        renamed: ``rope_type`` of its files -> the one that is meant.
+        kind: kind of the layer, for which ``rope_parameters`` may have a separate entry.
+        theta: default base.
+        pairing: which channels are rotated together.
+        partial: whether the model may rotate a part of each head, by ``partial_rotary_factor``; others ignore it if
+            positions are not scaled.
+        renamed: ``rope_type`` of its files -> the equivalent type.
 
     Raises:
         TypeError: a value of the wrong type.
-        ValueError: a ``rope_type`` that is not known, or a value that is missing or does not fit.
+        ValueError: an unknown ``rope_type``, or a value that is missing or does not fit.
     """
     values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
     if isinstance(values.get(kind), Mapping):
@@ -66,8 +66,8 @@ def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
     """Return the keys that `read_rotary` reads, by their older names, which all versions of `transformers` take.
 
     Args:
-        position: of a layer; anything but `Rotary` says nothing.
-        head_dim: width of a head where the model may turn a part of it; None where it turns all.
+        position: of a layer; anything but `Rotary` gives no keys.
+        head_dim: width of a head if the model may rotate a part of it; None if it rotates all.
     """
     if not isinstance(position, Rotary):
         return {}
@@ -86,7 +86,7 @@ def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def write_nested(positions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a model whose kinds of layers have rotary positions of their own, kind -> position."""
+    """Return the keys of a model with separate rotary positions per kind of layers, kind -> position."""
     found = {}
     for kind, position in positions.items():
         if isinstance(position, Rotary):
@@ -99,7 +99,7 @@ def write_nested(positions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_scaling(scaling: Scaling) -> dict[str, Any]:
-    """Return the mapping of a scaling; `ValueError` where it has no name there."""
+    """Return the mapping of a scaling; `ValueError` if `transformers` has no name for it."""
     kind = next((name for name, (one, _) in _SCALINGS.items() if type(scaling) is one), None)
     fields = {field.name: getattr(scaling, field.name) for field in dataclasses.fields(scaling)}
     if kind is None or (kind == "dynamic" and fields.pop("original_context") is None):
@@ -117,20 +117,20 @@ _KEYS = {
 
 
 def _part(dim: int | None, head_dim: int) -> float:
-    """Return the part of a head that turns so many channels, however the product is rounded."""
+    """Return the part of a head that gives `dim` rotated channels after the product is rounded down."""
     part = 1.0 if dim is None else dim / head_dim
     return part if dim is None or int(head_dim * part) == dim else math.nextafter(part, 2.0)
 
 
 def rope_type(values: Values) -> str:
-    """Return the name of the scaling, which older files call ``type``."""
+    """Return the name of the scaling, under the key ``type`` in older files."""
     return str(values.get("rope_type", values.get("type", "default")))
 
 
 def make_nested_rotary(config: ModelConfig, head_dim: int, values: Values, base: Any) -> Rotary:
-    """Return the rotary positions of one kind of layers, where each has its own; arguments are those of `make_rotary`.
+    """Return the rotary positions of a kind of layers, if each kind has its own; arguments as for `make_rotary`.
 
-    As in `transformers`, the context that these scale is never one beside them, and ``truncate`` is passed over.
+    As in `transformers`, their original context length comes only from their own values, and ``truncate`` is ignored.
     """
     given = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
     inner = ModelConfig(given, config.model_type, config.defaults, config.aliases)
@@ -145,14 +145,14 @@ def make_rotary(
     Args:
         config: the model's, for the number of its positions.
         head_dim: width of a head.
-        values: ``rope_type`` and what goes with it.
+        values: ``rope_type`` and its parameters.
         base: the base of the wavelengths.
-        part: the part of a head that turns; None is all of it.
-        pairing: which channels turn together.
+        part: the rotated part of a head; None is all of it.
+        pairing: which channels are rotated together.
 
     Raises:
         TypeError: a value of the wrong type.
-        ValueError: a ``rope_type`` that is not known, or a value that is missing or does not fit.
+        ValueError: an unknown ``rope_type``, or a value that is missing or does not fit.
     """
     kind = rope_type(values)
     if kind not in _SCALINGS:
@@ -172,7 +172,7 @@ def make_rotary(
 
 
 def _refuse_part(config: ModelConfig, head_dim: int, values: Values, kind: str) -> None:
-    """Refuse a part of each head, where a model turns all of it: `transformers` makes tables of that part there."""
+    """Refuse a rotated part in a model that rotates all of each head: `transformers` would make tables of that part."""
     key = "partial_rotary_factor"
     part = values.get(key, config.get(key))
     if part is not None and int(head_dim * _number(config, key, part)) != head_dim:
@@ -229,7 +229,7 @@ _SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ModelConfig, Values],
     "llama3": (Llama3Scaling, _llama3),
     "longrope": (LongRoPEScaling, _longrope),
 }
-"""``rope_type`` -> what it is in ours, and how it is read."""
+"""``rope_type`` -> our class of scaling, and its reader."""
 
 
 def _original_context(config: ModelConfig, values: Values) -> int:
@@ -242,7 +242,7 @@ def _original_context(config: ModelConfig, values: Values) -> int:
 
 
 def _factor(config: ModelConfig, values: Values, original: int) -> float:
-    """Return by how much the context grows: as the file says, or from both lengths."""
+    """Return the growth factor of the context: from the file, or from both lengths."""
     factor = values.get("factor")
     return _number(config, "factor", config.integer("max_position_embeddings") / original if factor is None else factor)
 

@@ -1,1 +1,1 @@
-"""Rows that tables of several layouts share: attention, whole decoders, and what stands anywhere."""
+"""Rows that tables of several layouts share: attention, whole decoders, and general ones."""

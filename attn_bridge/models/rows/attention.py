@@ -1,4 +1,4 @@
-"""Rows of attention as other libraries name it, below the prefix of one layer; whole models and families share them.
+"""Rows of attention in other libraries' names, below the prefix of one layer; whole models and families share them.
 
 Where a size may be a number or the name of a setting, a family gives the number and a whole model the name.
 """
@@ -17,7 +17,7 @@ Size = int | str
 PROJECTIONS = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("o_proj", "out_proj"))
 
 FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed", check=is_frequencies)
-"""Held by files of before 2023."""
+"""Present in files of before 2023."""
 
 SPLIT: Table = (
     *(
@@ -28,7 +28,7 @@ SPLIT: Table = (
     *(Row(f"{name}_norm.weight", (f"{name}_norm.scale",), optional=True) for name in ("q", "k")),
     FREQUENCIES,
 )
-"""The names of Llama, which most models have taken over."""
+"""The names of Llama, which most models share."""
 
 SINKS = Row("sinks", ("sinks",))
 
@@ -41,7 +41,7 @@ ENCODER_DECODER: Table = tuple(
 
 
 def interleaved_rotary(num_heads: Size, num_kv_heads: Size) -> Table:
-    """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
+    """Return the table of Meta's and Mistral's own files, with interleaved rotary positions.
 
     Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.
     """
@@ -56,7 +56,7 @@ def interleaved_rotary(num_heads: Size, num_kv_heads: Size) -> Table:
 
 
 def by_head(num_heads: Size) -> Table:
-    """Return the table of BLOOM, with query, key and value of a head after one another in one projection."""
+    """Return the table of BLOOM, with a projection of query, key and value head by head."""
 
     def fused(leaf: str) -> Row:
         parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
@@ -71,7 +71,7 @@ def by_head(num_heads: Size) -> Table:
 
 
 def gated(num_heads: Size) -> Table:
-    """Return the table of attention whose projection of queries holds each head's query, then its gate."""
+    """Return the table of attention whose projection of queries has each head's query, then its gate."""
 
     def fused(leaf: str) -> Row:
         parts = (f"W_query.{leaf}", f"W_gate.{leaf}")
@@ -88,7 +88,7 @@ def gated(num_heads: Size) -> Table:
 
 
 QUERY: Table = (Row("q_proj.weight", ("W_query.weight",)),)
-"""Queries of DeepSeek that are made of the input itself."""
+"""Queries of DeepSeek projected from the input itself."""
 
 QUERY_LATENT: Table = (
     Row("q_a_proj.weight", ("W_query_latent.weight",)),
@@ -96,13 +96,14 @@ QUERY_LATENT: Table = (
     Row("q_a_layernorm.weight", ("query_norm.scale",)),
     Row("q_b_proj.weight", ("W_query.weight",)),
 )
-"""Those that are made of a latent."""
+"""Queries of DeepSeek projected from a latent."""
 
 
 def latent(num_heads: Size, latent_dim: Size, nope_dim: Size) -> Table:
-    """Return the table of DeepSeek, but for its queries.
+    """Return the table of DeepSeek without its queries.
 
-    The latent and the key with the position are one projection, and so are, head by head, what is made of the latent.
+    The latent and the rotary key share one projection; the projections from the latent to keys and values share
+    another, interleaved by head.
     """
     split = (latent_dim, "...")
     return (
@@ -139,7 +140,7 @@ DELTA_NET: Table = (
     Row("norm.weight", ("norm.scale",)),
     Row("out_proj.weight", ("out_proj.weight",)),
 )
-"""What gated delta nets have beside their projections of the input."""
+"""Rows of gated delta nets other than their projections of the input."""
 
 
 def delta_net_by_head(num_heads: Size, head_dim: Size) -> Table:
@@ -170,13 +171,13 @@ def delta_net_by_head(num_heads: Size, head_dim: Size) -> Table:
 def below(
     rows: Iterable[Row], theirs: str, ours: str, *, required: tuple[str, ...] = (), branch: str = ""
 ) -> list[Row]:
-    """Return rows with something in front of the names on both sides.
+    """Return rows with prefixes added to the names on both sides.
 
     Args:
         rows: the rows.
-        theirs: what is in front of the outside names.
-        ours: what is in front of ours.
-        required: what names of optional rows begin with that are none here.
+        theirs: prefix of the outside names.
+        ours: prefix of ours.
+        required: prefixes of names of optional rows that are required here.
         branch: their `branch`.
     """
     return [

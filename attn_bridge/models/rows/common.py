@@ -16,11 +16,11 @@ GROUPED_HEADS = {
     "num_heads": ("n_heads", "num_attention_heads"),
     "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
 }
-"""As Meta's params.json and the config.json of `transformers` have them."""
+"""As in Meta's params.json and the config.json of `transformers`."""
 
 
 def with_bias(theirs: str, ours: str, pattern: str = "... -> ...") -> list[Row]:
-    """Return rows of a linear or convolution, whose weight may lie otherwise there."""
+    """Return rows of a linear or convolution, whose weight may have another axis order there."""
     return [Row(f"{theirs}.weight", (f"{ours}.weight",), pattern), Row(f"{theirs}.bias", (f"{ours}.bias",))]
 
 

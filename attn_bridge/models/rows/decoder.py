@@ -27,10 +27,10 @@ TOWERS = towers(
     for front in ("", "model.")
     for begin, mark in (("encoder.", "input_linear.weight"), ("projector.", "query"))
 )
-"""What multimodal models of `transformers` have beside their decoder."""
+"""Modules of multimodal models of `transformers` other than their decoder."""
 
 OUTER = "language_model."
-"""What multimodal models had in front of all names of their text model, the head's too, before `transformers` 5."""
+"""Prefix of all names of a multimodal model's text model, including the head, before `transformers` 5."""
 
 PREFIXES = ("model.", "", "model.language_model.", f"{OUTER}model.", "model.text_model.")
 
@@ -95,17 +95,17 @@ APART, TOGETHER = "feed-forward/experts", "feed-forward/fused"
 """Branches of experts that have tensors each, and of all experts of a layer in one."""
 
 EXPERTS = "feed-forward/experts|fused"
-"""Branch of what layers with experts have in files, and in `transformers` as well, which has all experts in one."""
+"""Branch of rows that layers with experts have in files and in `transformers`' fused form alike."""
 
 FUSED = {"fused": ()}
 
 
 def experts(shared: str = "", *, bias: bool = False) -> list[Row]:
-    """Return rows of experts, each by itself or all in one, a router, and what every token goes to; or of none.
+    """Return rows of experts, separate or fused, a router, and shared layers; or of dense layers.
 
     Args:
-        shared: name of what every token goes to; "" where there is none.
-        bias: whether that, and feed-forward layers without experts, may have biases.
+        shared: name of the layers that every token passes; "" without any.
+        bias: whether these, and feed-forward layers without experts, may have biases.
     """
     return [
         *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch=APART),

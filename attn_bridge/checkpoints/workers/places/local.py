@@ -73,7 +73,7 @@ class LocalPlace(Place):
 
     @contextlib.contextmanager
     def helping(self, job: Job) -> Iterator[None]:
-        """Hold the place as a worker of a run that has it alone."""
+        """Enter as a helper of an exclusive run."""
         with self._shared("workers"):
             yield
 
@@ -108,7 +108,7 @@ class LocalPlace(Place):
     # ---- what is noted
 
     def job(self) -> Job | None:
-        """Enter as a helper of an exclusive run."""
+        """Return the current job."""
         try:
             return Job.from_json((self.folder / "job").read_bytes())
         except OSError:
