@@ -166,12 +166,43 @@ def _checked(
         validation.check_sinks(jnp.shape(sinks), dtype_name(sinks), shape[1])
         sinks = jnp.asarray(sinks)
     if mask is not None:
-        mask = as_placed(mask)
-        mask.check_arrays(lambda array: _check_mask(array, shape))
-        mask.check_sizes(shape[0])
-        mask = mask.placed(*shape[2:])
+        mask = _placed_checked(mask, shape)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+
+
+def _placed_checked(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...]) -> Mask:
+    mask = as_placed(mask)
+    mask.check_arrays(lambda array: _check_mask(array, shape))
+    mask.check_sizes(shape[0])
+    return mask.placed(*shape[2:])
+
+
+def visible_keys(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...], like: Array) -> Bool[Array, "..."]:
+    """Return a mask as a bool array of 4 dimensions that broadcasts to scores of a shape.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: an array that is not bool.
+    """
+    del like  # its device is where JAX computes anyway
+    queries, keys = (jnp.arange(size) for size in shape[2:])
+    seen = _placed_checked(mask, shape).allowed(queries[:, None], keys[None, :])
+    return jnp.array(seen, ndmin=4, copy=False)
+
+
+def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
+    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
+    scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
+    least = jax.lax.top_k(scores, number)[0].min(-1, keepdims=True)
+    is_above, is_least = scores > least, scores == least
+    room = number - is_above.sum(-1, keepdims=True)
+    return is_above | (is_least & (is_least.cumsum(-1) <= room))
+
+
+def constant(array: Float[Array, "..."], dtype: Any = None) -> Float[Array, "..."]:
+    """Return an array without its gradient, in a dtype if given."""
+    return jax.lax.stop_gradient(array).astype(dtype or array.dtype)
 
 
 def _check_mask(mask: Bool[Array, "..."], scores_shape: tuple[int, ...]) -> None:

@@ -173,12 +173,42 @@ def _checked(
     if sinks is not None:
         validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
     if mask is not None:
-        mask = as_placed(mask, query.device)
-        mask.check_arrays(lambda array: _check_mask(array, shape))
-        mask.check_sizes(shape[0])
-        mask = mask.placed(*shape[2:])
+        mask = _placed_checked(mask, shape, query.device)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+
+
+def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], device: Any) -> Mask:
+    mask = as_placed(mask, device)
+    mask.check_arrays(lambda array: _check_mask(array, shape))
+    mask.check_sizes(shape[0])
+    return mask.placed(*shape[2:])
+
+
+def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like: Tensor) -> Bool[Tensor, "..."]:
+    """Return a mask as a bool array of 4 dimensions that broadcasts to scores of a shape, on the device of `like`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: an array that is not bool.
+    """
+    queries, keys = (torch.arange(size, device=like.device) for size in shape[2:])
+    seen: Tensor = _placed_checked(mask, shape, like.device).allowed(queries[:, None], keys[None, :])
+    return seen[(None,) * (4 - seen.ndim)]
+
+
+def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"]:
+    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
+    scores = torch.where(torch.isnan(scores), torch.inf, scores)
+    least = torch.topk(scores, number, -1).values.amin(-1, keepdim=True)
+    is_above, is_least = scores > least, scores == least
+    room = number - is_above.sum(-1, keepdim=True)
+    return is_above | (is_least & (is_least.cumsum(-1) <= room))
+
+
+def constant(array: Float[Tensor, "..."], dtype: torch.dtype | None = None) -> Float[Tensor, "..."]:
+    """Return an array without its gradient, in a dtype if given."""
+    return array.detach().to(dtype or array.dtype)
 
 
 def _check_mask(mask: Bool[Tensor, "..."], scores_shape: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .lightning_indexer import LightningIndexer
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
@@ -68,6 +69,8 @@ class MultiHeadLatentAttention(Resettable):
         self.W_key = linear(config.latent_dim, heads * config.nope_dim, bias=False, **options)
         self.W_value = linear(config.latent_dim, heads * config.value_dim, bias=False, **options)
         self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
+        if config.indexer is not None:
+            self.indexer = LightningIndexer(config.indexer, config.d_in, asking, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(LatentAttentionCall)
@@ -109,16 +112,19 @@ class MultiHeadLatentAttention(Resettable):
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
         key_rope = rearrange(self.W_key_rope(batch), "b t c -> b t 1 c")
         query_nope, query_rope = query[..., : config.nope_dim], query[..., config.nope_dim :]
-        at = positions_of(batch, positions, cache, attention_mask)
+        at, tables = positions_of(batch, positions, cache, attention_mask), None
         if config.position is not None:
-            cos, sin = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
-            query_rope = apply_rotary(query_rope, cos, sin, config.position.pairing)
-            key_rope = apply_rotary(key_rope, cos, sin, config.position.pairing)
+            tables = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
+            query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
+            key_rope = apply_rotary(key_rope, *tables, config.position.pairing)
         latent, mask = torch.cat([latent, key_rope], -1), config.mask.restrict(attention_mask)
+        index = latent[..., :0] if config.indexer is None else self.indexer.keys(batch, tables)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
-            cache, view = cache.append(latent, latent[..., :0], **arguments, num_heads=config.num_heads)
-            latent, mask = view.key, view.mask
+            cache, view = cache.append(latent, index, **arguments, num_heads=config.num_heads)
+            latent, index, mask = view.key, view.value, view.mask
+        if config.indexer is not None:
+            mask = self.indexer(asking, batch, index, tables, mask=mask, num_heads=config.num_heads)
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
         options |= functional.attention_arguments(self)
         if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
@@ -167,10 +173,12 @@ class MultiHeadLatentAttention(Resettable):
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
 
-        It holds the latent and the key with the position side by side as the key of one head, and no values.
+        It holds the latent and the key with the position side by side as the key of one head; as its value the key of
+        the indexer, or nothing.
 
         Raises:
             ValueError: a size below 1.
         """
-        width = self.config.latent_dim + self.config.rope_dim
-        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **functional.cache_options(self.W_latent))
+        width, indexer = self.config.latent_dim + self.config.rope_dim, self.config.indexer
+        options = functional.cache_options(self.W_latent)
+        return KeyValueCache.empty(batch_size, capacity, 1, width, indexer.head_dim if indexer else 0, **options)

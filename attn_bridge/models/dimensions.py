@@ -50,6 +50,9 @@ WORDS = {
     "value head": "width of a value head",
     "query latent": "width of the latent of queries",
     "latent": "width of the latent of keys and values",
+    "index queries": "width of all heads of the indexer",
+    "index key": "width of a head of the indexer",
+    "index heads": "number of heads of the indexer",
     "rotary": "number of rotary channels",
     "norm": "width of the norm",
 }
@@ -88,7 +91,15 @@ _LATENT: dict[str, tuple[str, ...]] = {
     "W_key_rope.bias": ("rotary",),
     "W_key.weight": ("keys", "latent"),
     "W_value.weight": ("values", "latent"),
+    "indexer.W_index_query.weight": ("index queries", "input"),
+    "indexer.W_index_key.weight": ("index key", "input"),
+    "indexer.key_norm.scale": ("index key",),
+    "indexer.key_norm.shift": ("index key",),
+    "indexer.W_index_weights.weight": ("index heads", "input"),
 }
+_FROM_QUERY_LATENT = {"W_query.weight", "indexer.W_index_query.weight"}
+"""Leaves of latent attention whose input is the latent of queries where there is one."""
+
 _DELTA: dict[str, tuple[str, ...]] = {
     **_PLAIN,
     "W_gate.weight": ("values", "input"),
@@ -293,7 +304,7 @@ class _Symbols:
         axes: list[Symbol | int | None] = []
         for symbol in symbols:
             name = self.equal[scope].get(symbol, symbol)
-            if leaf == "W_query.weight" and name == "input" and through_latent:
+            if leaf in _FROM_QUERY_LATENT and name == "input" and through_latent:
                 axes.append(Symbol(scope, "query latent"))
             elif name in ("input", "output") or (name == "context" and not is_cross and self._is_unified(root)):
                 axes.append(self._width(root, stem, name))

@@ -43,6 +43,7 @@ MODERN = [
         for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha")
         for leaf in ("weight", "bias")
     ),
+    *(f"{{path}}{name}.weight" for name in ("W_index_query", "W_index_key", "W_index_weights")),
     *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
 ]
 """Names of projections that attention after chapter 3 adds."""
@@ -56,6 +57,10 @@ TOGETHER = (
     ("W_query.weight", "W_key.weight", "W_value.weight"),
     ("W_query.bias", "W_value.bias"),
     ("q_norm.scale", "k_norm.scale"),
+    (
+        *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
+        *("key_norm.scale", "key_norm.shift"),
+    ),
 )
 """Endings that a module has all of, or none."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from ..specs import MultiHeadLatentAttentionConfig
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
+from .lightning_indexer import chosen_keys
 from .rms_norm import rms_norm
 from .rotary import number, rotate
 
@@ -34,9 +36,16 @@ def reference(
     latent = rms_norm(latent, parameters["latent_norm.scale"], eps=config.norm_eps)
     shared = linear(x, parameters, "W_key_rope", bias=config.bias)[..., None, :, :]
     query_rope = query[..., config.nope_dim :]
+    positions = number(x, attention_mask) if positions is None else positions
     if config.position is not None:
-        positions = number(x, attention_mask) if positions is None else positions
         query_rope, shared = (rotate(part, config.position, positions) for part in (query_rope, shared))
+    visible = restricted(config.mask, attention_mask, tokens)
+    if config.indexer is not None:
+        prefix, turned = "indexer.", config.position
+        own = {name.removeprefix(prefix): array for name, array in parameters.items() if name.startswith(prefix)}
+        if turned is not None:  # the same angles, of the first channels of a head
+            turned = dataclasses.replace(turned, dim=config.rope_dim, pairing=config.indexer.pairing)
+        visible = chosen_keys(config.indexer, own, asking, x, visible, turned, positions)
     key_nope = split_heads(linear(latent, parameters, "W_key", bias=False), config.num_heads)
     everywhere = np.ones((*key_nope.shape[:-1], 1))
     context, weights = attend(
@@ -45,6 +54,6 @@ def reference(
         split_heads(linear(latent, parameters, "W_value", bias=False), config.num_heads),
         scale=config.scale,
         causal=False,
-        attention_mask=restricted(config.mask, attention_mask, tokens),
+        attention_mask=visible,
     )
     return linear(merge_heads(context), parameters, "out_proj", bias=config.bias), weights

@@ -44,6 +44,7 @@ from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
+from .lightning_indexer import Indexer
 from .linear_attention import LinearAttentionConfig
 from .mamba2 import Mamba2Config
 from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
@@ -75,6 +76,7 @@ __all__ = [
     "GPTModelConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
+    "Indexer",
     "KimiDeltaAttentionConfig",
     "LayerNormConfig",
     "LightningAttentionConfig",

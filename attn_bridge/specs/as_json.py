@@ -16,6 +16,7 @@ from . import (
     feed_forward,
     grouped_query_attention,
     mixture_of_experts,
+    multi_head_latent_attention,
     position,
 )
 from .base import LATER
@@ -31,6 +32,7 @@ _CLASSES: dict[str, type] = {
         feed_forward,
         grouped_query_attention,
         mixture_of_experts,
+        multi_head_latent_attention,
         position,
     )
     for one in vars(room).values()

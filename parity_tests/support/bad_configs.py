@@ -39,6 +39,7 @@ VALID: dict[str, Any] = {
         NORM,
         GROUPED,
         specs.MultiHeadLatentAttentionConfig(6, 2, 5, 3, 4, 2, query_dim=4),
+        specs.Indexer(2, 4, 3),
         CROSS,
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
@@ -181,10 +182,15 @@ RULES: tuple[BadConfig, ...] = (
     *_positive("QKNorm", "eps"),
     BadConfig("QKNorm", {"unit_offset": 1}, TypeError, "unit_offset must be a bool, got int"),
     *_kinds("MultiHeadLatentAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
+    BadConfig(
+        "MultiHeadLatentAttentionConfig", {"indexer": 3}, TypeError, "indexer must be an Indexer or None, got int"
+    ),
+    _choices("Indexer", "pairing", "'half', 'interleaved'"),
     *_relations(
         "MultiHeadLatentAttentionConfig",
         ({"position": specs.Rotary(dim=2)}, "dim of Rotary (2) must be rope_dim (4)"),
         ({"rope_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+        ({"indexer": specs.Indexer(2, 3, 1)}, "head_dim of Indexer (3) must be at least rope_dim (4)"),
     ),
     *_relations("CrossAttentionConfig", DIVIDED, SHARED),
     *_kinds("DifferentialAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),

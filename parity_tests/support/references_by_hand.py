@@ -202,6 +202,28 @@ LATENT = Case(
     [[[1, 0], LATENT_SHARES]],
 )
 
+INDEXER = {
+    # Keys are (1, -1) and (-1, 1) after a norm with an eps of 3; the query of the second token is near the first key.
+    "indexer.W_index_query.weight": np.array([[1.0], [-1.0]]),
+    "indexer.W_index_key.weight": columns([1.0, -1.0], [-1.0, 1.0]),
+    "indexer.key_norm.scale": np.array([2.0, 2.0]),
+    "indexer.key_norm.shift": np.array([0.0, 0.0]),
+}
+INDEXED = tuple(
+    Case(
+        name,
+        LATENT.config.replace(indexer=specs.Indexer(1, 2, top_k=1, norm_eps=3.0)),
+        {**LATENT.parameters, **INDEXER, "indexer.W_index_weights.weight": np.full((1, 2), weight)},
+        [[5, 10], [sign * 5, sign * 10]],
+        [[[1, 0], [float(sign > 0), float(sign < 0)]]],
+    )
+    for name, weight, sign in (
+        ("the key with the highest score", 1.0, 1),
+        ("a key with a score of 0 before a negative one", -1.0, -1),
+        ("the first of keys with equal scores", 0.0, 1),
+    )
+)
+
 CROSS = (
     Case(
         "neighbouring heads share a key",
@@ -399,6 +421,7 @@ CASES = (
     *GROUPED,
     *NORMS,
     LATENT,
+    *INDEXED,
     *CROSS,
     DIFFERENCE,
     LINEAR,

@@ -1,0 +1,94 @@
+"""The indexer that chooses the keys of a query by scores of its own (DeepSeek-V3.2, arXiv 2512.02556).
+
+Twins: `jax_attn.lightning_indexer`, `torch_attn.lightning_indexer`. Letters: b batch, t query position, s key position,
+h head of the indexer, c channel of a head.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from einops import einsum, rearrange
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask
+from attn_bridge.specs import Indexer
+
+from . import functional
+from .initial_weights import linear
+from .layer_norm import LayerNorm
+from .positions import apply_rotary
+from .random import Rngs
+
+
+class LightningIndexer(nnx.Module):
+    """Choice of the keys that a query attends to; no gradient flows through it.
+
+    Args:
+        config: sizes and the number of keys.
+        d_in: width of the attention's input.
+        query_dim: width of the features that queries are made of.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(
+        self,
+        config: Indexer,
+        d_in: int,
+        query_dim: int,
+        *,
+        rngs: Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        dtype: DTypeLike | None = None,
+    ):
+        self.config = config = Indexer.check(config)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.W_index_query = linear(query_dim, config.num_heads * config.head_dim, bias=False, **options)
+        self.W_index_key = linear(d_in, config.head_dim, bias=False, **options)
+        self.key_norm = LayerNorm(config.head_dim, config.norm_eps, **options)
+        self.W_index_weights = linear(d_in, config.num_heads, bias=False, **options)
+
+    def keys(
+        self, x: Float[Array, "b t d"], tables: tuple[Float[Array, "... t i"], Float[Array, "... t i"]] | None
+    ) -> Float[Array, "b t 1 c"]:
+        """Return the key of each token of `x`, which all heads share and a cache holds."""
+        key = rearrange(self.key_norm(self.W_index_key(x)), "b t c -> b t 1 c")
+        return functional.constant(key if tables is None else apply_rotary(key, *tables, self.config.pairing))
+
+    def __call__(
+        self,
+        asking: Float[Array, "b t q"],
+        x: Float[Array, "b t d"],
+        key: Float[Array, "b s 1 c"],
+        tables: tuple[Float[Array, "... t i"], Float[Array, "... t i"]] | None,
+        *,
+        mask: Mask | Bool[Array, "..."],
+        num_heads: int,
+    ) -> Mask | Bool[Array, "b n t s"]:
+        """Restrict `mask` to the keys with the highest scores; of equal ones the first.
+
+        Args:
+            asking: what queries are made of.
+            x: input of the attention, which the heads' weights are made of.
+            key: of `keys`, of all tokens so far.
+            tables: cosines and sines of the positions of `x`; None does not turn anything.
+            mask: which query sees which of the keys.
+            num_heads: heads of the attention, which `mask` may tell apart.
+        """
+        config = self.config
+        queries, keys = x.shape[1], key.shape[1]
+        if keys <= config.top_k:
+            return mask
+        query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
+        query = query if tables is None else apply_rotary(query, *tables, config.pairing)
+        wide = functional.wide_dtype(x)
+        query, key, weights = (functional.constant(part, wide) for part in (query, key, self.W_index_weights(x)))
+        scores = einsum(query, key[:, :, 0], "b t h c, b s c -> b t h s") * config.head_dim**-0.5
+        scores = einsum(jax.nn.relu(scores), weights * config.num_heads**-0.5, "b t h s, b t h -> b t s")
+        visible = functional.visible_keys(mask, (x.shape[0], num_heads, queries, keys), scores)
+        return visible & functional.largest(jnp.where(visible, scores[:, None], -jnp.inf), config.top_k)
