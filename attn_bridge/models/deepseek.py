@@ -1,6 +1,6 @@
-"""DeepSeek V2 and V3: keys and values from a latent, next to one key with a rotary position.
+"""DeepSeek V2, V3 and V3.2, and GLM-5: keys and values from a latent, next to one key with a rotary position.
 
-Layers have experts, but for the first ones.
+Layers have experts, but for the first ones. In V3.2 and GLM-5 an indexer chooses the keys of a query.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import dataclasses
 import math
 from typing import Any
 
+from ..printable import printable
 from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import FeedForwardConfig
+from ..specs.lightning_indexer import Indexer
 from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ..specs.position import Scaling
+from ..specs.position import Pairing, Scaling
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import check_even_heads
@@ -30,15 +32,19 @@ from .reading.decoders import (
 )
 from .reading.model_config import ModelConfig, as_number
 from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import QUERY, QUERY_LATENT, Table, latent
+from .rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
 from .rows.common import HEADS
 from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+
+_SPARSE: dict[str, Pairing] = {"deepseek_v32": "half", "glm_moe_dsa": "interleaved"}
+"""Model type with an indexer -> which channels of the indexer turn together."""
 
 
 def table(config: MultiHeadLatentAttentionConfig) -> Table:
     """Return the names of `transformers`, which are those of DeepSeek's files."""
     queries = QUERY if config.query_dim is None else QUERY_LATENT
-    return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim))
+    indexer = () if config.indexer is None else INDEXER
+    return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim), *indexer)
 
 
 def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
@@ -49,7 +55,8 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
     config.refuse("num_key_value_heads", None, heads)
     nope_dim = config.integer("qk_nope_head_dim")
-    interleaved = config.model_type == "deepseek_v2" or config.flag("rope_interleave")
+    interleaved = config.model_type != "deepseek_v3" or config.flag("rope_interleave")
+    is_sparse = config.model_type in _SPARSE
     position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
     magnitude = _magnitude(config, position.scaling)
     spec = MultiHeadLatentAttentionConfig(
@@ -59,14 +66,25 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
         nope_dim=nope_dim,
         rope_dim=rope_dim,
         value_dim=config.integer("v_head_dim"),
-        query_dim=config.integer_or_none("q_lora_rank"),
+        query_dim=config.integer("q_lora_rank") if is_sparse else config.integer_or_none("q_lora_rank"),
         bias=config.flag("attention_bias"),
         position=position,
         scale=(nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
         dropout=config.number_or_none("attention_dropout") or 0.0,
+        indexer=_indexer(config) if is_sparse else None,
     )
     prefix = f"model.layers.{layer}.self_attn."
     return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": table(spec)}, prefix)
+
+
+def _indexer(config: ModelConfig) -> Indexer:
+    """Return the indexer of every layer; GLM-5's layers may share one layer's choice, which ours do not."""
+    layers = config.integer("num_hidden_layers")
+    config.refuse("indexer_types", None, ["full"] * layers)
+    config.refuse("index_topk_pattern", None, "F" * layers, ["full"] * layers)
+    config.refuse("index_topk_freq", None, 0, 1)
+    heads, width, top_k = (config.integer(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
+    return Indexer(heads, width, top_k, pairing=_SPARSE[config.model_type])
 
 
 def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
@@ -77,12 +95,23 @@ def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
+def _is_dense(config: ModelConfig, layer: int) -> bool:
+    """Return whether a layer has no experts: by ``mlp_layer_types``, which V3.2 and GLM-5 have, or by its index."""
+    kinds = config.get("mlp_layer_types") if config.model_type in _SPARSE else None
+    if kinds is None:
+        return layer < config.integer("first_k_dense_replace", 0)
+    if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
+        shown = printable(repr(kinds))
+        raise ValueError(f"mlp_layer_types ({shown}) must be a list with 'dense' or 'sparse' for layer {layer}")
+    return bool(kinds[layer] == "dense")
+
+
 def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
     """Return a block of DeepSeek: dense feed-forward layers in the first blocks, experts in the others."""
-    norm, is_3 = read_rms_norm(config), config.model_type == "deepseek_v3"
+    norm, is_3 = read_rms_norm(config), config.model_type != "deepseek_v2"
     bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 has none of, whatever its config says
     dense = read_feed_forward(config, bias=bias)
-    if layer < config.integer("first_k_dense_replace", 0):
+    if _is_dense(config, layer):
         return DecoderBlockConfig(attention, dense, norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     count, shared = config.integer("n_routed_experts"), config.integer_or_none("n_shared_experts")
@@ -113,7 +142,7 @@ def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionC
 def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     """Return the keys of DeepSeek V2 or V3."""
     attention = attention_of(config, MultiHeadLatentAttentionConfig)
-    is_3, sparse = model_type == "deepseek_v3", has_experts(config)
+    is_3, sparse = model_type != "deepseek_v2", has_experts(config)
     if not is_3:
         check_even_heads(config, attention.num_heads)
     dense = "mlp_bias" if not is_3 else ""
@@ -130,11 +159,26 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "attention_bias": attention.bias,
         "attention_dropout": attention.dropout,
         **write_rotary(position),
-        **({"rope_interleave": getattr(position, "pairing", "") == "interleaved"} if is_3 else {}),
+        **(
+            {"rope_interleave": getattr(position, "pairing", "") == "interleaved"}
+            if model_type == "deepseek_v3"
+            else {}
+        ),
+        **(_write_indexer(attention.indexer) if model_type in _SPARSE else {}),
         **write_rms_norm(config),
         **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig), bias=dense)),
         "first_k_dense_replace": sparse.index(True) if any(sparse) else len(sparse),
         **(_write_experts(feed_forward_of(config, MixtureOfExpertsConfig), is_3) if any(sparse) else {}),
+    }
+
+
+def _write_indexer(indexer: Indexer | None) -> dict[str, Any]:
+    if indexer is None:
+        raise ValueError("indexer (None) must be an Indexer there")
+    return {
+        "index_n_heads": indexer.num_heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.top_k,
     }
 
 
@@ -174,6 +218,18 @@ _BOTH = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+}
+
+_V32 = {
+    **_BOTH,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    "index_head_dim": 128,
+    "index_topk": 2048,
 }
 
 FAMILIES = (
@@ -223,16 +279,59 @@ FAMILIES = (
         write=write_deepseek,
         architecture="DeepseekV3ForCausalLM",
     ),
+    Family(
+        ("deepseek_v32",),
+        read_deepseek,
+        {
+            **_V32,
+            "hidden_size": 7168,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 61,
+            "max_position_embeddings": 163840,
+            "vocab_size": 129280,
+            "intermediate_size": 18432,
+            "n_group": 8,
+            "topk_group": 4,
+            "index_n_heads": 64,
+        },
+        block=_block,
+        write=write_deepseek,
+        architecture="DeepseekV32ForCausalLM",
+    ),
+    Family(
+        ("glm_moe_dsa",),
+        read_deepseek,
+        {
+            **_V32,
+            "hidden_size": 6144,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 78,
+            "max_position_embeddings": 202752,
+            "vocab_size": 154880,
+            "intermediate_size": 12288,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_n_heads": 32,
+        },
+        block=_block,
+        write=write_deepseek,
+        architecture="GlmMoeDsaForCausalLM",
+    ),
 )
 
 
 LAYOUT = decoder(
     "hf-deepseek",
-    "transformers DeepSeek V2 and V3",
+    "transformers DeepSeek V2, V3 and V3.2, GLM-5",
     [
         *attention(QUERY, branch="queries/direct"),
         *attention(QUERY_LATENT, branch="queries/latent"),
         *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
+        *attention((dataclasses.replace(row, optional=True) for row in INDEXER), branch="queries/latent"),
         *experts("shared_experts", bias=True),
         Row(
             f"{LAYER}mlp.gate.e_score_correction_bias",
@@ -246,5 +345,5 @@ LAYOUT = decoder(
     settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
     defaults={"fused": 0},
     parts=(Part(LAYER, "it predicts further tokens, and transformers leaves it out, too", mark="eh_proj.weight"),),
-    model_types=("deepseek_v2", "deepseek_v3"),
+    model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
 )

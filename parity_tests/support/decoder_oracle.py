@@ -19,7 +19,7 @@ from torch_attn.backend import to_numpy
 
 from .folders import new_folder
 from .hf_configs import LATENT_HEADS
-from .hf_oracle import EXPERTS, GATED, LLAMA3, SIZES, YARN, padding
+from .hf_oracle import EXPERTS, GATED, INDEXED, LLAMA3, SIZES, YARN, padding
 
 VOCABULARY, TOKENS = 31, 13
 WHOLE = {**SIZES, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
@@ -117,6 +117,35 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_group": 4,
             "topk_group": 2,
             "routed_scaling_factor": 2.5,
+        },
+    ),
+    "deepseek-v3.2": (
+        "deepseek_v32",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            **INDEXED,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "glm-5": (
+        "glm_moe_dsa",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            **INDEXED,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7,
         },
     ),
     "qwen3-next": (

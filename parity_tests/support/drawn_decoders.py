@@ -57,7 +57,7 @@ SIZES: dict[str, Any] = {
 def draw(model_type: str, seed: int) -> DecoderConfig:
     """Return a decoder of a family with up to three changes, which may make it one of no family."""
     rng = random.Random(f"{model_type} {seed}")
-    more = {"num_key_value_heads": 4} if model_type.startswith("deepseek") else {}
+    more = {"num_key_value_heads": 4} if model_type.startswith(("deepseek", "glm_moe_dsa")) else {}
     config = families.find_decoder({"model_type": model_type, **SIZES, **more})
     for _ in range(seed % 4):
         try:

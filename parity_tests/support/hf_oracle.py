@@ -51,6 +51,8 @@ LATENT = {
     **LATENT_HEADS,
     "first_k_dense_replace": 2,
 }
+INDEXED = {"index_n_heads": 8, "index_head_dim": 6, "index_topk": 3}
+"""Heads enough that no two scores of an indexer are zero, and so equal."""
 GATED = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -151,6 +153,8 @@ CASES = {
         "deepseek_v3", {**LATENT, "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}
     ),
     "deepseek-v3-halves": Case("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "deepseek-v3.2": Case("deepseek_v32", {**LATENT, **INDEXED, "rope_scaling": {**YARN, "mscale_all_dim": 0.6}}),
+    "glm-5": Case("glm_moe_dsa", {**LATENT, **INDEXED, "attention_bias": True}, layers=(0, 1)),
     "gpt2": Case(
         "gpt2",
         {"n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 100_064, "attn_pdrop": 0.0},

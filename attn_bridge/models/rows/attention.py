@@ -98,6 +98,15 @@ QUERY_LATENT: Table = (
 )
 """Queries of DeepSeek projected from a latent."""
 
+INDEXER: Table = (
+    Row("indexer.wq_b.weight", ("indexer.W_index_query.weight",)),
+    Row("indexer.wk.weight", ("indexer.W_index_key.weight",)),
+    Row("indexer.k_norm.weight", ("indexer.key_norm.scale",)),
+    Row("indexer.k_norm.bias", ("indexer.key_norm.shift",)),
+    Row("indexer.weights_proj.weight", ("indexer.W_index_weights.weight",)),
+)
+"""The indexer of DeepSeek V3.2, which chooses the keys of a query."""
+
 
 def latent(num_heads: Size, latent_dim: Size, nope_dim: Size) -> Table:
     """Return the table of DeepSeek without its queries.

@@ -30,7 +30,7 @@ SMALL = {
 
 
 def small(name: str) -> dict[str, object]:
-    own = {"num_key_value_heads": 4} if name.startswith("deepseek") else {}
+    own = {"num_key_value_heads": 4} if name.startswith(("deepseek", "glm_moe_dsa")) else {}
     return {"model_type": name, **SMALL, **own}
 
 
@@ -49,6 +49,8 @@ ROUTERS = {
         Router("softmax", normalise=False, groups=ExpertGroups(2, 1, "max")),
     ),
     "deepseek_v3": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "deepseek_v32": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "gpt_oss": ({}, Router("softmax", bias=True)),
     "mixtral": ({}, Router("softmax")),
     "qwen3_moe": ({}, Router("softmax", normalise=False)),
