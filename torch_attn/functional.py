@@ -21,6 +21,7 @@ from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
 from .random import JaxRngs, RngStream
+from .shards import whole
 from .signatures import typed_as
 from .signatures.function import FunctionCall
 
@@ -207,8 +208,8 @@ def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"
 
 
 def constant(array: Float[Tensor, "..."], dtype: torch.dtype | None = None) -> Float[Tensor, "..."]:
-    """Return an array without its gradient, in a dtype if given."""
-    return array.detach().to(dtype or array.dtype)
+    """Return an array without its gradient, in a dtype if given; all of it on each device where devices share it."""
+    return whole(array).detach().to(dtype or array.dtype)
 
 
 def _check_mask(mask: Bool[Tensor, "..."], scores_shape: tuple[int, ...]) -> None:

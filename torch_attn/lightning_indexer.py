@@ -58,7 +58,7 @@ class LightningIndexer(Resettable):
     ) -> Float[Tensor, "b t 1 c"]:
         """Return the key of each token of `x`, which all heads share and a cache holds."""
         key = rearrange(self.key_norm(self.W_index_key(x)), "b t c -> b t 1 c")
-        return functional.constant(key if tables is None else apply_rotary(key, *tables, self.config.pairing))
+        return key if tables is None else apply_rotary(key, *tables, self.config.pairing)
 
     def forward(
         self,
