@@ -69,8 +69,9 @@ def gated_delta_rule(
     dtype = functional.wide_dtype(value)
     query, key, value, log_decay, beta = (one.astype(dtype) for one in arrays)
     groups = value.shape[2] // key.shape[2]
-    query = repeat(query, "b t h c -> b t (h g) c", g=groups)
-    key = repeat(key, "b t h c -> b t (h g) c", g=groups)
+    if groups > 1:
+        query = repeat(query, "b t h c -> b t (h g) c", g=groups)
+        key = repeat(key, "b t h c -> b t (h g) c", g=groups)
     if state is None:
         state = jnp.zeros((value.shape[0], value.shape[2], key.shape[3], value.shape[3]), dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
@@ -254,17 +255,18 @@ def _delta_tokens(
     query: Array, key: Array, value: Array, log_decay: Array, beta: Array, state: Array, chunk_size: int
 ) -> tuple[Array, Array]:
     decay = jnp.exp(log_decay if log_decay.ndim == 4 else log_decay[..., None])
-    sequences = [rearrange(array, "b t ... -> t b ...") for array in (query, key, value, decay, beta)]
+    sequences = [array.swapaxes(0, 1) for array in (query, key, value, decay, beta)]
     state, context = chunks.scan(_delta_token, state, sequences)
-    return rearrange(context, "t b h v -> b t h v"), state
+    return context.swapaxes(0, 1), state
 
 
 def _delta_token(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
     query, key, value, decay, beta = now
     state = state * decay[..., None]
-    known = einsum(key, state, "b h c, b h c v -> b h v")
-    state = state + einsum(key, beta[..., None] * (value - known), "b h c, b h v -> b h c v")
-    return state, einsum(query, state, "b h c, b h c v -> b h v")
+    # Products of matrices: to decode a token, einsum's parsing costs as much as the arithmetic.
+    wrong = value[..., None, :] - key[..., None, :] @ state
+    state = state + (beta[..., None] * key)[..., None] * wrong
+    return state, (query[..., None, :] @ state)[..., 0, :]
 
 
 def _delta_chunks(
