@@ -105,6 +105,7 @@ UNUSUAL = {
 """Values that are the default of no family, and a head that is tied in none."""
 
 ONLY = {
+    "cwm": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
     "qwen3_next": {"hidden_act": "silu"},

@@ -273,9 +273,9 @@ def check_jax(pair: Pair, seed: int = 6) -> None:
         WrongError: they differ.
     """
     backend, ids = backends.load("flax"), sample(seed)
-    module = backend.build_blank("DecoderModel", pair.config, "float64")
-    backend.set_weights(module, backends.load("torch").get_weights(pair.ours))
     with backend.precision("float64"):
+        module = backend.build_blank("DecoderModel", pair.config, "float64")
+        backend.set_weights(module, backends.load("torch").get_weights(pair.ours))
         ours = torch.from_numpy(np.array(module(ids.numpy())))
     with promoted(), torch.no_grad():
         theirs = pair.theirs(ids, use_cache=False).logits
