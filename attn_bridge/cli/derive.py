@@ -18,7 +18,7 @@ def derive(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; default: MODEL_TYPE.toml.")
     ] = None,
-    flax: Annotated[bool, typer.Option(help="Run the Flax model in the proof as well.")] = True,
+    flax: Annotated[bool, typer.Option(help="Run the Flax model in the proof as well.")] = False,
 ) -> int:
     """Derive a family of decoders from a class of transformers, and prove it: logits, gradients, padding, caches.
 
