@@ -25,6 +25,7 @@ from attn_bridge.models.derived.reading import Reader
 from attn_bridge.models.layout import Layout
 from attn_bridge.models.reading.decoders import make_decoder
 from attn_bridge.models.reading.model_config import ModelConfig
+from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
 
 from ..running.promotion import promoted
@@ -275,7 +276,7 @@ def check_jax(pair: Pair, seed: int = 6) -> None:
     backend, ids = backends.load("flax"), sample(seed)
     with backend.precision("float64"):
         module = backend.build_blank("DecoderModel", pair.config, "float64")
-        backend.set_weights(module, backends.load("torch").get_weights(pair.ours))
+        transfer(pair.ours, module)
         ours = torch.from_numpy(np.array(module(ids.numpy())))
     with promoted(), torch.no_grad():
         theirs = pair.theirs(ids, use_cache=False).logits
