@@ -121,7 +121,12 @@ def members(file: File | Window) -> dict[str, Member]:
         if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
             raise bad(path, f"the member {printable(name)} of the zip is encrypted or elsewhere")
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != size:
-            raise bad(path, f"the member {printable(name)} of the zip is compressed; only stored ones are read")
+            if "/code/__torch__/" in name:
+                raise bad(path, "is a TorchScript module; save the state_dict of torch.jit.load(FILE) by torch.save")
+            again = {".npz": ": save it again by np.savez", ".keras": ""}.get(
+                path.suffix, ": save it again by torch.save"
+            )
+            raise bad(path, f"the member {printable(name)} of the zip is compressed; only stored ones are read{again}")
         if name in found:
             raise bad(path, f"the zip has the member {printable(name)} twice")
         local = bytes(file.read(offset, 30 + len(raw)))

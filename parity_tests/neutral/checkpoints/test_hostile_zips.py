@@ -27,7 +27,15 @@ def test_compressed_members_are_refused(format, tmp_path):
         for name, data in held.items():
             new.writestr(name, data)
     assert path.stat().st_size < 5000
-    assert "is compressed; only stored ones are read" in refusal(path)
+    again = {"torch": "torch.save", "npz": "np.savez"}[format]
+    assert f"is compressed; only stored ones are read: save it again by {again}" in refusal(path)
+
+
+def test_a_torchscript_module_is_named(tmp_path):
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/code/__torch__/net.py", "def forward(self): pass\n" * 9)
+    assert "is a TorchScript module; save the state_dict of torch.jit.load(FILE) by torch.save" in refusal(path)
 
 
 def patched(path, format, changes):

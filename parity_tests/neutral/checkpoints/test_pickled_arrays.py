@@ -57,6 +57,13 @@ def test_files_without_named_arrays_are_refused(tmp_path, tree, message):
         checkpoints.read(put(tmp_path / "x.pkl", tree))
 
 
+def test_pickled_tensors_are_refused_with_torch_save(tmp_path):
+    source = tmp_path / "x.pkl"  # {"w": torch.storage._load_from_bytes()}
+    source.write_bytes(b"\x80\x02}X\x01\x00\x00\x00wctorch.storage\n_load_from_bytes\n)Rs.")
+    with pytest.raises(CheckpointError, match=r"w is torch.storage._load_from_bytes; torch.save saves tensors$"):
+        checkpoints.read(source)
+
+
 class Evil:
     """Writes a file where it is unpickled."""
 

@@ -79,7 +79,8 @@ class PickledReader(Reader):
         check_count(path, len(self.tensors))
         if not self.tensors:
             first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
-            raise bad(path, f"holds no array of NumPy or JAX{first}")
+            of_torch = any(kind.startswith("torch.") for kind in skipped.values())
+            raise bad(path, f"holds no array of NumPy or JAX{first}{'; torch.save saves tensors' * of_torch}")
         if skipped:
             shown = ", ".join(f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN])
             more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
