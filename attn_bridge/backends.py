@@ -1,4 +1,4 @@
-"""Loads a backend by name, only when it is needed, and tells which framework a module belongs to.
+"""Imports a backend by name on first use, and determines the framework of a module.
 
 A backend is the module ``backend.py`` of ``torch_attn`` or ``jax_attn``; both offer the same functions.
 """
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Framework = Literal["torch", "flax"]
 
 PACKAGES: dict[Framework, tuple[str, str]] = {"torch": ("torch_attn", "torch"), "flax": ("jax_attn", "jax")}
-"""Framework -> our package that speaks it, and the extra that installs it."""
+"""Framework -> our package for it, and the extra that installs it."""
 
 _BASE_CLASSES: dict[tuple[str, str], Framework] = {
     ("torch.nn.modules.module", "Module"): "torch",
@@ -25,7 +25,7 @@ _LINEN = ("flax.linen.module", "Module")
 _FUNCTION = ("attn_parity.sides.function", "Function")
 
 _ARRAY_HOMES: dict[str, Framework] = {"torch": "torch", "jax": "flax", "jaxlib": "flax"}
-"""Library that defines a class of arrays -> framework. `jax.Array` is no base of JAX's arrays."""
+"""Library that defines a class of arrays -> framework. `jax.Array` is not a base class of JAX's arrays."""
 
 
 class MissingBackendError(ImportError):
@@ -33,10 +33,10 @@ class MissingBackendError(ImportError):
 
 
 def require(framework: Framework, *packages: str) -> None:
-    """Say in one line which extra brings a framework's packages, where one is not installed.
+    """Check that a framework's packages are installed; otherwise name the extra that installs them.
 
     Raises:
-        MissingBackendError: one is not installed.
+        MissingBackendError: a package is not installed.
     """
     for package in packages:
         try:
@@ -78,7 +78,7 @@ def import_for(framework: Framework, name: str) -> ModuleType:
 
 
 def framework_of(module: Any) -> Framework | None:
-    """Tell the framework of a side from its base classes, importing nothing; None if it is neither's.
+    """Return the framework of a side from its base classes, importing nothing; None for any other object.
 
     Args:
         module: a module; ``(module, variables)`` of Linen; or a function with its weights.
@@ -101,20 +101,21 @@ def _has_base(value: Any, module: str, name: str) -> bool:
 
 
 def as_numpy(value: Any) -> Any:
-    """Return an array of torch or JAX as a NumPy array, bit for bit, and whatever else as it is."""
+    """Return an array of torch or JAX as a NumPy array, bit for bit, and any other value unchanged."""
     homes = [base.__module__.partition(".")[0] for base in type(value).__mro__]
     framework = next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
     return value if framework is None else load(framework).to_numpy(value)
 
 
 def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[str, str | None]:
-    """Say which implementation serves a call of ``functional.dot_product_attention``, and why not the others.
+    """Return which implementation serves a call of ``functional.dot_product_attention``, and why not the others.
 
     Args:
-        query: an array ``(B, T, H, D)``; that of torch or JAX decides which backend is asked.
+        query: an array ``(B, T, H, D)`` of torch or JAX, which selects the backend.
         key: ``(B, S, K, D)``.
         value: ``(B, S, K, Dv)``.
-        **options: other arguments of the call, such as ``mask`` or ``dropout``; ``implementation`` changes no answer.
+        **options: other arguments of the call, such as ``mask`` or ``dropout``; ``implementation`` does not change the
+            result.
 
     Returns:
         Name -> the reason why it can't serve the call, or None, fastest first: the first with None serves it.

@@ -1,4 +1,4 @@
-"""How tokens are drawn, and what of that is refused: what both backends' `generate` share."""
+"""Options for drawing tokens, and their checks: shared by both backends' `generate`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def end_token(eos: int | None, eos_token_id: int | None) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How many tokens to draw, and how.
+    """The number of tokens to draw, and the sampling options.
 
     Attributes:
-        max_new_tokens: how many.
+        max_new_tokens: number of tokens.
         temperature: the logits are divided by it; 0 takes the likeliest token.
-        top_k: draw from so many of the likeliest; None is all.
+        top_k: draw from this many of the likeliest tokens; None is all.
         top_p: draw from the fewest likeliest whose probabilities add up to this; None is all.
-        eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+        eos: a row that has drawn this token repeats it from there on; None for no end token.
     """
 
     max_new_tokens: int
@@ -48,14 +48,14 @@ class Options:
     eos: int | None = None
 
     def checked(self, vocab_size: int) -> Options:
-        """Check every value; return them as Python's numbers, and None where an option changes nothing.
+        """Check every value; return them as Python numbers, and None for options without effect.
 
-        The temperature is None where the likeliest token is taken. Which options are None decides what is computed;
-        their values may be known later, so that one compiled program serves all of them.
+        The temperature is None if the likeliest token is taken. Which options are None determines the computation;
+        their values may be traced, so that one compiled program serves all of them.
 
         Raises:
-            TypeError: one is no number, or no whole one.
-            ValueError: one does not fit, such as a token that is none of `vocab_size`.
+            TypeError: a value is not a number, or not a whole number.
+            ValueError: a value is out of range, such as a token not below `vocab_size`.
         """
         check_max_new_tokens(self.max_new_tokens)
         check_number("temperature", self.temperature)
@@ -94,11 +94,11 @@ class Options:
 def options_of(
     max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None, eos: int | None
 ) -> Options:
-    """Return the options of a call, whose number of tokens is there; the rest is checked where they are used.
+    """Return the options of a call after a check of the number of tokens; the rest is checked on use.
 
     Raises:
-        TypeError: a number of tokens that is none.
-        ValueError: one below 1.
+        TypeError: the number of tokens is not an integer.
+        ValueError: it is below 1.
     """
     check_max_new_tokens(max_new_tokens)
     assert max_new_tokens is not None, "None is no integer"
@@ -106,15 +106,15 @@ def options_of(
 
 
 def check_length(tokens: int, new: int, num_positions: int | None) -> None:
-    """Check that a table has a position for every token that is read; the last new one is not.
+    """Check that a table has a position for every token that is read, which the last new token is not.
 
     Args:
         tokens: of the longest row, without padding.
-        new: how many follow.
-        num_positions: size of the table; None is no table.
+        new: number of new tokens.
+        num_positions: size of the table; None without a table.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the table is too short.
     """
     if num_positions is not None and tokens + new > num_positions + 1:
         raise ValueError(
@@ -123,11 +123,12 @@ def check_length(tokens: int, new: int, num_positions: int | None) -> None:
 
 
 def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray[Any, Any], wanted: tuple[int, int]) -> None:
-    """Check the mask of a prompt: padding stands on the left, and every row has a token.
+    """Check the mask of a prompt: all padding is on the left, and every row has a token.
 
     Raises:
         TypeError: it is not bool.
-        ValueError: it is not `wanted`, the ``(B, T)`` of the tokens, a row has padding behind a token, or no token.
+        ValueError: its shape is not `wanted`, the ``(B, T)`` of the tokens, or a row has padding after a token, or no
+            token.
     """
     if dtype != "bool":
         raise TypeError(f"attention_mask must be bool, got {dtype}")

@@ -1,4 +1,4 @@
-"""Mistakes that fit by their sizes: warnings, and advice for messages, the same in both backends.
+"""Mistakes that shapes alone don't reveal: warnings, and advice for messages, the same in both backends.
 
 Shapes are tuples of sizes, letters are those of `validation`; a mask is a NumPy array. Python shows a warning once.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from .validation import Shape
 
 MAX_HEADS = 128
-"""Heads of the attention with the most of them that is published, DeepSeek V3's: more are tokens, it seems."""
+"""The most heads of any published attention (DeepSeek V3): a larger number is probably that of tokens."""
 
 LOOKS = 1000
 """Masks that are looked at in a process. A mistake is in the first of them, and a look makes a GPU wait."""
@@ -21,10 +21,10 @@ _looks_left = LOOKS
 
 
 def check_alone(misplaced: tuple[object, ...]) -> None:
-    """Check that a module is called with its input alone by position.
+    """Check that a module is called with its input as the only positional argument.
 
     Raises:
-        TypeError: there are other arguments, such as ``(query, key, value)``.
+        TypeError: it has other positional arguments, such as ``(query, key, value)``.
     """
     if misplaced:
         raise TypeError(
@@ -79,10 +79,10 @@ def warn_of_mask(mask: np.ndarray, scores_shape: Shape) -> None:
 
 
 def _is_inverted(others: np.ndarray) -> bool:
-    """Return whether masks beside one that hides all keys, if there are any, show the end alone, where padding is.
+    """Return whether the rows of a mask other than those that hide all keys show only the end, where padding is.
 
-    A sequence that is all padding is right beside others whose tokens come first. Padding on the left is taken for
-    tokens only where none is as long as the batch.
+    A sequence that is all padding is valid next to others whose tokens come first. Padding on the left is mistaken for
+    tokens only if no sequence is as long as the batch.
     """
     return bool(not others[:, 0].any() and (others[:, 1:] >= others[:, :-1]).all())
 

@@ -24,10 +24,10 @@ _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_pr
 
 @dataclasses.dataclass(frozen=True)
 class TransferReport:
-    """What `transfer` copied: direction, and per tensor ``(source name, target name, target shape, dtype)``.
+    """Report of `transfer`: direction, and per tensor ``(source name, target name, target shape, dtype)``.
 
     `redtyped` lists the target names whose dtype was changed to the source's, so that no bit is lost. `notes` lists
-    settings in which stock layers differ, so that they compute something else with the same weights.
+    settings in which stock layers differ, so that the same weights give different results.
     """
 
     direction: str
@@ -50,7 +50,7 @@ def transfer(source: Any, target: Any, rules: RulesOrPairs | None = None) -> Tra
     """Copy all weights of a torch module into its Flax twin, or back; the direction follows from the types.
 
     The copy is exact to the last bit: where the two differ in dtype, the target takes the source's. It is strict and
-    all or nothing: whatever is wrong, the target is left as it was.
+    all or nothing: on any error, the target is unchanged.
 
     Args:
         source: a ``torch.nn.Module`` or ``flax.nnx.Module``.
@@ -67,7 +67,7 @@ def transfer(source: Any, target: Any, rules: RulesOrPairs | None = None) -> Tra
     Raises:
         TypeError: not one module of each framework, or a dtype that the target's framework would narrow.
         WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name, and rules for them.
-        ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or a rule is malformed.
+        ValueError: the two configs differ in the meaning of weights, such as ``num_heads``; or a rule is malformed.
     """
     side, other = _sides(source, target)
     reader, writer = backends.load(side), backends.load(other)
@@ -166,7 +166,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _check_groups(ours: Mapping[str, StockLayer], theirs: Mapping[str, StockLayer]) -> None:
-    """Refuse group norms of other groups: their weights have the same shapes and another meaning."""
+    """Refuse group norms with different groups: their weights have the same shapes and another meaning."""
     for path in sorted(ours.keys() & theirs.keys()):
         if ours[path].kind == theirs[path].kind and ours[path].groups != theirs[path].groups:
             numbers = f"{ours[path].groups} in the source and {theirs[path].groups} in the target"
@@ -180,7 +180,7 @@ def _advice(
     names: tuple[set[str], set[str]],
     shapes: tuple[Shapes, Shapes],
 ) -> str:
-    """Return the rules that would settle names of the source and of the target that no rule covers."""
+    """Return rules for the uncovered names of source and target."""
     ours = {
         path for one, module in zip(backends_of, modules, strict=True) for path in one.find_configs(module)
     }  # the names inside our modules follow from their configs, and no rule settles them
@@ -200,7 +200,7 @@ def _advice(
 def _converted(
     pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, LazyArray], side: Side
 ) -> tuple[dict[str, LazyArray], list[str]]:
-    """Return the other side's arrays, which are read when they are written, and list what does not fit."""
+    """Return the other side's arrays, which are read when they are written, and lines on shapes that do not fit."""
     converted: dict[str, LazyArray] = {}
     misshapen: list[str] = []
     for name, (rule, other) in pairs.items():
@@ -230,7 +230,7 @@ def _joint_arrays(plan: joint.Plan, arrays: Mapping[str, LazyArray]) -> dict[str
 
 
 def _read(array: LazyArray, rule: Rule, side: Side, region: Region) -> np.ndarray[Any, Any]:
-    """Return a region of what a rule makes of an array; where it only moves axes, no more of that is read."""
+    """Return a region of a converted array; if the rule only moves axes, only that region of the source is read."""
     own = rule.region(region, side)
     if own is None:
         return np.array(rule.convert(array.read(everything(array.shape)), side)[slices(region)], order="C")
@@ -249,7 +249,7 @@ def own_rules(backend: Any, module: Any) -> Rules:
 
 
 def check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Refuse twins whose configs give the same weights another meaning (heads split otherwise, another eps)."""
+    """Refuse twins whose configs give the same weights another meaning: another split of heads, or another eps."""
     for path in ours.keys() & theirs.keys():
         a, b = ours[path], theirs[path]
         if type(a) is not type(b):

@@ -1,15 +1,13 @@
-"""Parity: the rule that says whether two implementations compute the same, and what applies it.
+"""Parity: the rule that decides whether two implementations compute the same, and the calls that apply it.
 
-attn_bridge.parity.compare(first, second, inputs)               judge any two sides: modules, or functions
-attn_bridge.parity.function(f, weights)                         a pure function of torch or JAX as a side
-attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a pair trains alike
-attn_bridge.parity.check()                                      judge our own variants
-attn_bridge.parity.check_model(folder)                          judge a whole model block by block
-attn_bridge.parity.mutate()                                     measure the judge with planted faults; in a clone
-attn_bridge.parity.mutate_mesh({"tensor": 2})                   the same with faults of many devices
-attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
+attn_bridge.parity.compare(first, second, inputs) judge any two sides: modules, or functions
+attn_bridge.parity.function(f, weights) a pure function of torch or JAX as a side attn_bridge.parity.train(torch_module,
+flax_module, data) judge whether a pair trains alike attn_bridge.parity.check() judge our own variants
+attn_bridge.parity.check_model(folder) judge a whole model block by block attn_bridge.parity.mutate() measure the judge
+with planted faults; in a clone attn_bridge.parity.mutate_mesh({"tensor": 2}) the same with faults of many devices
+attn_bridge.parity.strict() a context in which no framework rounds more than it must
 
-The judge is the package `attn_parity`, which stands above this; its names are loaded on first use.
+The judge is the package `attn_parity`, in a layer above this package; its names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -68,10 +66,10 @@ _PLANTING = {
 
 
 def require_fault_lab() -> None:
-    """Say in one line where the package that plants faults is, if it cannot be imported.
+    """Check that the package that plants faults can be imported; otherwise name its location.
 
     Raises:
-        ImportError: it cannot.
+        ImportError: it can't be imported.
     """
     if importlib.util.find_spec(FAULT_LAB) is None:
         raise ImportError(ABSENT)
@@ -89,7 +87,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _absent(*_: Any, **__: Any) -> NoReturn:
-    """Say that the package which plants faults is not installed.
+    """Refuse the call: the package that plants faults is not installed.
 
     Raises:
         ImportError: always.

@@ -1,4 +1,4 @@
-"""What both backends ask of a variant that keeps a state instead of keys: the form of it, and which tokens count.
+"""Shared by variants that keep a state instead of keys, in both backends: their forms, masks and caches.
 
 Letters: B batch, T tokens of the call, S tokens with those that the state has seen.
 """
@@ -24,10 +24,10 @@ CHANNEL_CHUNK_SIZE = 16
 
 
 def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> Form:
-    """Return the form that computes `tokens` tokens: the one asked for, else chunks unless there is a single token.
+    """Return the form for `tokens` tokens: the requested one, else chunks unless there is a single token.
 
     Raises:
-        ValueError: a name that is no form, or a chunk of no token.
+        ValueError: an unknown form, or a chunk without tokens.
     """
     if form is not None and form not in FORMS:
         raise ValueError(f"form ({form!r}) must be one of {', '.join(map(repr, FORMS))} or None")
@@ -49,7 +49,7 @@ def check_form(implementation: str | None) -> str | None:
 
 
 def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest: int | None = None) -> None:
-    """Check the mask of a variant whose tokens are read once, in order: it says which tokens count at all.
+    """Check the mask of a variant whose tokens are read once, in order: it selects the tokens that count at all.
 
     Args:
         shape: ``(B, S)`` or ``(B, 1, 1, S)``.
@@ -60,7 +60,7 @@ def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest:
 
     Raises:
         TypeError: `dtype` is not bool.
-        ValueError: another shape; one query cannot be shown other tokens than the next.
+        ValueError: another shape; all queries must see the same tokens.
     """
     if dtype != "bool":
         raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
@@ -103,7 +103,7 @@ def check_recurrence(shapes: Sequence[Shape], state: Shape | None, *, by_channel
 
 
 def check_state(state: Shape | None, expected: Shape) -> None:
-    """Check the shape of a state; None stands for zeros.
+    """Check the shape of a state; None is a state of zeros.
 
     Raises:
         ValueError: another shape.
@@ -116,8 +116,8 @@ def check_cache_sizes(batch_size: int, capacity: int) -> None:
     """Check the sizes of a new cache.
 
     Raises:
-        TypeError: one is no integer.
-        ValueError: one is below 1.
+        TypeError: a size is not an integer.
+        ValueError: a size is below 1.
     """
     for name, size in (("batch_size", batch_size), ("capacity", capacity)):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -130,17 +130,17 @@ def check_rows(batch: int, rows: int) -> None:
     """Check that the input has as many sequences as the cache.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the numbers differ.
     """
     if batch != rows:
         raise ValueError(f"batch of x ({batch}) must be the batch of the cache ({rows})")
 
 
 def check_room(length: int, tokens: int, capacity: int) -> None:
-    """Check that a cache of `length` tokens takes new ones.
+    """Check that a cache of `length` tokens has room for new ones.
 
     Raises:
-        ValueError: more than the capacity in all.
+        ValueError: the total exceeds the capacity.
     """
     if length + tokens > capacity:
         raise ValueError(
@@ -149,10 +149,10 @@ def check_room(length: int, tokens: int, capacity: int) -> None:
 
 
 def check_trim(length: int, tokens: int) -> None:
-    """Check the length that a state is to go back to.
+    """Check the length to which a state is to be trimmed.
 
     Raises:
-        TypeError: `length` is no integer.
+        TypeError: `length` is not an integer.
         ValueError: neither 0 nor the number of tokens so far.
     """
     check_integer("length", length)

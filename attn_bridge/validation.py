@@ -1,7 +1,7 @@
-"""Checks of what a module is called with, once for both backends, so that both say the same.
+"""Checks of a module's arguments, shared by both backends, so that both give the same errors.
 
-Shapes are tuples of sizes, dtypes are names such as ``"float32"``; nothing here touches a framework.
-Letters: B batch, H query heads, T query positions, S key positions.
+Shapes are tuples of sizes, dtypes are names such as ``"float32"``; nothing here touches a framework. Letters: B batch,
+H query heads, T query positions, S key positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_INDEX = (1 << 63) - 1
 
 
 def is_floating(dtype: str) -> bool:
-    """Tell whether a dtype name is a real floating-point one."""
+    """Return whether a dtype name is a real floating-point one."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -59,10 +59,10 @@ def check_bounded(tokens: int, name: str, longest: int | None) -> None:
 
 
 def check_dense(name: str, array: object) -> None:
-    """Check that an array is no nested tensor of torch, whose sequences differ in length.
+    """Check that an array is not a nested tensor of torch, whose sequences differ in length.
 
     Raises:
-        TypeError: it is one.
+        TypeError: it is nested.
     """
     if getattr(array, "is_nested", False):
         raise TypeError(
@@ -72,12 +72,12 @@ def check_dense(name: str, array: object) -> None:
 
 
 def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -> None:
-    """Check the context of a cross attention beside its input ``x``.
+    """Check the context of a cross attention against its input ``x``.
 
     Raises:
         TypeError: `dtype` is not floating point.
-        ValueError: `shape` is not ``(S, d_context)`` or ``(B, S, d_context)`` as `x_shape` is ``(T, d_in)`` or
-            ``(B, T, d_in)``, or has no token.
+        ValueError: `shape` is not ``(S, d_context)`` or ``(B, S, d_context)`` as `x_shape` is ``(T, d_in)`` or ``(B, T,
+            d_in)``, or has no token.
     """
     if not is_floating(dtype):
         raise TypeError(f"context must have a floating-point dtype, got {dtype}")
@@ -95,10 +95,10 @@ def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -
 
 
 def check_has_context(has_context: bool) -> None:
-    """Check that a cross attention that is given no context finds one in its cache.
+    """Check that a cross attention without a context argument has one in its cache.
 
     Raises:
-        ValueError: it doesn't.
+        ValueError: the cache has none.
     """
     if not has_context:
         raise ValueError("context must be given, or a cache that holds one")
@@ -163,10 +163,10 @@ def check_zeros_and_ones(name: str, lowest: int, highest: int) -> None:
 
 
 def check_mask_rows(name: str, rows: int, batch: int) -> None:
-    """Check that what a mask holds per sequence is for the sequences of the batch, or one for all of them.
+    """Check that a mask has an entry per sequence of the batch, or a single one for all of them.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it has another number.
     """
     # `rows not in (1, batch)` is answered wrongly for the symbolic sizes of torch.compile.
     if rows != 1 and rows != batch:
@@ -292,16 +292,16 @@ def check_cache(cache: object, package: str) -> None:
 
 
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
-    """Check what a model takes for a cache: one of each block, which checks its own, or None.
+    """Check a model's cache: a cache per block, which the block itself checks, or None.
 
     Args:
-        caches: what is given.
-        blocks: how many blocks there are.
-        pairs: whether each has two parts, for its tokens and for what they attend to.
+        caches: the argument.
+        blocks: number of blocks.
+        pairs: whether each has two parts, for self attention and for cross attention.
 
     Raises:
-        TypeError: it is no tuple or list, or of another model.
-        ValueError: there are more or fewer.
+        TypeError: it is not a tuple or list, or of another model.
+        ValueError: it has more or fewer.
     """
     if caches is None:
         return
@@ -324,8 +324,8 @@ def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None
     """Check the sizes of a new cache, and return how many slots it needs.
 
     Raises:
-        TypeError: one is no integer.
-        ValueError: one is below 1, or beyond any index.
+        TypeError: a size is not an integer.
+        ValueError: a size is below 1, or beyond any index.
     """
     sizes = {"batch_size": batch_size, "capacity": capacity} | ({} if rolling is None else {"rolling": rolling})
     for name, size in sizes.items():
@@ -339,10 +339,10 @@ def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None
 
 
 def check_cached(cache: Shape, new: Shape) -> None:
-    """Check new keys or values against those in a cache, ``(B, S, K, D)``: all but their number must be the same.
+    """Check new keys or values against those in a cache, ``(B, S, K, D)``: all sizes except S must be equal.
 
     Raises:
-        ValueError: it is not.
+        ValueError: a size differs.
     """
     if len(new) != 4 or new[0] != cache[0]:
         raise ValueError(f"batch of x ({new[0]}) must be the batch of the cache ({cache[0]})")
@@ -351,10 +351,10 @@ def check_cached(cache: Shape, new: Shape) -> None:
 
 
 def check_room(length: int, tokens: int, capacity: int) -> None:
-    """Check that a cache of `length` tokens takes new ones.
+    """Check that a cache of `length` tokens has room for new ones.
 
     Raises:
-        ValueError: more than the capacity in all.
+        ValueError: the total exceeds the capacity.
     """
     if length + tokens > capacity:
         raise ValueError(
@@ -363,11 +363,11 @@ def check_room(length: int, tokens: int, capacity: int) -> None:
 
 
 def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None, capacity: int) -> None:
-    """Check a ``(B, S)`` mask that hides padding in a cache; `length` counts the new tokens, None if it is not known.
+    """Check a ``(B, S)`` mask that hides padding in a cache; `length` includes the new tokens, None if unknown.
 
     Raises:
         TypeError: `dtype` is not bool.
-        ValueError: it is not about as many tokens as there are so far, or as there can be.
+        ValueError: S is neither the number of tokens so far nor the capacity.
     """
     if dtype != "bool":
         raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
@@ -379,11 +379,11 @@ def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None,
 
 
 def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
-    """Check the number of tokens that a cache of `tokens` is to go back to.
+    """Check the number of tokens to which a cache of `tokens` is to be trimmed.
 
     Raises:
-        TypeError: `length` is no integer.
-        ValueError: it is below 0 or above `tokens`, or a rolling cache has written over what came before.
+        TypeError: `length` is not an integer.
+        ValueError: it is below 0 or above `tokens`, or a rolling cache has overwritten earlier tokens.
     """
     check_integer("length", length)
     if not 0 <= length <= tokens:
@@ -395,11 +395,11 @@ def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
 
 
 def check_reorder(shape: Shape, dtype: str, rows: int, indices: Sequence[int] = ()) -> None:
-    """Check the indices of the rows that a cache is to take; `indices` is empty where they are not known yet.
+    """Check the indices for reordering a cache's rows; `indices` is empty if their values are not available yet.
 
     Raises:
         TypeError: `dtype` is not an integer one.
-        ValueError: not one index per row, or one of no row.
+        ValueError: not one index per row, or an index of no row.
     """
     if not dtype.startswith(("int", "uint")):
         raise TypeError(f"indices must have an integer dtype, got {dtype}")
@@ -424,7 +424,7 @@ def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:
 
 
 def _misfit(shape: Shape, scores_shape: Shape) -> str:
-    """Return what does not fit the scores; where it fits those of ``(B, H, T, D)`` arrays, say so."""
+    """Return a message for a mask that does not fit the scores; mention swapped axes if it fits ``(B, H, T, D)``."""
     batch, heads, queries, _ = scores_shape
     text = f"{_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}"
     if not _broadcasts(shape, (batch, queries, heads, heads)):

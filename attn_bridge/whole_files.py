@@ -1,4 +1,4 @@
-"""Writing a report: into a file that is whole or not there at all."""
+"""Writes a report to a file atomically: the file is complete or absent."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import stat
 from pathlib import Path
 
 _pipes: dict[tuple[int, int], int] = {}
-"""Device and number of a pipe -> the descriptor that it was opened by before the work."""
+"""Device and inode of a pipe -> its descriptor, opened before the work."""
 
 
 def hold_pipe(path: Path) -> int | None:
-    """Open what is written to a pipe or socket, and keep it open, so that its reader stays; None: it is neither.
+    """Open a pipe or socket for writing, and keep it open, so that its reader stays; None for any other file.
 
     Raises:
-        ValueError: nothing reads it, so that writing would wait for a reader.
+        ValueError: it has no reader, so that writing would wait for one.
     """
     try:
         status = path.stat()
@@ -35,10 +35,10 @@ def hold_pipe(path: Path) -> int | None:
 
 
 def write_pipe(path: Path, text: str) -> bool:
-    """Write `text` to a pipe, and close it; return False where the path is none.
+    """Write `text` to a pipe, and close it; return False if the path is not a pipe.
 
     Raises:
-        ValueError: nothing reads it, or not to the end.
+        ValueError: it has no reader, or the reader closes it early.
     """
     descriptor = hold_pipe(path)
     if descriptor is None:
@@ -53,10 +53,10 @@ def write_pipe(path: Path, text: str) -> bool:
 
 
 def checked(path: str | Path | None) -> Path | None:
-    """Return the file that is to be written, None for none; call it before the work, so that a bad path costs none.
+    """Return the file to write, None for None; call it before the work, so that a bad path costs no time.
 
     Raises:
-        ValueError: the path is a folder, or a pipe that nothing reads, or its folder is missing.
+        ValueError: the path is a folder, or a pipe without a reader, or its folder is missing.
     """
     if path is None:
         return None
@@ -76,10 +76,10 @@ def checked(path: str | Path | None) -> Path | None:
 
 
 def write(target: Path | None, text: str) -> None:
-    """Write `text` beside `target` and move it there, so that a reader never meets half a file.
+    """Write `text` to a temporary file next to `target` and rename it, so that a reader never sees half a file.
 
     Raises:
-        ValueError: the file system refuses; what stood there stands there still.
+        ValueError: the file system refuses; an existing file is unchanged.
     """
     if target is None:
         return

@@ -1,4 +1,4 @@
-"""Writing a folder that is whole or not there at all."""
+"""Writes a folder atomically: it is complete or absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def check_new(path: str | Path, what: str = "folder") -> Path:
-    """Return the path if a folder can be written there: it is empty or not there, and the one around it is writable.
+    """Return the path if a folder can be written there: it is empty or missing, and its parent is writable.
 
     Raises:
         ValueError: it can't; the message begins with `what`.
@@ -29,7 +29,7 @@ def check_new(path: str | Path, what: str = "folder") -> Path:
 
 @contextlib.contextmanager
 def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
-    """Yield a folder beside `path` that is moved there if nothing is raised, and removed otherwise.
+    """Yield a temporary folder next to `path` that is renamed to it on success, and removed otherwise.
 
     Raises:
         ValueError: as `check_new`.

@@ -23,7 +23,7 @@ from .judge import add_judge, load_judge
 from .processes import Process
 
 BROKEN_PIPE = 141
-"""Exit status where the reader of stdout has gone: what a shell gives a command that SIGPIPE ends."""
+"""Exit status if the reader of stdout is gone: that of a shell for a command ended by SIGPIPE."""
 
 
 class _InterruptedError(Exception):
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run_own(arguments: list[str]) -> int:
-    """Run the command line with this process's own streams; a status other than 0 says that output was lost."""
+    """Run the command line with this process's own streams; a status other than 0 may mean lost output."""
     from . import streams
 
     stdout = streams.protect()
@@ -149,7 +149,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
 
 
 def complete(arguments: list[str]) -> list[str]:
-    """Give options whose value may be left out the one that they have then.
+    """Insert the default values of options whose value may be omitted.
 
     ``--json``: "-" (stdout) unless a file follows, a word with a dot or a slash, and no factory. ``--html``:
     ``report.html`` where the line ends or an option follows. ``--ray``: "" unless an address follows, ``HOST:PORT``,
@@ -168,7 +168,7 @@ def complete(arguments: list[str]) -> list[str]:
 
 
 def _fail(message: str, arguments: Sequence[str], error: BaseException | None = None) -> int:
-    """Print one line, with what is noted on the error, and return the exit status."""
+    """Print one line, including the notes on the error, and return the exit status."""
     from .errors import one_line
 
     message = "; ".join([message, *getattr(error, "__notes__", ())])

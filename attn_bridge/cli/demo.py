@@ -24,7 +24,7 @@ FILES = {
     "own.safetensors": "a checkpoint with names of its own",
     "rules.toml": "the rules that convert it to Flax",
 }
-"""What is written, and what it is."""
+"""File -> its description."""
 
 COMMANDS = (
     "attn-bridge compare {demo}/pairs.py:torch_norm {demo}/pairs.py:flax_norm --inputs {demo}/inputs.npz",
@@ -32,7 +32,7 @@ COMMANDS = (
     "attn-bridge check --weights {demo}/bert --layout hf-bert",
     "attn-bridge check --model {demo}/llama",
 )
-"""What to try next."""
+"""Commands to try next."""
 
 GPT2 = {
     "model_type": "gpt2",

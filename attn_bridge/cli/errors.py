@@ -1,4 +1,4 @@
-"""What a command says of an error: one line, in which text that users gave is cut where it is long."""
+"""Error messages of commands: one line, with long texts from users cut."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from attn_bridge.printable import visible
 from ..printable import printable
 
 MAX_ECHO = 400
-"""Characters of an argument that are echoed whole; more of it helps nobody to see which one it is."""
+"""Maximum characters of an argument that is echoed whole; more would not help to identify it."""
 
 MAX_PATH = 4096
-"""Characters of a path (Linux's PATH_MAX), which is echoed whole: advice on what to run next holds it."""
+"""Characters of a path (Linux's PATH_MAX), which is echoed whole: advice on the next command contains it."""
 
 MAX_LINE = 10_000
 """Characters of a line: it lists at most 100 findings of at most 100 characters or so."""
@@ -24,7 +24,7 @@ def one_line(message: str, arguments: Iterable[str]) -> str:
 
     Args:
         message: of an error.
-        arguments: the command's; a long one, or the value of one, is cut where the message holds it.
+        arguments: the command's; long ones, and their values, are cut in the message.
     """
     for argument in arguments:
         for text in (argument, argument.partition("=")[2]):

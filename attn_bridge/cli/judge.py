@@ -1,4 +1,4 @@
-"""The commands of the judge, loaded by name: its package stands above this."""
+"""The commands of the judge, loaded by name, since its package is in a layer above this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_judge(module: str) -> ModuleType:
 
 
 def add_judge(app: typer.Typer) -> None:
-    """Add the commands of the judge; without the package that plants faults, ``mutate`` says where it is."""
+    """Add the commands of the judge; without the package that plants faults, ``mutate`` reports its location."""
     app.command("check")(load_judge("commands.check").check)
     app.command("compare")(load_judge("commands.compare").compare)
     app.command("dump")(load_judge("commands.dump").dump)

@@ -1,4 +1,4 @@
-"""What the commands share: progress on a terminal, and data on stdout and in files."""
+"""Shared by the commands: progress on a terminal, and data on stdout and in files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..whole_files import hold_pipe, write_pipe
 
 
 def check_writable(target: str, option: str = "--json") -> None:
-    """Find out before the work, not after it, that a report cannot be written to a file; "-" is stdout.
+    """Check before the work that a report can be written to a file; "-" is stdout.
 
     Raises:
         ValueError: it cannot.
@@ -43,14 +43,14 @@ def write_json(data: dict[str, Any], target: str) -> None:
 
 
 def temporary_page() -> str:
-    """Return a new file for a page that nobody keeps; a browser reads it after the command has ended."""
+    """Return a new file for a temporary page; it is kept, since a browser reads it after the command has ended."""
     stream, path = tempfile.mkstemp(prefix="attn-bridge-", suffix=".html")
     os.close(stream)
     return path
 
 
 def open_in_browser(path: str | Path) -> None:
-    """Show a page in the reader's browser; where there is none, say on stderr where the page is."""
+    """Show a page in the user's browser; without a browser, print its path on stderr."""
     address = Path(path).absolute().as_uri()
     try:
         is_open = webbrowser.open(address)
@@ -62,9 +62,9 @@ def open_in_browser(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def written(*writes: Callable[[], object]) -> Iterator[None]:
-    """Write every file, let the report be shown, and raise only then what a file raised.
+    """Write every file, show the report in the body, and only then raise the first error of a file.
 
-    What took long to find out is lost neither where a file can't be written nor where nobody reads what is shown.
+    Results that took long survive both a file that can't be written and output that has no reader.
     """
     errors: list[OSError | ValueError] = []
     for write in writes:

@@ -16,7 +16,7 @@ _CAUSES = {errno.EBADF: "is closed", errno.ENOSPC: "is full", errno.EDQUOT: "is 
 
 
 class Descriptor(io.FileIO):
-    """A standard stream that drops what it can't write: a long conversion must not end for a line that reports it.
+    """A standard stream that drops failed writes: a long conversion must not end because of a progress line.
 
     Args:
         number: the descriptor; it stays open.
@@ -44,14 +44,14 @@ class Descriptor(io.FileIO):
             return memoryview(data).nbytes
 
     def report(self) -> str:
-        """Return why output was lost, in one line; "" where none was, or where its reader wanted no more."""
+        """Return why output was lost, in one line; "" if none was, or if its reader closed the pipe."""
         if self.lost is None or isinstance(self.lost, BrokenPipeError):
             return ""
         return f"stdout {_CAUSES.get(self.lost.errno or 0, 'fails')} ({self.lost.strerror}): output was lost"
 
 
 def protect() -> Descriptor:
-    """Put streams that know of lost output in place of ``sys.stdout`` and ``sys.stderr``, and return stdout's.
+    """Replace ``sys.stdout`` and ``sys.stderr`` by streams that record lost output, and return stdout's.
 
     A closed descriptor is opened on the null device the wrong way round: writes fail as before, and no file that is
     opened later gets its number, which C code and child processes take for the standard stream.
@@ -70,7 +70,7 @@ def protect() -> Descriptor:
 
 
 def _text(descriptor: Descriptor, old: TextIO | None) -> io.TextIOWrapper:
-    """Return a text stream that encodes and buffers as the one before it."""
+    """Return a text stream with the encoding and buffering of the previous one."""
     if not isinstance(old, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(descriptor), encoding="utf-8", errors="backslashreplace")
     with contextlib.suppress(OSError):

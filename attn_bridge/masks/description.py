@@ -1,4 +1,4 @@
-"""What every mask can tell, a mask of arrays, and masks made of others: seen from another position, ``&`` and ``|``."""
+"""The base class of masks, masks of arrays, and derived masks: seen from another position, ``&`` and ``|``."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Mask:
         raise NotImplementedError
 
     def visibility(self, queries: range, keys: range) -> bool | None:
-        """Return whether all queries see all keys (True), none sees any (False), or it takes a look (None).
+        """Return whether all queries see all keys (True), none sees any (False), or arrays must decide (None).
 
-        Known without arrays, so that a kernel skips the blocks that nobody sees and masks only those that it must.
+        Determined without arrays, so that a kernel skips invisible blocks and masks only partly visible ones.
 
         Args:
             queries: positions of a block of queries, not empty, in steps of 1.
@@ -40,47 +40,47 @@ class Mask:
         return None
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the first key that each query sees, and the one after the last; None if one sees not all in between.
+        """Return the first visible key of each query, and the end (exclusive) of them; None if a query has gaps.
 
-        Known without arrays. Keys may lie on either side of those that there are, and the last before the first.
+        Determined without arrays. The bounds may be outside the existing keys, and the end before the start.
 
         Args:
-            queries: positions ``(T,)`` in NumPy; but for ``|``, our own masks take those of torch, too.
+            queries: positions ``(T,)`` in NumPy; except for ``|``, our own masks accept torch tensors as well.
         """
         return None
 
     def first_key(self, query: int) -> int:
-        """Return a position before which no query from position `query` on sees a key; 0 if there is no such bound."""
+        """Return a position before which no query from position `query` on sees a key; 0 without such a bound."""
         return 0
 
     @property
     def reach(self) -> int | None:
-        """Number of last keys, its own included, that a query sees at most; None if there is no such bound."""
+        """Maximum number of most recent keys, its own included, that a query sees; None without such a bound."""
         return None
 
     def placed(self, queries: int, keys: int) -> Mask:
-        """Return this mask for exactly so many queries and keys, from position 0 each.
+        """Return this mask for exactly that many queries and keys, from position 0 each.
 
-        What its arrays hold then has the axes ``(B, H, T, S)``, each whole or 1, so that a kernel takes it in blocks.
+        Its arrays then have the axes ``(B, H, T, S)``, each whole or 1, so that a kernel reads them in blocks.
         """
         return self
 
     def placed_at(self, queries: slice, keys: slice) -> Mask | None:
-        """Return this mask for these queries and keys, if its arrays tell both; None for all others."""
+        """Return this mask for these queries and keys, if it can be cut to both; None for all other masks."""
         return None
 
     def check_arrays(self, check: Callable[[Any], None]) -> None:
         """Call `check` with every bool array inside the description; other arrays were checked when it was made."""
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
-        """Check that what the description holds per sequence, and per token, is for so many of them at least.
+        """Check that the description's data per sequence, and per token, cover at least these numbers.
 
         Args:
-            batch: sequences; what is held for one is for all.
+            batch: sequences; data for a single sequence apply to all.
             tokens: queries and keys together, those in a cache included; 0 leaves that to `placed`.
 
         Raises:
-            ValueError: it is not.
+            ValueError: they do not.
         """
 
     def arrays(self) -> Iterator[Any]:
@@ -96,9 +96,9 @@ class Mask:
         return self
 
     def separate(self) -> tuple[Mask, tuple[Any, ...]]:
-        """Return a description with a numbered place for each array, equal by value, and the arrays.
+        """Return a description with a numbered placeholder for each array, equal by value, and the arrays.
 
-        A compiler takes the first as known and the second as data; ``with_arrays`` brings them together again.
+        A compiler takes the first as static and the second as data; ``with_arrays`` brings them together again.
         """
         counter = itertools.count()
         return self.with_arrays(lambda _: Place(next(counter))), tuple(self.arrays())
@@ -108,7 +108,7 @@ class Mask:
 
         Args:
             n: position of the first query.
-            keys: position of the first key, where keys that nobody sees are left out.
+            keys: position of the first key, if invisible keys are left out.
         """
         return Offset(self, integer("n", n), integer("keys", keys))
 
@@ -138,14 +138,14 @@ class Mask:
 
 @dataclass(frozen=True)
 class Place:
-    """Stands for an array in a description that was separated from its arrays."""
+    """Placeholder for an array in a description that was separated from its arrays."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class OfArrays(Mask):
-    """Base of the masks of one field or two that hold arrays; equal by identity, by value where places stand in."""
+    """Base of the masks of one or two array fields; equal by identity, or by value if the fields are placeholders."""
 
     @property
     def _held(self) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ class OfArrays(Mask):
         return hash(self._held) if isinstance(self._held[0], Place) else id(self)
 
     def arrays(self) -> Iterator[Any]:
-        """Yield what it holds."""
+        """Yield its arrays."""
         yield from self._held
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
@@ -170,7 +170,7 @@ class OfArrays(Mask):
 
 @dataclass(frozen=True, eq=False)
 class ArrayMask(OfArrays):
-    """A bool array given by the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
+    """A bool array from the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
 
     array: Any
 
@@ -187,7 +187,7 @@ class ArrayMask(OfArrays):
         return ArrayMask(convert(self.array))
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
-        """Return the mask itself, without its first `keys` columns: its rows are the queries at hand."""
+        """Return the mask itself, without its first `keys` columns: its rows are the current queries."""
         return self if keys == 0 or self._is_one_column() else ArrayMask(self.array[..., keys:])
 
     def picked(self, keys: Any) -> Mask:
@@ -245,7 +245,7 @@ class Offset(Mask):
 
 @dataclass(frozen=True)
 class Combined(Mask):
-    """Base of masks that several parts make together."""
+    """Base of masks that combine several parts."""
 
     parts: tuple[Mask, ...]
 
@@ -286,7 +286,7 @@ class Combined(Mask):
 
 @dataclass(frozen=True)
 class AllOf(Combined):
-    """What every part allows."""
+    """Pairs that every part allows."""
 
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
@@ -310,7 +310,7 @@ class AllOf(Combined):
 
 @dataclass(frozen=True)
 class AnyOf(Combined):
-    """What any part allows."""
+    """Pairs that any part allows."""
 
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
@@ -334,13 +334,13 @@ class AnyOf(Combined):
 
 
 def _intersection(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return what pairs of intervals have in common, by what the arrays of NumPy and torch both can."""
+    """Return the intersections of pairs of intervals, with operations that NumPy and torch share."""
     (start, end), (other_start, other_end) = one, two
     return start + (other_start - start).clip(0), end - (end - other_end).clip(0)
 
 
 def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the intervals that pairs of them make together; None where some lie apart."""
+    """Return the unions of pairs of intervals; None if a pair has a gap."""
     if one is None:
         return None
     (start, end), (other_start, other_end) = one, two
@@ -366,12 +366,12 @@ def as_mask(value: Any) -> Mask:
 
 
 def parts_of(mask: Mask, kind: type[Combined]) -> tuple[Mask, ...]:
-    """Return the parts of a combination of a kind; any other mask is its own only part."""
+    """Return the parts of a combination of a kind; any other mask as a single part."""
     return mask.parts if isinstance(mask, kind) else (mask,)
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer that was given under a name."""
+    """Return an argument as an integer; its name is for the error."""
     if type(value) is int or type(value).__name__ == "SymInt":
         number: int = value
         return number  # torch.compile knows the type of its symbols, and nothing of `hasattr`; torch.export has its own

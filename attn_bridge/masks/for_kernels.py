@@ -1,4 +1,4 @@
-"""What kernels take a mask as: a band and arrays, or what needs no array, arrays, and documents."""
+"""Forms of a mask for kernels: a band and arrays, or an array-free mask, arrays, and documents."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
 
 
 class Pieces(NamedTuple):
-    """What a mask is the ``&`` of."""
+    """The parts whose ``&`` a mask is."""
 
     plain: Mask | None
-    """What has no arrays, None if it restricts nothing."""
+    """The part without arrays, None if it restricts nothing."""
 
     arrays: tuple[Mask, ...]
-    """Arrays, and paddings by numbers of tokens."""
+    """Arrays, and padding by lengths."""
 
     documents: Mask | None
     """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, each for one sequence or all."""
 
 
 def as_pieces(mask: Mask) -> Pieces | None:
-    """Return what a mask is the ``&`` of; None where arrays are otherwise combined, and for documents of two kinds."""
+    """Return the parts whose ``&`` a mask is; None if arrays are combined otherwise, or for two kinds of documents."""
     parts = [part for part in parts_of(mask, AllOf) if not isinstance(part, Full)]
     arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, Padding)))
     documents = [part for part in parts if isinstance(part, Equal)]
@@ -67,7 +67,7 @@ def as_pieces(mask: Mask) -> Pieces | None:
 
 
 def goes_forward(mask: Mask) -> bool:
-    """Return whether what queries see is known, from what kind of mask it is, to be intervals that never go back."""
+    """Return whether the kind of mask guarantees that visible keys are intervals that never move back."""
     mask = mask.mask if isinstance(mask, Offset) else mask
     parts = parts_of(mask, AllOf)
     if len(parts) > 1:

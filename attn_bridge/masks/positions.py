@@ -1,4 +1,4 @@
-"""Masks that positions alone tell."""
+"""Masks that depend on positions alone."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def sliding_window(size: int) -> Mask:
 
 
 def chunked(size: int) -> Mask:
-    """Query ``i`` sees the keys of its own chunk of `size` up to its own: ``i // size * size <= key <= i`` (Llama 4).
+    """Query ``i`` sees the keys in its chunk of `size` up to its position: ``i // size * size <= key <= i`` (Llama 4).
 
     Raises:
         TypeError: `size` is not an integer.

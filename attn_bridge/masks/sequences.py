@@ -1,4 +1,4 @@
-"""Masks of what is known per sequence: how many tokens it has, and which document each of them belongs to."""
+"""Masks of data per sequence: the number of its tokens, and the document of each token."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _two_sum(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[An
 
 
 def _add_to_odd(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Add in float64 or float32, rounding what is not exact to the neighbour with an odd mantissa.
+    """Add in float64 or float32, rounding inexact results to the neighbour with an odd mantissa.
 
     Such a sum can be rounded once more, to a shorter type, as if it had not been rounded before (Boldo and Melquiond,
     "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).

@@ -24,7 +24,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 """Bits by which threefry rotates, in rounds 0 to 3 and 4 to 7; then again, 20 rounds in all."""
 
 PARITY = 0x1BD11BDA
-"""What the third word of the key schedule is XORed with."""
+"""Constant that is XORed into the third word of the key schedule."""
 
 BLOCK = 1 << 16
 """Elements drawn at a time: their temporaries fit the cache."""
@@ -68,7 +68,7 @@ def key(seed: int, *, x64: bool = False) -> Words:
         x64: whether as under ``jax_enable_x64``; without it JAX cuts a seed to its lower 32 bits, and so does this.
 
     Raises:
-        TypeError: a seed that is no integer.
+        TypeError: a seed that is not an integer.
         ValueError: a seed outside -2**63 to 2**63 - 1.
     """
     seed = as_seed(seed, 1 << 63)
@@ -87,7 +87,7 @@ def fold_in(key: Words, data: int) -> Words:
 
 
 def threefry_words(first: int, second: int, high: int, low: int) -> tuple[int, int]:
-    """Encrypt one counter, in Python's integers: what a key costs must not depend on an array library's calls."""
+    """Encrypt one counter in Python integers, so that the cost of a key does not depend on an array library's calls."""
     schedule = (first, second, first ^ second ^ PARITY)
     x0, x1 = high + schedule[0] & 0xFFFFFFFF, low + schedule[1] & 0xFFFFFFFF
     for i in range(5):
@@ -194,13 +194,13 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def check_single(name: str, shape: Sequence[int]) -> None:
-    """Refuse anything but one key of two words."""
+    """Check that a key is a single one of two words."""
     if tuple(shape) != (2,):
         raise ValueError(f"{name} takes one key of two words, got words of shape {tuple(shape)}")
 
 
 def check_fold_in(data: int) -> None:
-    """Refuse what JAX can't fold into a key."""
+    """Check that an integer can be folded into a key, as in JAX."""
     if not 0 <= data < 1 << 32:
         raise ValueError(f"data ({data}) of fold_in must be from 0 to 2**32 - 1")
 

@@ -1,4 +1,4 @@
-"""What torch's CPU generator draws, in NumPy, bit for bit.
+"""The random numbers of torch's CPU generator, in NumPy, bit for bit.
 
 `TorchGenerator.uniform` always, `bernoulli` and `normal` with torch builds that draw as the x86-64 wheels with AVX2 do
 (docs/randomness.md).
@@ -18,14 +18,14 @@ from .threefry import BLOCK, FLOATS, Shape, Words, as_seed, as_shape
 
 
 class TorchGenerator:
-    """What torch's CPU generator draws after ``torch.manual_seed(seed)``: a Mersenne Twister (MT19937).
+    """The draws of torch's CPU generator after ``torch.manual_seed(seed)``: a Mersenne Twister (MT19937).
 
     Args:
         seed: an integer from -2**63 to 2**64 - 1; as in torch, its lower 32 bits decide.
 
     Raises:
-        TypeError: a seed that is no integer.
-        ValueError: a seed outside these.
+        TypeError: a seed that is not an integer.
+        ValueError: a seed outside this range.
     """
 
     def __init__(self, seed: int):

@@ -1,7 +1,7 @@
-"""What a mesh of devices means for a module, told without a framework: who holds which part of a parameter.
+"""Meshes of devices, described without a framework: the shards of each parameter.
 
-`Plan` says which axes of the mesh stand for tensor, context and fsdp, places parameters by the logical axes that the
-specs name, and refuses what does not divide before anything is moved. `sequences` says how a sequence is shared out.
+`Plan` assigns axes of the mesh to tensor, context and fsdp, places parameters by the logical axes of the specs, and
+refuses sizes that do not divide before anything is moved. `sequences` divides a sequence among devices.
 """
 
 from .plan import METHODS, Plan

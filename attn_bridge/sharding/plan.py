@@ -1,7 +1,7 @@
-"""Which axis of a mesh cuts which axis of a parameter, and what does not divide.
+"""Maps axes of parameters to axes of a mesh, and refuses sizes that do not divide.
 
 Tensor parallelism cuts heads, hidden units of feed-forward layers and the vocabulary (Megatron-LM, arXiv 1909.08053);
-fsdp cuts what is left of every parameter (ZeRO, arXiv 1910.02054); context cuts the sequence, and no parameter.
+fsdp cuts the remaining axes of every parameter (ZeRO, arXiv 1910.02054); context cuts the sequence, and no parameter.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAY_DIVIDE = ("kv_heads", "vocab")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the axes of a mesh stand for.
+    """The roles of the axes of a mesh.
 
     Attributes:
         mesh: names and sizes of the axes of the mesh, in order.
-        tensor: the axis that shares heads, hidden units and the vocabulary.
-        context: the axis that shares the tokens of a sequence.
-        fsdp: the axis that shares what is left of the parameters, and the sequences of a batch where they divide.
-        method: how a query meets keys of other devices, one of `METHODS`.
+        tensor: the axis that shards heads, hidden units and the vocabulary.
+        context: the axis that shards the tokens of a sequence.
+        fsdp: the axis that shards the remaining axes of parameters, and the sequences of a batch where they divide.
+        method: how queries reach keys of other devices, one of `METHODS`.
     """
 
     mesh: tuple[tuple[str, int], ...]
@@ -59,9 +59,9 @@ class Plan:
         """Return a plan over the axes of a mesh.
 
         Raises:
-            ValueError: an axis that the mesh does not have, one axis for two things, none at all, an unknown method, an
-                axis of the mesh whose name XLA can't read.
-            TypeError: the name of an axis that is no str.
+            ValueError: an axis that the mesh does not have, one axis in two roles, no axis in any role, an unknown
+                method, an axis of the mesh whose name XLA can't read.
+            TypeError: the name of an axis is not a str.
         """
         names: dict[str, str] = {}
         for role, name in (("tensor", tensor), ("context", context), ("fsdp", fsdp)):
@@ -85,7 +85,7 @@ class Plan:
         return cls(tuple((name, int(size)) for name, size in mesh.items()), tensor, context, fsdp, method)
 
     def size(self, role: Role) -> int:
-        """Return over how many devices something is shared: 1 where no axis stands for it."""
+        """Return the number of devices of a role's axis: 1 if no axis has the role."""
         name = getattr(self, role)
         return 1 if name is None else dict(self.mesh)[name]
 
@@ -105,13 +105,13 @@ class Plan:
         return tuple(cuts)
 
     def check(self, *configs: Config) -> None:
-        """Refuse a mesh that a module can't be shared out over, before anything is moved.
+        """Refuse a mesh over which a module can't be sharded, before anything is moved.
 
         Args:
-            configs: of the module, or of each of ours that is inside.
+            configs: of the module, or of each of ours inside it.
 
         Raises:
-            ValueError: there is none; heads or hidden units that do not divide, or nothing at all that tensor cuts.
+            ValueError: no config; heads or hidden units that do not divide, or nothing that tensor cuts.
         """
         if not configs:
             raise ValueError("the module has none of ours inside, whose axes are known")
@@ -127,7 +127,7 @@ class Plan:
                 self._check_ulysses(config, tensor, context)
 
     def _check_tensor(self, config: Config, devices: int) -> bool:
-        """Refuse what does not divide, and return whether anything is cut."""
+        """Refuse sizes that do not divide, and return whether any axis is cut."""
         cut = False
         for row in config.parameters:
             for number, axis in enumerate(row.axes):
@@ -152,16 +152,16 @@ class Plan:
                 )
 
     def check_module(self, where: object) -> None:
-        """Refuse a module that is on a mesh already; `where` is what it says of that, None if it says nothing.
+        """Refuse a module that is on a mesh already; `where` is its mesh, or None.
 
         Raises:
-            ValueError: it is on one.
+            ValueError: it is on a mesh.
         """
         if where is not None:
             raise ValueError("the module is on a mesh already; parallelize takes one that is not")
 
     def check_tokens(self, tokens: int, name: str = "number of tokens") -> None:
-        """Refuse a sequence that the devices of context can't share.
+        """Refuse a sequence whose length the devices of context can't divide.
 
         Raises:
             ValueError: it does not divide.
@@ -175,6 +175,6 @@ class Plan:
 
 
 def _parts(row: Parameter, number: int) -> int:
-    """Return into how many equal parts an axis can be cut."""
+    """Return the number of equal parts into which an axis can be cut."""
     axis = row.axes[number]
     return axis.parts if isinstance(axis, Axis) else row.shape[number]

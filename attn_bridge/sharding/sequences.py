@@ -1,4 +1,4 @@
-"""How devices share a sequence: which pieces each one's queries are, and whose keys it meets when.
+"""The division of a sequence among devices: the pieces of each device's queries, and the order in which keys arrive.
 
 Letters of the formulas: N devices along the context axis; the sequence has 2 N equal pieces, numbered in order.
 """
@@ -15,7 +15,7 @@ class Turn:
     hops: int
 
     def owner(self, device: int, devices: int) -> int:
-        """Return whose keys a device holds in this turn."""
+        """Return the device whose keys a device has in this turn."""
         return (device - self.hops) % devices
 
 

@@ -1,4 +1,4 @@
-"""Heat maps of attention weights, light and dark, with a text that says what they show."""
+"""Heat maps of attention weights, light and dark, with a text description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .reading import Array
 Theme = Literal["light", "dark"]
 
 MOST_HEADS, MOST_LABELS, COLUMNS = 32, 40, 4
-"""Heads of one picture, tokens whose labels are shown, and maps beside each other."""
+"""Maximum heads of one picture, maximum tokens with labels, and maps per row."""
 
 TINY = 1e-38
 """Weights or differences below it are drawn as zero, on a scale that ends at 1."""
@@ -53,8 +53,8 @@ class Heatmap:
     """A picture of attention weights.
 
     Attributes:
-        rows: what each row of maps shows -> ``(H, T, S)``.
-        alt: what the picture shows, in words, for who can't see it.
+        rows: name of each row of maps -> ``(H, T, S)``.
+        alt: description in words, for readers who can't see the picture.
         title: above the maps.
         tokens: labels of the queries and of the keys; empty for numbers.
         heads: the heads that are drawn, by their number in the module.
@@ -70,13 +70,13 @@ class Heatmap:
 
     @property
     def figure(self) -> Any:
-        """The picture as a ``matplotlib.figure.Figure``, drawn anew at each access; `pyplot` is not touched."""
+        """The picture as a ``matplotlib.figure.Figure``, drawn again at each access; `pyplot` is not touched."""
         return _draw(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture to a file, as its extension says: ``.png``, ``.svg`` or ``.pdf``; return the path.
+        """Write the picture to a file in the format of its extension: ``.png``, ``.svg`` or ``.pdf``; return the path.
 
-        PNG and SVG hold the text as their description.
+        PNG and SVG contain the text as their description.
 
         Raises:
             ValueError: another extension, or the file can't be written.
@@ -92,7 +92,7 @@ class Heatmap:
         return target
 
     def to_html(self) -> str:
-        """Return an ``<img>`` with the text, which shows light or dark as its reader prefers; it needs no file."""
+        """Return a self-contained ``<img>`` with the text, in light or dark as its reader prefers."""
         dark, light = (
             base64.b64encode(dataclasses.replace(self, theme=theme)._bytes("svg")).decode("ascii")
             for theme in ("dark", "light")
@@ -139,8 +139,8 @@ def heatmap(
     Args:
         source: a module of `torch_attn` or `jax_attn`, or weights ``(T, S)``, ``(H, T, S)`` or ``(B, H, T, S)`` of
             NumPy, torch or JAX.
-        x: what the module is called with: an array, or a tuple of positional ones; None with weights.
-        second: a second module, called with the same, or second weights; its maps stand below, and the difference.
+        x: input of the module: an array, or a tuple of positional ones; None with weights.
+        second: a second module, called with the same, or second weights; its maps are drawn below, and the difference.
         heads: which heads; None draws all, at most 32.
         batch: which sequence of a batch.
         tokens: labels of the queries, and of the keys where `key_tokens` is None.
@@ -214,7 +214,7 @@ def _labels(tokens: Sequence[str] | None, count: int, name: str) -> Sequence[str
 
 
 def _alt(title: str, rows: dict[str, Array], heads: Sequence[int], labels: tuple[Sequence[str], Sequence[str]]) -> str:
-    """Return what is to be seen: sizes, and what each head looks at."""
+    """Return a description of the picture: sizes, and the key with the most weight of each head."""
     first = next(iter(rows.values()))
     said = [
         f"{title}: {len(heads)} head{'s' if len(heads) > 1 else ''}, {first.shape[1]} queries by {first.shape[2]} keys."
@@ -303,7 +303,7 @@ def _label(
 
 
 def _short(label: str) -> str:
-    """Return a label as it is drawn: short, and no formula to matplotlib."""
+    """Return a short label without characters that matplotlib would parse as a formula."""
     shown = label if len(label) <= 12 else f"{label[:11]}…"
     return shown.replace("\n", " ").replace("$", r"\$")
 

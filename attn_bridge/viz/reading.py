@@ -18,19 +18,19 @@ NO_WEIGHTS = (
 
 
 def weights(module: Any, x: Any, **call: Any) -> Array:
-    """Return the attention weights of a call, as they are before dropout.
+    """Return the attention weights of a call, before dropout.
 
     Args:
         module: a module of `torch_attn` or `jax_attn` whose call takes ``return_weights``.
-        x: what it is called with: an array, or a tuple of positional ones, of NumPy, torch or JAX.
+        x: its input: an array, or a tuple of positional ones, of NumPy, torch or JAX.
         **call: keywords of the call, such as ``attention_mask``.
 
     Returns:
-        ``(B, H, T, S)`` or as the module gives them; float32, or float64 of a float64 module.
+        ``(B, H, T, S)`` or the shape that the module returns; float32, or float64 of a float64 module.
 
     Raises:
-        TypeError: it is no module, or takes no ``return_weights``.
-        ValueError: it can't be called so.
+        TypeError: it is not a module, or takes no ``return_weights``.
+        ValueError: the call fails.
     """
     framework = backends.framework_of(module)
     if framework is None or isinstance(module, tuple):
@@ -58,10 +58,10 @@ def per_head(found: Any, batch: int, name: str = "weights") -> Array:
     Args:
         found: ``(T, S)``, ``(H, T, S)`` or ``(B, H, T, S)``.
         batch: which sequence of a batch.
-        name: what they are called in messages.
+        name: their name in messages.
 
     Raises:
-        ValueError: other axes, no such sequence, or numbers that are no attention weights.
+        ValueError: other axes, a missing sequence, or numbers that are not finite.
     """
     array = np.asarray(backends.as_numpy(found))
     if array.ndim not in (2, 3, 4) or not array.size or not np.issubdtype(array.astype(np.float64).dtype, np.floating):

@@ -15,11 +15,11 @@ _KERNELS = {2: "o i -> i o", 3: "o i w -> w i o", 4: "o i h w -> h w i o", 5: "o
 
 
 def suggest_rules(torch: Shapes, flax: Shapes) -> str:
-    """Return rules for tensors that nothing covers: pairs of fitting shapes, of one parent first; otherwise drops.
+    """Return rules for uncovered tensors: pairs of fitting shapes, those with equal parents first; otherwise drops.
 
     Args:
-        torch: name -> shape of those of the torch module.
-        flax: of those of the Flax module.
+        torch: name -> shape of the torch module's uncovered tensors.
+        flax: those of the Flax module.
     """
     left, rules = dict(flax), list[str]()
     for name, shape in torch.items():
@@ -51,7 +51,7 @@ def _parent(name: str) -> str:
 
 
 def _pattern(shape: tuple[int, ...], other: tuple[int, ...]) -> str | None:
-    """Return the usual pattern between two shapes, "" for axes as they are; None where they do not fit."""
+    """Return the usual pattern between two shapes, "" for unchanged axes; None if they do not fit."""
     if len(shape) != len(other) or math.prod(shape) != math.prod(other):
         return None
     moved = _KERNELS.get(len(shape))

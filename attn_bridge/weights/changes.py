@@ -1,4 +1,4 @@
-"""Numbers that another library holds scaled or shifted: how they are made of ours, and ours of them."""
+"""Numbers that another library stores scaled or shifted, and their conversion to ours and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Theirs are ours times a factor, plus a term; computed in float32, or float64 where the numbers are such.
+    """Theirs are ours times a factor, plus a term; computed in float32, or in float64 for float64 numbers.
 
     Attributes:
         times: the factor.
@@ -45,11 +45,11 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What is done to the numbers of a tensor between two layouts, by way of ours.
+    """Arithmetic on the numbers of a tensor between two layouts, by way of ours.
 
     Attributes:
-        here: how the source's numbers are made of ours; None: they are ours.
-        there: the same of the target's.
+        here: change from ours to the source's numbers; None: the source has ours.
+        there: the same for the target.
     """
 
     here: Change | None = None
@@ -59,13 +59,13 @@ class Steps:
         return self.here != self.there
 
     def apply(self, array: Array) -> Array:
-        """Return the target's numbers of the source's."""
+        """Return the target's numbers computed from the source's."""
         ours = array if self.here is None else self.here.back(array)
         return ours if self.there is None else self.there.there(ours)
 
     @property
     def turned(self) -> Steps:
-        """The same the other way."""
+        """The inverse steps."""
         return Steps(self.there, self.here)
 
 

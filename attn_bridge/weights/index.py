@@ -1,4 +1,4 @@
-"""Templates of names as a tree, so that a name is held against few of them, however many there are."""
+"""Templates of names as a tree, so that a name is compared with few of them, however many exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _spelled: set[str] = set()
 """Digits that templates spell out, such as that of ``w1``: names that differ in others fall under the same ones."""
 
 NUMBER = None
-"""Token of a template that stands for digits: a placeholder of an integer, with digits that touch it."""
+"""Token of a template for digits: a placeholder of an integer, together with adjacent digits."""
 
 
 class _Node:
@@ -61,11 +61,11 @@ class _Node:
 
 
 class Index(Generic[Thing]):
-    """Things by templates of the names that they cover.
+    """Things indexed by templates of the names that they cover.
 
     Args:
-        named: templates, with what they stand for; one thing may have several.
-        integers: placeholders that stand for integers; None: all.
+        named: templates, each with its thing; a thing may have several.
+        integers: placeholders of integers; None: all.
     """
 
     def __init__(self, named: Iterable[tuple[str, Thing]], integers: frozenset[str] | None = frozenset("ij")):
@@ -85,15 +85,15 @@ class Index(Generic[Thing]):
                 self._backward.add(last, number, False)
 
     def find(self, name: str) -> list[Thing]:
-        """Return what may cover a name, in the order given."""
+        """Return the things that may cover a name, in the given order."""
         tokens = _TOKEN.findall(name)
         return [self._things[n] for n in sorted({*self._forward.find(tokens), *self._backward.find(tokens[::-1])})]
 
 
 def kinds_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the kind of each name: `Index.find` gives the same for all names of a kind, of every index.
+    """Return the kind of each name: `Index.find` returns the same for all names of a kind, in every index.
 
-    A checkpoint has few kinds, and is held against all layouts.
+    A checkpoint has few kinds, and is compared with all layouts.
     """
     return _kinds_of(names, len(_spelled))
 
@@ -116,7 +116,7 @@ def _pieces(template: str, integers: frozenset[str] | None) -> list[str | None]:
 
 
 def _beginning(template: str, integers: frozenset[str] | None) -> tuple[list[str | None], bool]:
-    """Return the tokens in front of the first placeholder of anything but an integer, and whether there is none."""
+    """Return the tokens in front of the first non-integer placeholder, and whether no such placeholder exists."""
     tokens: list[str | None] = []
     is_whole = True
     for number, piece in enumerate(_pieces(template, integers)):
@@ -134,7 +134,7 @@ def _beginning(template: str, integers: frozenset[str] | None) -> tuple[list[str
 
 
 def _end(template: str, integers: frozenset[str] | None) -> list[str | None]:
-    """Return the tokens behind the last placeholder of anything but an integer, the last one first."""
+    """Return the tokens after the last non-integer placeholder, in reverse."""
     pieces = _pieces(template, integers)
     at = max(number for number, piece in enumerate(pieces) if number % 2 and piece is not NUMBER)
     rest = "".join("{i}" if piece is NUMBER else piece for piece in pieces[at + 1 :])
@@ -150,9 +150,9 @@ def _is_number(token: str | None) -> bool:
 
 
 def stems_of(row: Row) -> tuple[str, str]:
-    """Return what is in front of the number of a block and of the number below it; "" where it has none.
+    """Return the prefixes of a block's number in their name and of the lower number in ours; "" if it has none.
 
-    Theirs of a block, and ours of the number below it: some put it behind what an expert consists of.
+    Their names may put the number of an expert after the parts of an expert, so ours is used for it.
     """
     blocks, experts = expanded(row.theirs)[-1].partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
     return blocks[0] if blocks[1] else "", experts[0] if "{j}" in row.theirs else ""

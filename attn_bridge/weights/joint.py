@@ -1,7 +1,7 @@
-"""Rules between one tensor and several: parts, stacks, and what is left out, converted both ways by one placement.
+"""Rules between a single tensor and several: parts, stacks, and drops, converted both ways by one placement.
 
-A joint rule is a row of a layout: the single tensor is "theirs", the parts are "ours", and every element's place in the
-single tensor follows from shapes (`rows`).
+A joint rule is a row of a layout: the single tensor is "theirs", the parts are "ours", and every element's position in
+the single tensor follows from shapes (`rows`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Made:
         shape: sizes of its axes.
         dtype: type of its elements.
         is_part: whether it is a part of its one source; otherwise its sources are its parts.
-        placements: name of a source -> where the part lies in the single tensor.
+        placements: name of a source -> the part's placement in the single tensor.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Made:
     placements: Mapping[str, Placement]
 
     def build(self, arrays: Arrays) -> np.ndarray[Any, Any]:
-        """Return the array in fresh memory, made of whole source arrays."""
+        """Return the array in fresh memory, computed from whole source arrays."""
         if self.is_part:
             [(name, placement)] = self.placements.items()
             return strided(np.ascontiguousarray(arrays[name]), placement).reshape(self.shape).copy()
@@ -85,7 +85,7 @@ def row_of(rule: Rule) -> Row:
     """Return a joint rule as a row, whose parts are on the side that has several names or the stack's number.
 
     Raises:
-        ValueError: (a `LayoutError`) it is no bijection; one line.
+        ValueError: (a `LayoutError`) it is not a bijection; one line.
     """
     single, parts = (rule.flax_names, rule.torch_names)
     pattern = rule.pattern
@@ -125,7 +125,7 @@ def covered(rules: Iterable[Rule], names: Iterable[str], side: Side) -> list[tup
 def placed(
     rule: Rule, row: Row, wholes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, dict[str, Placement]], list[str]]:
-    """Return name of the single tensor -> (name of a part -> where it lies), and what does not fit, for all it covers.
+    """Return single tensor -> (part -> its placement) for all tensors that a rule covers, and messages on misfits.
 
     Args:
         rule: the rule, for messages.
@@ -146,7 +146,7 @@ def placed(
 
 
 def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]]:
-    """Return name of the single tensor -> (number of the part, place in the stack) -> name, and the parts that lack."""
+    """Return name of the single tensor -> (part number, stack position) -> name, and the missing parts."""
     wholes: dict[str, Parts] = collections.defaultdict(dict)
     bound: dict[str, dict[str, str]] = {}
     for name in names:
@@ -195,7 +195,7 @@ def _split(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
 
 
 def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
-    """Plan single tensors of their parts."""
+    """Plan single tensors from their parts."""
     groups, missing = grouped(row, arrays)
     result = Plan(missing=missing if groups else [*row.ours])
     result.used = {name for parts in groups.values() for name in parts.values()}
@@ -216,7 +216,7 @@ def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
 
 
 def matches(template: str, name: str) -> bool:
-    """Tell whether a name falls under a template."""
+    """Return whether a name matches a template."""
     return Row(template, reason="asked").match_theirs(name, ("",)) is not None
 
 

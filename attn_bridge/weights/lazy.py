@@ -1,4 +1,4 @@
-"""An array of which any region can be read without the rest: what devices take their parts of it from."""
+"""An array with reads by region, from which devices load their shards."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 Region = tuple[tuple[int, int], ...]
-"""Where a part of an array begins and ends along each of its axes."""
+"""Start and end (exclusive) of a part of an array along each of its axes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyArray:
-    """An array that is read when it is asked for.
+    """An array that is read on demand.
 
     Attributes:
-        shape: of all of it.
+        shape: of the whole array.
         dtype: of its elements.
-        read: gives a region of it in C order, in memory that is nobody else's.
+        read: returns a region of it in C order, in memory that belongs to the caller.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""One row of a layout: which of our tensors an outside tensor holds, and where in it each of their elements lies.
+"""One row of a layout: which of our tensors an outside tensor contains, and the position of each of their elements.
 
-Everything a row can say is one `Placement` per tensor of ours: an offset and strides into the outside tensor. So
-splitting, fusing, transposing and stacking are one thing, read from either side, and no direction is written twice.
+A row yields one `Placement` per tensor of ours: an offset and strides into the outside tensor. Splitting, fusing,
+transposing and stacking are therefore the same operation, read from either side, and no direction is written twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Axes = tuple[tuple[int, int], ...]
 """(size, stride in elements of the outside tensor), outermost first."""
 
 Check = Callable[[Shape, int, np.ndarray[Any, Any]], bool]
-"""Whether elements of a tensor of that shape, from a place on in C order, are what it is dropped as."""
+"""Returns whether elements of a tensor of that shape, from an index on in C order, match the reason of its drop."""
 
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)*")
@@ -33,18 +33,18 @@ class LayoutError(ValueError):
 
 
 class SettingError(LayoutError):
-    """A number that names and shapes can't tell, and that nobody gave."""
+    """A setting is missing that names and shapes don't determine."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the elements of one of our tensors lie in an outside tensor.
+    """Positions of the elements of one of our tensors in an outside tensor.
 
     Attributes:
         theirs: name of the outside tensor.
-        offset: the first element's place.
-        axes: per axis of ours, what it is made of.
-        change: how the numbers there are made of ours; None: they are the same.
+        offset: index of the first element.
+        axes: per axis of ours, the outside axes that it consists of.
+        change: change from our numbers to theirs; None: they are the same.
     """
 
     theirs: str
@@ -64,24 +64,24 @@ class Row:
 
     Attributes:
         theirs: its name, with placeholders.
-        ours: our names; several are parts of it; none is a tensor that is dropped, for a `reason`.
-        pattern: axes of each of ours ``->`` axes of theirs, as einops has it; "..." is any axes, unchanged.
-        part: the axis of theirs that counts the parts, where they are of one size.
-        along: the axis along which parts of different sizes lie one after the other.
+        ours: our names; several are parts of it; empty for a tensor that is dropped, with a `reason`.
+        pattern: axes of each of ours ``->`` axes of theirs, as in einops; "..." is any axes, unchanged.
+        part: the axis of theirs that counts the parts, if they have equal sizes.
+        along: the axis along which parts of different sizes are concatenated.
         split: their sizes along it: numbers or names of settings; "..." is an equal share of the rest.
-        shares: how many equal shares of the axis each part has, where only these are known: numbers or names of
-            settings (heads of query, key and value in one projection).
-        stack: the axis of theirs that counts ``{i}`` or ``{j}``, which only our names hold.
+        shares: relative sizes of the parts along the axis, if only these are fixed: numbers or names of settings (heads
+            of query, key and value in one projection).
+        stack: the axis of theirs that counts ``{i}`` or ``{j}``, which only our names contain.
         sizes: axis -> its size, a number or the name of a setting.
-        tied: names of ours that hold the same numbers as the first.
+        tied: names of ours with the same numbers as the first.
         optional: whether a model is complete without it in any block.
-        branch: ``choice/alternative`` (or ``choice/one|other``), where a block is complete with one alternative of each
-            choice. A tensor of ours that several alternatives hold goes to the one that a setting of its name asks
-            for, or else to the largest of which a block has all.
+        branch: ``choice/alternative`` (or ``choice/one|other``), if a block is complete with one alternative of each
+            choice. A tensor of ours in several alternatives goes to the one that a setting of its name selects, or else
+            to the largest that a block has completely.
         reason: why it is dropped.
-        check: whether the numbers of a tensor are what `reason` says of them; None where it says nothing of them.
-        change: how its numbers are made of ours; None: they are the same.
-        place: where a user's rules file has it, for messages, such as ``rules.toml, line 5``; "" is nowhere.
+        check: function that checks a dropped tensor's numbers against `reason`; None without a check.
+        change: change from our numbers to theirs; None: they are the same.
+        place: its position in a user's rules file, for messages, such as ``rules.toml, line 5``; "" for none.
     """
 
     theirs: str
@@ -147,12 +147,12 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The beginning of a message about it: its place in a rules file."""
+        """The beginning of a message about it: its position in a rules file."""
         return f"{self.place}: " if self.place else ""
 
     @property
     def choice(self) -> str:
-        """What its branch is an alternative of; "" where it has none."""
+        """The choice of its branch; "" without a branch."""
         return self.branch.partition("/")[0]
 
     @property
@@ -162,16 +162,16 @@ class Row:
 
     @property
     def counter(self) -> str:
-        """The placeholder that `stack` counts; "" where there is none."""
+        """The placeholder that `stack` counts; "" without a stack."""
         mine = placeholders(self.ours[0]) - placeholders(self.theirs) if self.stack and self.ours else set()
         return next((name for name in ("j", "i") if name in mine), "")
 
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
-        """Return what the placeholders stand for in an outside name, or None if it is another one."""
+        """Return the values of the placeholders in an outside name, or None if it does not match."""
         return match(self.theirs, name, tuple(prefixes))
 
     def match_ours(self, name: str) -> tuple[int, dict[str, str]] | None:
-        """Return which part a name of ours is, and what the placeholders stand for, or None."""
+        """Return the part number of a name of ours, and the values of the placeholders; None without a match."""
         for number, template in enumerate((*self.ours, *self.tied)):
             values = match(template, name, ("",))
             if values is not None:
@@ -181,11 +181,11 @@ class Row:
     def decode(
         self, theirs: str, shape: Shape, values: Mapping[str, str], settings: Mapping[str, int]
     ) -> dict[str, Placement]:
-        """Return our names -> where they lie in one outside tensor of that shape.
+        """Return our name -> its placement in one outside tensor of that shape.
 
         Raises:
             LayoutError: the shape does not fit.
-            SettingError: a size that the shape does not tell.
+            SettingError: a size that the shape does not determine.
         """
         sizes = self._known(settings)
         if self.part:
@@ -218,7 +218,7 @@ class Row:
         names: Mapping[tuple[int, int], str],
         settings: Mapping[str, int],
     ) -> tuple[Shape, dict[str, Placement]]:
-        """Return the shape of an outside tensor, and where each of ours goes in it.
+        """Return the shape of an outside tensor, and the placement of each of ours in it.
 
         Args:
             theirs: its name.
@@ -228,7 +228,7 @@ class Row:
 
         Raises:
             LayoutError: the shapes do not fit the pattern or one another.
-            SettingError: a size that the shapes do not tell.
+            SettingError: a size that the shapes do not determine.
         """
         rank = len(next(iter(shapes.values())))
         left, right = self._sides(rank, of_theirs=False)
@@ -271,7 +271,7 @@ class Row:
         return shape, placed
 
     def settings_of(self, shape: Shape, settings: Mapping[str, int]) -> dict[str, int]:
-        """Return the settings that the shape of an outside tensor tells."""
+        """Return the settings that the shape of an outside tensor determines."""
         named = self._settings()
         if not named:
             return {}
@@ -381,10 +381,10 @@ def _place(
 
 
 def refined(one: Sequence[Axes], two: Sequence[Axes]) -> list[tuple[int, int, int]]:
-    """Return (size, stride in one, stride in the other) of the axes that two placements of a tensor have in common.
+    """Return (size, stride in one, stride in the other) of the common refinement of two placements' axes.
 
     Raises:
-        LayoutError: they cut an axis at places that do not fit, so that they are not of the same heads.
+        LayoutError: they split an axis at incompatible positions, so that they don't have the same heads.
     """
     found: list[tuple[int, int, int]] = []
     for first, second in zip(one, two, strict=True):

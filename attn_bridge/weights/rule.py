@@ -1,4 +1,4 @@
-"""One rule: the names of a tensor on two sides, and how its axes lie; or of one tensor and those that it is made of."""
+"""One rule: the names of a tensor on two sides and the pattern of its axes; or a single tensor and its parts."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _MAX_AXES = 12
 class Rule:
     """One tensor's two names and the einops pattern from its torch axes to its Flax axes.
 
-    ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` stands for an integer, the
-    same on both sides, in ``stages{i}{j}`` each for one digit; sizes that a pattern needs are keywords. One of the two
-    names may be a list, whose tensors are the parts of the other one:
-    ``Rule(["gate.weight", "up.weight"], "mlp.kernel", "o i -> i (part o)", part="part")``.
+    ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` matches an integer, the
+    same on both sides, in ``stages{i}{j}`` one digit each; sizes that a pattern needs are keywords. One of the two
+    names may be a list, whose tensors are the parts of the other one: ``Rule(["gate.weight", "up.weight"],
+    "mlp.kernel", "o i -> i (part o)", part="part")``.
 
     Args:
         torch: dotted torch name, or a list of parts.
         flax: dotted Flax name, with the same placeholders, or a list of parts.
-        pattern: einops pattern, torch axes first; the default leaves every axis where it is.
-        first: the name on the first side, in place of `torch`, whatever its framework.
-        second: the name on the second side, in place of `flax`.
+        pattern: einops pattern, torch axes first; the default leaves every axis unchanged.
+        first: the name on the first side, for sides of any framework; replaces `torch`.
+        second: the name on the second side; replaces `flax`.
         part: axis of the single tensor that counts the parts, all of one size.
-        along: axis along which the parts lie one after the other.
-        split: their sizes along it; "..." is an equal share of the rest; none: all are equal.
+        along: axis along which the parts are concatenated.
+        split: their sizes along it; "..." is an equal share of the rest; by default all are equal.
         stack: axis of the single tensor that counts ``{i}`` or ``{j}``, which then is in the other names alone.
         drop: why the tensor of the one given name has no counterpart.
-        place: where the rule stands, for messages.
+        place: position of the rule in its file, for messages.
         **sizes: size of an axis of the pattern.
 
     Raises:
         TypeError: a name, the pattern or a size has the wrong type.
-        ValueError: the two sides do not hold the same axes or placeholders, or a size is missing.
+        ValueError: the two sides have different axes or placeholders, or a size is missing.
 
     Example:
         >>> rule = Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)
@@ -161,7 +161,7 @@ class Rule:
         return f"Rule({names[0]!r}, {names[1]!r}, {self.pattern!r}{more}{sizes})"
 
     def __str__(self) -> str:
-        """Return the rule as messages name it."""
+        """Return the rule's form in messages."""
         return printable(repr(self), 400)
 
     def __eq__(self, other: object) -> bool:
@@ -182,11 +182,11 @@ class Rule:
 
     @property
     def where(self) -> str:
-        """Where it stands, to begin a message with; "" where nobody said."""
+        """The beginning of a message about it: its position in a file; "" without one."""
         return f"{self.place}: " if self.place else ""
 
     def values(self, name: str, source: AnySide) -> dict[str, str] | None:
-        """Return what the placeholders stand for in a name of one side; None if the rule does not cover it."""
+        """Return the values of the placeholders in a name of one side; None if the rule does not cover it."""
         found = match(self.name(source), name)
         if not found:
             return found
@@ -217,7 +217,7 @@ class Rule:
         return result
 
     def region(self, region: Sequence[tuple[int, int]], source: AnySide) -> tuple[tuple[int, int], ...] | None:
-        """Return which region of the `source` side becomes that of the other; None where axes do more than move."""
+        """Return the region of the other side for one of the `source` side; None if axes are not only moved."""
         pattern = self.pattern if source in ("torch", "first") else _reversed(self.pattern)
         ours, theirs = (side.split() for side in pattern.split("->"))
         if ours == theirs == ["..."]:
@@ -236,7 +236,7 @@ class Rule:
         return self._renamed(names[0], names[1], self.pattern)
 
     def turned(self) -> Rule:
-        """Return the rule with its two sides exchanged."""
+        """Return the rule with its two sides swapped."""
         return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
 
     def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
@@ -247,9 +247,9 @@ class Rule:
         return found
 
     def _prove(self) -> None:
-        """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection.
+        """Prove that the rule is a bijection: push an array of unique ids through the pattern and back.
 
-        What was proved once is remembered: a model of experts has tens of thousands of rules of one pattern.
+        Proofs are cached: a model of experts has tens of thousands of rules with the same pattern.
         """
         is_plain = all(type(size) is int for size in self.sizes.values())
         proof = (self.pattern, tuple(sorted(self.sizes.items()))) if is_plain else None
@@ -298,10 +298,10 @@ _MAX_PROVED = 10_000
 
 
 def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
-    """Return the rule that a ``[[rule]]`` table says.
+    """Return the rule in a ``[[rule]]`` table.
 
     Raises:
-        ValueError: it is none; the message begins with the place.
+        ValueError: the table is not a rule; the message begins with the place.
     """
     try:
         keys = ("torch", "flax") if not {"first", "second"} & table.keys() else ("first", "second")
@@ -314,7 +314,7 @@ def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
 
 
 def _names(label: str, names: Any) -> tuple[str, ...]:
-    """Return the names on one side; none is ()."""
+    """Return the names on one side; () if missing."""
     found = (names,) if isinstance(names, str) else names
     if not isinstance(found, (list, tuple)):
         raise TypeError(f"{label} must be a string, got {type(names).__name__}")

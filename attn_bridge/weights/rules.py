@@ -67,7 +67,7 @@ class WeightsMismatchError(ValueError):
         super().__init__(f"weights do not match: {'; '.join([*hint, *parts] if is_long else [*parts, *hint])}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what it is made of, for another process to raise."""
+        """Return the constructor's arguments, to raise the error in another process."""
         return type(self), (self.missing, self.unexpected, self.misshapen, self.advice)
 
 
@@ -93,7 +93,7 @@ class Rules:
         """Load rules from a TOML file of ``[[rule]]`` tables: keys are the arguments of `Rule`, and sizes by letter.
 
         Raises:
-            ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
+            ValueError: not TOML, an unknown key, or an invalid rule; the message names the line.
             OSError: the file cannot be read.
         """
         tables = read_tables(path)
@@ -139,7 +139,7 @@ class Rules:
         """Convert named arrays from the `source` side to the other; the result shares no memory with `arrays`.
 
         Raises:
-            TypeError: a value is no NumPy array of numbers.
+            TypeError: a value is not a NumPy array of numbers.
             WeightsMismatchError: missing, unexpected and misshapen names, all at once.
         """
         _check_arrays(arrays)
@@ -153,7 +153,7 @@ class Rules:
 
     @property
     def plain(self) -> Rules:
-        """The rules between one tensor and one."""
+        """The rules between two single tensors."""
         return Rules(self._plain) if len(self._plain) < len(self) else self
 
     def plan_joint(self, arrays: Mapping[str, joint.Sized], source: Side) -> joint.Plan:
@@ -213,7 +213,7 @@ class Rules:
         return pairs, self._missing(seen, blocks, source), unexpected
 
     def _missing(self, seen: dict[Rule, set[str]], blocks: dict[str, set[str]], source: Side) -> list[str]:
-        """Names that are not there: a rule must have been seen in every repeated block that anything was seen in."""
+        """Return missing names: a rule must match in every repeated block in which any rule matches."""
         missing = []
         for rule, found in seen.items():
             scope = _scopes(rule.torch)[-1]
@@ -226,7 +226,7 @@ class Rules:
         return missing
 
     def _check_distinct(self, side: Side) -> None:
-        """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
+        """Refuse two rules that may match the same name; names that differ in more than numbers cannot clash."""
         counts = collections.Counter(name for rule in self._rules if rule.is_joint for name in _names_of(rule, side))
         shared = {name for name, count in counts.items() if count > 1}
         shared |= {rule.name(side) for rule in self._plain} & counts.keys()
@@ -255,7 +255,7 @@ def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Ite
         Dotted Flax name -> C-contiguous array that shares no memory with the input.
 
     Raises:
-        TypeError: a value is no NumPy array of numbers.
+        TypeError: a value is not a NumPy array of numbers.
         WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
 
     Example:
@@ -289,7 +289,7 @@ def _check_arrays(arrays: Mapping[str, Any]) -> None:
 def convert_pairs(
     pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
 ) -> tuple[Arrays, list[str]]:
-    """Convert what fits, into fresh memory, and list what does not."""
+    """Convert arrays into fresh memory, and list those that do not fit."""
     converted: Arrays = {}
     misshapen: list[str] = []
     for name, (rule, other) in pairs.items():
@@ -308,7 +308,7 @@ def as_rules(rules: Rules | Iterable[Rule]) -> Rules:
     """Return rules as a set that has proved itself a bijection.
 
     Raises:
-        TypeError: they are no rules.
+        TypeError: they are not rules.
     """
     if not isinstance(rules, Iterable) or isinstance(rules, (str, bytes, Mapping)):
         raise TypeError(f"rules must be Rules or a list of Rule, got {type(rules).__name__}")
@@ -316,15 +316,15 @@ def as_rules(rules: Rules | Iterable[Rule]) -> Rules:
 
 
 def _scopes(template: str) -> list[str]:
-    """Return a name up to each of its placeholders, "" first: the repeated blocks that it stands in."""
+    """Return a name's prefixes up to each of its placeholders, "" first: the repeated blocks around it."""
     return ["", *(template[: match.end()] for match in PLACEHOLDER.finditer(template))]
 
 
 def _overlap(names: list[str]) -> tuple[str, str] | None:
-    """Return two templates that some name falls under, of those that differ in numbers and placeholders alone.
+    """Return two templates that match a common name, among templates that differ in numbers and placeholders alone.
 
-    They are put into a tree by their numbers, those first that most templates say: it branches early, and little of it
-    is walked through for a placeholder, which stands for every number.
+    They are stored in a tree by their numbers, in the order of the fewest placeholders: the tree branches early, and a
+    placeholder, which matches every number, visits little of it.
     """
     if len(names) < 2:
         return None

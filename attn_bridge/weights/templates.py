@@ -1,4 +1,4 @@
-"""Templates of tensor names, such as ``h.{i}.attn.weight``: their placeholders, and the names that fall under them."""
+"""Templates of tensor names, such as ``h.{i}.attn.weight``: their placeholders, and matching of names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ LATER = "_i"
 """Placeholder of a layout that is ``{i}`` as Keras numbers layers: nothing for the first, ``_1`` for the second."""
 
 KINDS: Mapping[str, str] = {"i": INTEGER, "j": INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
-"""What placeholders of a layout stand for: ``{i}`` an integer, ``{j}`` one below it; ``{path}`` any prefix, none
-included, with its dot; ``{rest}`` whatever follows. All placeholders of a plain rule are integers."""
+"""Regular expressions of a layout's placeholders, each a group.
+
+``{i}`` is an integer, ``{j}`` one below it; ``{path}`` any prefix, possibly empty, with its dot; ``{rest}`` anything
+that follows. All placeholders of a plain rule are integers.
+"""
 
 
 def placeholders(template: str) -> set[str]:
@@ -32,7 +35,7 @@ def placeholders(template: str) -> set[str]:
 
 @functools.cache
 def adjacent(template: str) -> frozenset[str]:
-    """Return the placeholders that touch another one: those of integers stand for one digit each."""
+    """Return the placeholders that touch another placeholder: those of integers match one digit each."""
     return frozenset(word for run in _RUN.findall(template) for word in PLACEHOLDER.findall(run))
 
 
@@ -52,12 +55,12 @@ def expanded(template: str) -> tuple[str, ...]:
 
 
 def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> dict[str, str] | None:
-    """Return what the placeholders stand for in a name, or None if it falls under another template.
+    """Return the values of the placeholders in a name, or None if it does not match.
 
     Args:
         template: the template.
         name: the name.
-        prefixes: what ``{prefix}`` may stand for in a layout; None: every placeholder is an integer.
+        prefixes: values of ``{prefix}`` in a layout; None: every placeholder is an integer.
     """
     if "{" not in template:
         return {} if name == template else None

@@ -1,4 +1,4 @@
-"""The tables of a rules file, with the place of each for messages; what they mean is said by who reads them."""
+"""The tables of a rules file, each with its position for messages; the callers interpret them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules in every form that users give them, and how they add to built-in ones.
+"""Rules in all forms that users may supply, and their combination with built-in ones.
 
 In: rules, tables, pairs of a comparison's report, or a TOML file. Out: `Rules`.
 """
@@ -38,7 +38,7 @@ class Paired(Protocol):
 
 
 AnyRules: TypeAlias = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
-"""What a user gives as rules: a TOML file, a set, or rules and tables one by one."""
+"""Rules from a user: a TOML file, a set, or rules and tables one by one."""
 
 RulesOrPairs: TypeAlias = str | Path | Rules | Iterable[Rule | Mapping[str, Any] | Paired]
 """Rules, or pairs of a comparison's report."""
@@ -49,7 +49,7 @@ def read_rules(rules: AnyRules) -> Rules:
 
     Raises:
         TypeError: an element is neither a `Rule` nor a table.
-        ValueError: a table that is no rule; the message names its line, or its number.
+        ValueError: a table is not a rule; the message names its line, or its number.
         OSError: the file cannot be read.
     """
     if isinstance(rules, Rules):
@@ -67,7 +67,7 @@ def read_rules(rules: AnyRules) -> Rules:
 
 
 def rules_between(rules: RulesOrPairs, torch: Shapes, flax: Shapes) -> Rules:
-    """Return rules as a set whose sides are torch and Flax, pairs of a report among them.
+    """Return rules as a set whose sides are torch and Flax, including pairs of a report.
 
     Args:
         rules: the rules; those with `first` and `second`, and pairs, have either framework first.
@@ -76,7 +76,7 @@ def rules_between(rules: RulesOrPairs, torch: Shapes, flax: Shapes) -> Rules:
 
     Raises:
         TypeError: an element is neither a `Rule`, a table nor a pair.
-        ValueError: a table that is no rule, or a pair of parts of tensors.
+        ValueError: a table is not a rule, or a pair of parts of tensors.
         OSError: the file cannot be read.
     """
     listed: Any = rules
@@ -87,7 +87,7 @@ def rules_between(rules: RulesOrPairs, torch: Shapes, flax: Shapes) -> Rules:
 
 
 def added(rules: Rules, built_in: Iterable[Rule]) -> Rules:
-    """Return rules with those built-in ones of which they name no tensor."""
+    """Return rules together with the built-in rules whose tensors they do not name."""
     own = list(rules)
     index: dict[Side, Index[Rule]] = {
         "torch": Index(((name, rule) for rule in own for name in rule.torch_names), integers=None),
@@ -113,7 +113,7 @@ def _covers(rule: Rule, side: Side, name: str) -> bool:
 
 
 def _rule_of(rule: object, shapes: Shapes, sides: tuple[Shapes, Shapes]) -> Any:
-    """Return a pair, or a pair's table of a JSON report, as a rule; anything else as it is."""
+    """Return a pair, or a pair's table of a JSON report, as a rule; any other value unchanged."""
     if isinstance(rule, Mapping) and isinstance(rule.get("how"), str):
         names = (rule.get("first", rule.get("torch")), rule.get("second", rule.get("flax")), rule.get("pattern"))
     elif isinstance(rule, Paired) and not isinstance(rule, Rule):
@@ -133,7 +133,7 @@ def _rule_of(rule: object, shapes: Shapes, sides: tuple[Shapes, Shapes]) -> Any:
 
 
 def _sizes(pattern: str, *shapes: tuple[int, ...] | None) -> dict[str, int]:
-    """Return the sizes of axes that a pattern groups, read from the side where they are apart."""
+    """Return the sizes of axes that a pattern groups, read from the side where they are separate."""
     grouped = {axis for group in re.findall(r"\(([^()]*)\)", pattern) for axis in group.split()}
     sizes: dict[str, int] = {}
     for text, shape in zip(pattern.split("->"), shapes, strict=True):
@@ -160,7 +160,7 @@ def _names_all(templates: Collection[str], names: Collection[str]) -> bool:
 
 
 def _fits(rule: Rule, torch: Shapes, flax: Shapes) -> bool:
-    """Whether a rule between two tensors leads from the shape of torch's to that of Flax's; True where unknown."""
+    """Return whether a rule between two tensors converts torch's shape to Flax's; True if a shape is unknown."""
     if rule.is_joint or rule.torch not in torch or rule.flax not in flax:
         return True
     try:

@@ -1,1 +1,1 @@
-"""Commands on checkpoints: what they do in `commands`, `tasks` and `digest`, what they take in `options`."""
+"""Commands on checkpoints: their functions in `commands`, `tasks` and `digest`, their arguments in `options`."""

@@ -217,7 +217,7 @@ def inspect(
     show: Annotated[bool, typer.Option("--open", help="Open that page in a browser.")] = False,
     json_file: Json = None,
 ) -> int:
-    """Show what a checkpoint holds, from headers alone: container, layout, names, shapes, dtypes.
+    """Show a checkpoint's container, layout, names, shapes and dtypes, from headers alone.
 
     The page of --html reads every tensor, one at a time.
 
@@ -318,9 +318,9 @@ def verify(
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
-    """Check every bit of a checkpoint: by the digests beside it, and by converting SRC again in memory.
+    """Check every bit of a checkpoint: by the digests in its manifest, and by converting SRC again in memory.
 
-    SRC may be a file that digest --json wrote; then DST is a checkpoint, a manifest or another such file.
+    SRC may be a file of digest --json; then DST is a checkpoint, a manifest or another such file.
 
     Example: attn-bridge verify gpt2/ gpt2-flax/
 

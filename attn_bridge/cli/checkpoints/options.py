@@ -1,4 +1,4 @@
-"""What commands on checkpoints share: options, sizes and settings as they are typed, and a plan as it is shown."""
+"""Shared by commands on checkpoints: options, parsing of sizes and settings, and the display of a plan."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ TaskBytes = Annotated[
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan as a report has it."""
+    """Return a plan as data for a report."""
     return {
         "source": {"path": str(plan.source), "format": plan.source_format, "layout": plan.source_layout},
         "layout": plan.target_layout,
@@ -131,12 +131,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _sources(plan: Plan, target: Target) -> list[str]:
-    """Return what a target is made of, scales of quantised numbers among it."""
+    """Return the source tensors of a target, including scales of quantised numbers."""
     return [one for name in target.sources for one in (name, *plan.scales.get(name, ()))]
 
 
 def print_plan(plan: Plan, console: Console, memory: str) -> None:
-    """Show every tensor of a plan, and what they come to."""
+    """Print every tensor of a plan, and the totals."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -153,7 +153,7 @@ def print_plan(plan: Plan, console: Console, memory: str) -> None:
 
 
 def memory_of(plan: Plan, workers: int, task_bytes: int | None, max_memory: int | None = None) -> str:
-    """Return about how much memory a conversion takes: that of each worker, where workers or tasks are spoken of."""
+    """Return the approximate memory of a conversion: per worker if workers or task sizes were requested."""
     if workers == 1 and task_bytes is None:
         return f"peak memory about {shown_size(plan.peak if max_memory is None else min(plan.peak, max_memory))}"
     from ...checkpoints.workers.jobs import BASE, size_of
@@ -173,7 +173,7 @@ def summary(plan: Plan, begin: str) -> str:
 
 
 def shown_size(count: int) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -207,10 +207,10 @@ def parse_size(text: str, option: str = "--max-memory") -> int:
 
 
 def check_report(json_file: str | None, *paths: Path, option: str = "--json") -> None:
-    """Refuse a report that can't be written, or that would be written over a checkpoint.
+    """Refuse a report that can't be written, or whose path conflicts with a checkpoint.
 
     Raises:
-        ValueError: it is one of the paths, in one of them, beside one of them, or named as a checkpoint is.
+        ValueError: it is one of the paths, in one of them, a file of their manifests, or has a checkpoint's extension.
     """
     from ...checkpoints.containers import ENDINGS
 

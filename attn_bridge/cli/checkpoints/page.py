@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_page(page: str, path: Path, json_file: str | None) -> None:
-    """Find out before the work that the page can't be written, or would be written over something else.
+    """Check before the work that the page can be written, and would not overwrite anything else.
 
     Raises:
         ValueError: it can't, or would.
@@ -33,7 +33,7 @@ def write_page(
     page: str,
     advance: Callable[[int, int, str], None] | None,
 ) -> None:
-    """Read every tensor, one at a time, and write what its values are like."""
+    """Read every tensor, one at a time, and write a page on their values."""
     from ... import checkpoints
 
     checkpoint = load_judge("rendering.html.checkpoint")

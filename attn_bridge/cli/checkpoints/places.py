@@ -7,12 +7,12 @@ from typing import cast
 
 
 def place(text: str) -> Path:
-    """Return what a user names: a path of this machine, or one behind a URL."""
+    """Return the path that a user names: local, or behind a URL."""
     from ...checkpoints.containers.remote import to_path
 
     return to_path(text)
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path lies behind a URL."""
+    """Return whether a path is behind a URL."""
     return not isinstance(cast(object, path), Path)

@@ -1,4 +1,4 @@
-"""``attn-bridge plan``, and which of several workers ``convert`` is."""
+"""``attn-bridge plan``, and the options that share ``convert`` among workers."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def plan(
     ] = 1,
     json_file: Json = None,
 ) -> int:
-    """Show what convert would do with the same options, and the tasks that workers would share, from headers alone.
+    """Show the plan of convert with the same options, and the tasks for workers, from headers alone.
 
-    Each task says which elements of which tensors it writes, and to which bytes of which files they go.
+    For each task: the elements of tensors that it writes, and the files and offsets of their bytes.
 
     Example: attn-bridge plan gpt2/ gpt2-flax/ --task-bytes 64MiB --workers 4 --json
 
@@ -112,14 +112,14 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How a conversion is shared.
+    """The division of a conversion among workers.
 
     Attributes:
-        workers: how many; None: as many as pay.
-        index: the number of the one that this process is, of workers that were started by themselves.
-        is_finishing: whether nothing is left to do but to publish.
-        ray: address of the cluster of Ray that does it; "" is any, None is none.
-        task_bytes: bytes of a task, at most.
+        workers: number of workers; None: by cores and size.
+        index: the number of this process, among workers that were started independently.
+        is_finishing: whether only publishing remains.
+        ray: address of the Ray cluster that runs it; "" for any cluster, None without Ray.
+        task_bytes: maximum bytes of a task.
     """
 
     workers: int | None
@@ -130,12 +130,12 @@ class Sharing:
 
     @property
     def is_apart(self) -> bool:
-        """Whether other workers may be left when this one ends."""
+        """Return whether other workers may still run when this one ends."""
         return self.index is not None or self.is_finishing
 
     @property
     def is_many(self) -> bool:
-        """Whether several workers were asked for, which this process starts."""
+        """Return whether several workers were requested, which this process starts."""
         return not self.is_apart and ((self.workers or 1) > 1 or self.ray is not None)
 
     @classmethod
@@ -148,10 +148,10 @@ class Sharing:
         task_bytes: str | None,
         is_dry: bool,
     ) -> Sharing:
-        """Return what options say.
+        """Return the sharing that the options request.
 
         Raises:
-            ValueError: they contradict one another, or one has no such value.
+            ValueError: they contradict one another, or a value is not valid.
         """
         from ...checkpoints.workers import parse
 
@@ -181,7 +181,7 @@ def carry_out(
     planned: Callable[[Plan], None],
     progress: Callable[[int, int, str], None],
 ) -> Worked:
-    """Convert, or do a share of it, or publish what workers wrote."""
+    """Convert, do a worker's share, or publish the workers' output."""
     from ... import checkpoints
     from ...checkpoints.workers.sharing import Worked
 
@@ -195,7 +195,7 @@ def carry_out(
 
 
 def said_of(sharing: Sharing, done: Worked, target: Path) -> str:
-    """Return what a worker says that published nothing."""
+    """Return the report of a worker that published nothing."""
     from ...checkpoints.containers.files import listed
 
     if done.was_there:

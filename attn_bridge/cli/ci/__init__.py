@@ -1,1 +1,1 @@
-"""What other people's checks run: the GitHub Action, `action.yml`, and the hook, `.pre-commit-hooks.yaml`."""
+"""Entry points for users' CI: the GitHub Action, `action.yml`, and the hook, `.pre-commit-hooks.yaml`."""

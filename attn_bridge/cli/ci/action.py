@@ -1,4 +1,4 @@
-"""Run what the inputs of the action ask for, in a process of its own, and show on GitHub what came of it.
+"""Runs the command for the inputs of the action in a separate process, and shows the outcome on GitHub.
 
 Inputs come as variables ``INPUT_...``, never as text of a shell's script. The exit status is that of the command.
 """
@@ -23,18 +23,18 @@ from .workflow import annotation
 
 COMMANDS = ("compare", "pytest", "check")
 MOST = 10
-"""Annotations of one kind that GitHub shows of a step."""
+"""Annotations of one kind that GitHub shows per step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the action was asked for.
+    """Inputs of the action.
 
     Attributes:
         command: ``compare``, ``pytest`` or ``check``.
         first: the first side, as `attn-bridge compare` takes it.
         second: the second side, whose source is annotated.
-        arguments: what else the command takes.
+        arguments: further arguments of the command.
         reports: folder for the reports.
     """
 
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def main() -> int:
-    """Do it, and return the exit status: that of the command, 2 for inputs that are wrong."""
+    """Run the action, and return the exit status: that of the command, 2 for invalid inputs."""
     try:
         inputs = Inputs.of(os.environ)
         inputs.reports.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def _of_report(inputs: Inputs, workspace: Path) -> tuple[list[str], str]:
 
 
 def _explained(data: Mapping[str, Any]) -> str:
-    """Return what an annotation says of a comparison: where it diverges, what it may be, and the worst tensors."""
+    """Return an annotation's text on a comparison: where it diverges, a hint, and the worst tensors."""
     lines = [str(data.get("summary", ""))]
     first = data.get("first_divergence")
     if isinstance(first, Mapping):

@@ -1,4 +1,4 @@
-"""Where in the user's source a report points to: the class of the submodule that diverges, or the factory."""
+"""Finds the line of the user's source for a report: the class of the submodule that diverges, or the factory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Place:
 
 
 def of_report(report: Mapping[str, Any], factory: str, folder: Path, workspace: Path) -> Place | None:
-    """Return where to look first.
+    """Return the line to look at first.
 
     Args:
         report: the data of a comparison's report.
         factory: the side to blame, as it was named: ``file.py:factory`` or ``module:factory``.
-        folder: the current one of the command.
+        folder: the command's current folder.
         workspace: the root of the repository.
     """
     source, name = source_of(factory, folder)
@@ -55,7 +55,7 @@ def source_of(factory: str, folder: Path) -> tuple[Path | None, str]:
 
 
 def _types(node: Any, path: str) -> Iterator[str]:
-    """Give the second side's classes of the submodule at a path, and of those around it, the inmost first."""
+    """Yield the second side's classes of the submodule at a path, and of its parents, innermost first."""
     if not isinstance(node, Mapping):
         return
     own = str(node.get("path") or "")

@@ -1,6 +1,6 @@
-"""The hook of pre-commit: verify the checkpoints that a commit touches, by the digests beside them.
+"""The hook of pre-commit: verifies the checkpoints that a commit touches, by the digests in their manifests.
 
-A checkpoint without digests is not ours to judge and is passed over.
+A checkpoint without digests is skipped.
 """
 
 from __future__ import annotations

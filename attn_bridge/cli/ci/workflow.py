@@ -1,4 +1,4 @@
-"""What GitHub shows of a run: annotations at lines of source, a summary of the step, and the step's outputs."""
+"""GitHub's display of a run: annotations at lines of source, a summary of the step, and the step's outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS = ("error", "warning", "notice")
 
 
 def annotation(level: str, title: str, message: str, place: Place | None = None) -> str:
-    """Return the workflow command that annotates a line, or the run where there is no place."""
+    """Return the workflow command that annotates a line, or the run without a place."""
     if level not in LEVELS:
         raise ValueError(f"level ({level}) must be one of {', '.join(LEVELS)}")
     where = {} if place is None else {"file": place.file, "line": str(place.line)}
@@ -33,7 +33,7 @@ def _property(text: str) -> str:
 
 @contextlib.contextmanager
 def other_peoples_output() -> Iterator[None]:
-    """Keep what is printed meanwhile from being taken for workflow commands."""
+    """Keep text printed meanwhile from being parsed as workflow commands."""
     token = secrets.token_hex(16)
     print(f"::stop-commands::{token}", flush=True)
     try:
