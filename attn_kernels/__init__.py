@@ -1,4 +1,4 @@
-"""Attention on CPUs: kernels that LLVM compiles for the processor at hand (extra ``cpu``).
+"""Attention on CPUs: kernels that LLVM compiles for the host processor (extra ``cpu``).
 
-They need the extra ``cpu``; `words` says what a call holds.
+They need the extra ``cpu``; `words` documents the arguments of a call.
 """

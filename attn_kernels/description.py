@@ -1,4 +1,4 @@
-"""What a kernel is told of a call, from sizes and options alone, whichever framework calls it."""
+"""Describes a call to a kernel in words, from sizes and options alone, for any framework."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Shape = tuple[int, ...]
 
 
 def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
-    """Return the first keys that queries see, and those after the last, ``(2, T)``; None if they are not intervals.
+    """Return the first visible key of each query, and the end of them, ``(2, T)``; None if they are not intervals.
 
-    Both must not go back from one query to the next. Where there is no mask there are no queries in the array.
+    Neither may decrease from a query to the next. Without a mask, the array has no queries.
     """
     if mask is None:
         return np.zeros((2, 0), np.int64)
@@ -34,7 +34,7 @@ def _intervals(mask: Mask, queries: int) -> np.ndarray[Any, Any] | None:
 
 
 _known_intervals = functools.lru_cache(maxsize=16)(_intervals)
-"""Of masks that are equal by value; a layer asks for the same ones again and again."""
+"""Cache for masks that are equal by value; a layer requests the same ones repeatedly."""
 
 
 def describe(
@@ -59,16 +59,16 @@ def describe(
         query: the shape ``(..., T, H, D)``, all before the last three counted as sequences.
         key: ``(..., S, K, D)``.
         value: ``(..., S, K, Dv)``.
-        others: shapes of what is given beside them, by the names of `words.OPTIONAL`. A mask and a bias are
-            ``(..., H, T, S)``, each of those whole or 1; each may be for several neighbouring sequences.
+        others: shapes of optional arguments, by the names of `words.OPTIONAL`. A mask and a bias are ``(..., H, T,
+            S)``, each axis whole or 1; each may apply to several neighbouring sequences.
         scale: factor of the scores.
         softcap: scores are capped at this, None for no cap.
         dropout: rate at which weights are dropped.
         batch: sequences whose weights are drawn from one seed.
         bounded: whether each query sees an interval of keys.
-        differentiates_bias: whether the gradient of the bias is asked for.
-        strides: of keys and of values, how far numbers are apart along sequences, positions and heads; None where
-            arrays have no gaps. Only the kernel for few queries reads others.
+        differentiates_bias: whether the gradient of the bias is requested.
+        strides: of keys and of values, distances in numbers along sequences, positions and heads; None for arrays
+            without gaps. Only the kernel for few queries supports others.
     """
     sequences = math.prod(query[:-3])
     told = [0] * words.SHAPE_END
@@ -103,7 +103,7 @@ def describe(
 
 
 def describe_product(dtype: str, rows: int, depth: int, columns: int) -> list[int]:
-    """Return the words of the product of so many rows and a matrix ``(depth, columns)`` up to `words.SHAPE_END`."""
+    """Return the words of the product of `rows` rows and a matrix ``(depth, columns)`` up to `words.SHAPE_END`."""
     told = [0] * words.SHAPE_END
     told[words.KIND], told[words.QUERIES] = words.KINDS[dtype], rows
     told[words.DEPTH], told[words.VALUE_DEPTH] = depth, columns
@@ -116,13 +116,13 @@ def bits(number: float) -> int:
 
 
 def _gapless(shape: Shape) -> Shape:
-    """Return how far sequences, positions and heads of an array without gaps are apart."""
+    """Return the strides along sequences, positions and heads of an array without gaps."""
     positions, heads, width = shape[-3:]
     return positions * heads * width, heads * width, width
 
 
 def _spread(shape: Shape, sequences: int) -> Shape:
-    """Return how many sequences share a part of an array, and how far numbers are apart along the last four axes."""
+    """Return how many sequences share a part of an array, and its strides along the last four axes."""
     *before, heads, queries, keys = shape
     apart = [
         heads * queries * keys,

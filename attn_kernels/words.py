@@ -1,6 +1,6 @@
-"""The words of a job: what all threads that work on a call know of it, each a whole number of 64 bits.
+"""The words of a job: the data that all threads of a call share, each a whole number of 64 bits.
 
-Those up to `SHAPE_END` come with the call as it was compiled, the others are filled in as it runs.
+Those up to `SHAPE_END` come from the compiled call, the others are filled in as it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Dtypes that arrays are read and written in, as the kernels call them."""
 
 FEW = 16
-"""Queries up to which there is a kernel of its own, which reads keys and values where they lie."""
+"""Maximum queries for the separate kernel that reads keys and values in place."""
 
 (
     KIND,  # what arrays hold, of `KINDS`
@@ -104,4 +104,4 @@ OPTIONAL = {
     "seed": (DROPPED, SEED),
     "kept": (DRAWN, STAY),
 }
-"""Arguments that come last, in this order, if they are given: the word that says so, and the one of the address."""
+"""Trailing arguments, in this order, if present: the word of their presence, and that of their address."""

@@ -35,7 +35,7 @@ class Process:
         return context.obj if isinstance(context.obj, cls) else cls()
 
     def may_have_helpers(self) -> bool:
-        """Tell whether others like it compute what it would: it is the command's own, and has no framework yet."""
+        """Return whether helpers would compute the same: this process runs the command alone, without a framework."""
         return self.is_own and not any(name in sys.modules for name in FRAMEWORKS)
 
 

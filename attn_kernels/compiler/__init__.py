@@ -1,1 +1,1 @@
-"""The language that kernels are written in, and how it becomes machine code."""
+"""The language that kernels are written in, and its compilation to machine code."""

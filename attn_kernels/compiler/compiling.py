@@ -1,4 +1,4 @@
-"""How what is written becomes machine code, for the processor at hand and the life of the process."""
+"""Compiles kernels to machine code for the host processor; the code lives as long as the process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .processor import FEATURES, IS_X86, NAME
 def module(
     name: str, known: Mapping[int, int] | None = None, *, unrolls: bool = True, pairs: str | None = None
 ) -> ir.Module:
-    """Return a place for functions that are compiled together, and words of their jobs that are known already.
+    """Return an empty module for functions that are compiled together, with job words that are compile-time constants.
 
-    LLVM unrolls their loops, and makes vectors of numbers, where that is asked for: it takes a third of the time.
-    `pairs` says by which instructions they multiply bfloat16 (`processor.pairs`), None where they don't.
+    With `unrolls`, LLVM unrolls their loops and vectorises; without, compiling takes a third of the time. `pairs` names
+    the instructions that multiply bfloat16 (`processor.pairs`), None if they don't.
     """
     new = ir.Module(name)
     new.unrolls = unrolls
@@ -31,7 +31,7 @@ def address_of(written: ir.Module, name: str) -> int:
     """Compile a module, and return the address of one of its functions.
 
     Raises:
-        RuntimeError: LLVM does not take what was written; says why.
+        RuntimeError: LLVM rejects the module; the message has the reason.
     """
     machine = machine_for(NAME, FEATURES.flatten(), jit=True)
     engine = llvm.create_mcjit_compiler(optimized(written, machine), machine)
@@ -42,7 +42,7 @@ def address_of(written: ir.Module, name: str) -> int:
 
 
 def machine_for(processor: str, features: str = "", *, jit: bool = False) -> Any:
-    """Return what writes machine code for a processor by LLVM's name, into memory or into files."""
+    """Return LLVM's target machine for a processor by its LLVM name, for code in memory or in files."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
@@ -56,10 +56,10 @@ def machine_for(processor: str, features: str = "", *, jit: bool = False) -> Any
 
 
 def optimized(written: ir.Module, machine: Any) -> Any:
-    """Return a module as LLVM would have it on a machine.
+    """Return a module optimised by LLVM for a machine.
 
     Raises:
-        RuntimeError: LLVM does not take what was written; says why.
+        RuntimeError: LLVM rejects the module; the message has the reason.
     """
     parsed = llvm.parse_assembly(str(written))
     parsed.verify()
@@ -71,4 +71,4 @@ def optimized(written: ir.Module, machine: Any) -> Any:
 
 
 _ALIVE: list[Any] = []
-"""What holds machine code: XLA may call it until the process ends."""
+"""Engines that own machine code, kept alive since XLA may call it until the process ends."""

@@ -1,7 +1,7 @@
-"""The language the kernels are written in: LLVM's numbers, vectors, loops and branches, as Python writes them.
+"""The language of the kernels: LLVM's numbers, vectors, loops and branches, as Python writes them.
 
-Python runs while a kernel is written; what is said of a `Value` runs when the kernel does. A Python number stands for a
-constant, a Python loop for its body written once for each turn.
+Python runs while a kernel is written; operations on a `Value` run when the kernel does. A Python number is a constant,
+and a Python loop emits its body once per turn.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def element_of(kind: ir.Type) -> ir.Type:
 
 
 def like(kind: ir.Type, element: ir.Type) -> ir.Type:
-    """Return the type of as many numbers as another type has, of a type of their own."""
+    """Return the type with another type's number of lanes and the given element type."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def constant(kind: ir.Type, number: Any) -> ir.Constant:
-    """Return a number as a constant; a vector has it in every place.
+    """Return a number as a constant; a vector has it in every lane.
 
     Raises:
-        TypeError: it is no float where there are floats, or no int where there are whole numbers.
+        TypeError: it is not a float for a floating-point type, or not an int for an integer type.
     """
     wanted = float if isinstance(element_of(kind), ir.FloatType) else int
     if type(number) is not wanted:
@@ -43,10 +43,10 @@ def _alignment(kind: ir.Type) -> int:
 
 
 class Value:
-    """A number, a vector of numbers or a truth that a kernel computes, with Python's operators.
+    """A number, a vector of numbers or a truth value that a kernel computes, with Python's operators.
 
-    Words are whole numbers with a sign; ``//``, ``%`` and ``>>`` are for those that are not negative. A comparison with
-    what is not a number is false, but for ``!=``. What needs a truth while Python runs (``if``, ``and``, `min`) raises.
+    Words are signed integers; ``//``, ``%`` and ``>>`` are for non-negative ones. A comparison with NaN is false,
+    except ``!=``. Python constructs that need a truth value (``if``, ``and``, `min`) raise.
     """
 
     __slots__ = ("code", "ir")
@@ -145,7 +145,7 @@ class Value:
         return Value(self.code, self.code.builder.sitofp(self.ir, like(self.type, FLOAT)))
 
     def as_word(self) -> Value:
-        """Return a whole number of fewer bits, which has a sign, as a word."""
+        """Return a signed integer of fewer bits as a word."""
         return Value(self.code, self.code.builder.sext(self.ir, like(self.type, WORD)))
 
     def low_bits(self, kind: ir.Type) -> Value:
@@ -158,7 +158,7 @@ class Value:
 
 
 class Variable:
-    """A place for a number or a vector that changes; LLVM keeps it in a register."""
+    """A mutable number or vector; LLVM keeps it in a register."""
 
     def __init__(self, code: Code, first: Value):
         with code.builder.goto_entry_block():
@@ -167,7 +167,7 @@ class Variable:
         self.set(first)
 
     def get(self) -> Value:
-        """Return what it is now."""
+        """Return the current value."""
         return Value(self._code, self._code.builder.load(self._place))
 
     def set(self, value: Any) -> None:
@@ -176,7 +176,7 @@ class Variable:
 
 
 class Array:
-    """Words or numbers of float32 that lie in memory one after the other; as an argument it stands for its address."""
+    """Contiguous words or float32 numbers in memory; as an argument it is passed as its address."""
 
     __iter__ = None  # Python would ask for one after the other without end
 
@@ -186,17 +186,17 @@ class Array:
 
     @property
     def count(self) -> Value:
-        """How many there are.
+        """Number of elements.
 
         Raises:
-            ValueError: it was not said.
+            ValueError: the array was created without a length.
         """
         if self._count is None:
             raise ValueError("nobody said how many there are")
         return self._count
 
     def at(self, index: Any) -> Value:
-        """Return the address of one of them."""
+        """Return the address of an element."""
         place: Value = self.address + self._bytes * index
         return place
 
@@ -259,18 +259,18 @@ class Code:
         return Value(self, self.builder.shuffle_vector(one.ir, self.operand(two, one.type), chosen))
 
     def stack(self, count: int) -> Array:
-        """Return so many words that are there until the function ends."""
+        """Return `count` words on the stack, valid until the function ends."""
         with self.builder.goto_entry_block():
             place = self.builder.alloca(ir.ArrayType(WORD, count))
             address = Value(self, self.builder.ptrtoint(place, WORD))
         return Array(self, address, WORD)
 
     def variable(self, first: Any) -> Variable:
-        """Return a place for what changes, with what it is at first."""
+        """Return a mutable variable with an initial value."""
         return Variable(self, self.value(first))
 
     def load(self, address: Value, kind: ir.Type, align: int | None = None) -> Value:
-        """Return what lies at an address; vectors need not begin where a register would."""
+        """Load a value of a type from an address; vectors need no alignment to registers."""
         place = self.builder.inttoptr(self.operand(address, WORD), kind.as_pointer())
         return Value(self, self.builder.load(place, align=align or _alignment(kind)))
 
@@ -280,7 +280,7 @@ class Code:
         self.builder.store(self.operand(value, value.type), place, align=align or _alignment(value.type))
 
     def fetch(self, address: Value) -> None:
-        """Have the processor bring what lies at an address nearer, which may be no memory of ours."""
+        """Prefetch the memory at an address, which may be outside allocated memory."""
         known = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
         self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *known)
 
@@ -289,7 +289,7 @@ class Code:
         return self.builder.inttoptr(self.value(address).ir, ir.IntType(8).as_pointer())
 
     def instruct(self, name: str, returns: ir.Type, *operands: ir.Value) -> Value:
-        """Call a function of LLVM that stands for an instruction of the processor, with LLVM's values."""
+        """Call an LLVM intrinsic for an instruction of the processor, with LLVM values."""
         called = self._function(name, ir.FunctionType(returns, [one.type for one in operands]))
         return Value(self, self.builder.call(called, operands))
 
@@ -319,7 +319,7 @@ class Code:
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Value]:
-        """Write what runs for each number of Python's ``range``; steps are positive."""
+        """Emit a loop over Python's ``range``; steps are positive."""
         build, (start, stop, step) = self.builder, (self.value(number) for number in (start, stop, step))
         before, head, inside, after = build.block, *(build.append_basic_block() for _ in range(3))
         build.branch(head)
@@ -335,7 +335,7 @@ class Code:
 
     @contextmanager
     def repeat(self) -> Iterator[Callable[[Value], None]]:
-        """Write what runs again and again, until what is called with a truth is called with a true one."""
+        """Emit a loop without end; the yielded function emits an exit on a condition."""
         build = self.builder
         head, after = build.append_basic_block(), build.append_basic_block()
 
@@ -352,18 +352,18 @@ class Code:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Write what runs where something is true."""
+        """Emit code that runs if a condition is true."""
         with self.builder.if_then(self.operand(condition, TRUTH)):
             yield
 
     @contextmanager
     def either(self, condition: Value) -> Iterator[Any]:
-        """Write, with the first of two, what runs where something is true, and with the second what does elsewhere."""
+        """Emit two branches: the first runs if the condition is true, the second otherwise."""
         with self.builder.if_else(self.operand(condition, TRUTH)) as both:
             yield both
 
     def ret(self, value: Any = None) -> None:
-        """End the function with what it returns, if anything."""
+        """Emit the return of the function, with its value, if any."""
         if value is None:
             self.builder.ret_void()
         else:
@@ -388,7 +388,7 @@ class Code:
         return Value(self, self.builder.ptrtoint(function, WORD))
 
     def fetch_and_add(self, address: Value, number: Any) -> Value:
-        """Add to a word as one step that no other thread comes between, and return what it was."""
+        """Add to a word atomically, and return the previous value."""
         place = self.builder.inttoptr(address.ir, WORD.as_pointer())
         return Value(self, self.builder.atomic_rmw("add", place, self.value(number).ir, "seq_cst"))
 
@@ -399,10 +399,10 @@ def function(module: ir.Module, name: str, arguments: list[ir.Type], returns: ir
 
 
 def routine(write: Callable[..., None]) -> Callable[..., None]:
-    """Make what writes code one that writes it once for each kernel, as a function of its own, and then calls that.
+    """Make a function that emits code emit it once per kernel, as a separate function, and then a call of it.
 
-    Positional arguments are words and numbers, and keywords what is known as it is written: each of those gets a
-    function of its own.
+    Positional arguments are words and numbers at run time, and keywords are compile-time constants: each combination of
+    those gets a separate function.
     """
 
     @functools.wraps(write)

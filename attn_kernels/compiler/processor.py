@@ -1,4 +1,4 @@
-"""What the processor at hand has that the kernels are compiled for."""
+"""Features of the host processor for which the kernels are compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import llvmlite.binding as llvm
 
 NAME, FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-"""What LLVM calls it, and whether it has what LLVM knows names for."""
+"""LLVM's name of the processor, and LLVM feature -> whether it has it."""
 
 IS_X86 = llvm.get_process_triple().startswith(("x86_64", "i386", "i686"))
 
@@ -21,7 +21,7 @@ LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
 """Numbers of float32 that a register holds."""
 
 VECTORS = 2 if LANES == 8 else 4
-"""Registers per row of a tile of a product: with its `ROWS`, nearly all that there are (32; 16 with AVX2)."""
+"""Registers per row of a tile of a product: with `ROWS`, nearly all that the processor has (32; 16 with AVX2)."""
 
 ROWS = 6
 """Rows of a tile; the memory of a result has room for a whole number of tiles."""
@@ -30,10 +30,10 @@ _REQUEST_PERMISSION, _TILES_OF_AMX, _ARCH_PRCTL = 0x1023, 18, 158
 
 
 def pairs() -> str | None:
-    """Return by which of its instructions the processor multiplies pairs of bfloat16, None where it has none for them.
+    """Return the processor's instructions for products of bfloat16 pairs, None if it has none.
 
-    ``"amx"`` or ``"avx512bf16"``: see `vectors.pairs`, which is what knows them. ``"any"`` and ``"any16"``, which no
-    processor is said to have, compute the same on every one; tests put them in the place of this.
+    ``"amx"`` or ``"avx512bf16"``, which `vectors.pairs` implements. ``"any"`` and ``"any16"`` compute the same on every
+    processor; tests substitute them.
     """
     return _pairs()
 
@@ -47,7 +47,7 @@ def _pairs() -> str | None:
 
 
 def _may_use_tiles() -> bool:
-    """Ask the system for leave to use AMX, which it gives to a process, its threads and what it forks."""
+    """Request the system's permission to use AMX, which extends to the process, its threads and its forks."""
     if not (sys.platform == "linux" and llvm.get_process_triple().startswith("x86_64")):
         return False
     numbers = (ctypes.c_long(one) for one in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILES_OF_AMX))

@@ -1,1 +1,1 @@
-"""Attention of few queries to many keys, read once and as they are, in parts that threads share."""
+"""Attention of few queries to many keys, read once in their stored form, in parts that threads share."""

@@ -1,7 +1,7 @@
-"""Attention forward of few queries: each part of the keys by itself, then what the parts found together.
+"""Attention forward of few queries: each part of the keys separately, then the combination of the parts.
 
-A task goes through a part of the keys of one head or, where the heads of a position are neighbours in memory, of all.
-All queries that share a key head go through its keys together. A part leaves, for each query, the context under the
+A task processes a part of the keys of one head or, if the heads of a position are neighbours in memory, of all heads.
+All queries that share a key head process its keys together. A part stores, for each query, the context relative to the
 largest score it saw, that score, and the sum of its weights (Flash-Decoding).
 """
 
@@ -41,11 +41,11 @@ LEAST_BLOCK = 16
 _NONE = float("-inf")
 
 _RECORD = 16
-"""Numbers beside the context that a part leaves: two, and so many that the next one begins with a line of the cache."""
+"""Numbers that a part stores besides the context: two, padded so that the next part begins at a cache line."""
 
 
 def cut(job: Array, sequences: Value, threads: Value) -> Value:
-    """Fill in how the work of a call on so many sequences is cut; return how many tasks there are."""
+    """Fill in the division of a call on `sequences` sequences into tasks; return the number of tasks."""
     code = job.code
     key_heads = job[words.KEY_HEADS]
     together = code.choose(job[words.KEY_HEAD] < job[words.KEY_TOKEN], key_heads, 1)
@@ -57,13 +57,13 @@ def cut(job: Array, sequences: Value, threads: Value) -> Value:
 
 
 def shared(job: Array, sequences: Value) -> Value:
-    """Return the bytes of what parts leave."""
+    """Return the bytes of the parts' records."""
     rows = sequences * job[words.HEADS] * job[words.QUERIES]
     return 4 * rows * job[words.PARTS] * _record(sizes_of(job)) + 64
 
 
 def _record(sizes: Sizes) -> Value:
-    """Return the numbers that a part leaves of a query."""
+    """Return the numbers in a part's record of a query."""
     return (sizes.value_width + (2 * _RECORD - 1)) // _RECORD * _RECORD
 
 
@@ -92,12 +92,12 @@ def _counts(job: Array) -> list[Any]:
 
 
 def room(job: Array) -> Value:
-    """Return the bytes that a thread works in."""
+    """Return the bytes of a thread's workspace."""
     return room_for(job.code, _counts(job))
 
 
 def _records(job: Array, row: Value, part: Value) -> Array:
-    """Return what a part leaves of a row of all sequences and heads."""
+    """Return a part's record of a row of all sequences and heads."""
     start = (job[words.SHARED] + 63) // 64 * 64
     return Array(job.code, start + 4 * _record(sizes_of(job)) * (row * job[words.PARTS] + part))
 
@@ -164,10 +164,10 @@ def _block(job: Array, together: Value) -> Value:
 def _following(
     job: Array, batch: Value, first_head: Value, k: Value, start: Value, block: Value
 ) -> tuple[Value, Value]:
-    """Return where the keys and the values begin that are fetched while the block of a head is computed.
+    """Return the addresses of keys and values to prefetch while the block of a head is computed.
 
-    That is what comes next or, where the heads of a position are neighbours, a share of the next block of all heads: in
-    the order in which it lies in memory.
+    These are the next block or, if the heads of a position are neighbours, a share of the next block of all heads, in
+    memory order.
     """
     code, alone = job.code, job[words.TOGETHER] == 1
     key, value, next_value = (
@@ -223,7 +223,7 @@ def _read_queries(code: Code, job: Array, batch: Value, head: Value, group: _Gro
 
 
 def finish(code: Code, job: Array, sequences: Value) -> None:
-    """Put together what parts left, when all are done."""
+    """Combine the parts' records, when all are done."""
     sizes, numbers, parts = sizes_of(job), numbers_of(job), job[words.PARTS]
     width = sizes.value_width
     with code.loop(0, sequences * sizes.heads) as head, code.loop(0, sizes.queries) as query:

@@ -1,8 +1,8 @@
-"""Products of a few rows with many keys, or values, that are read where they lie, in what they are stored as.
+"""Products of a few rows with many keys or values, read in place in their stored dtype.
 
-Few rows are no matrix that pays to be turned: a product of a query and a key is summed over the lanes of a register.
-So many products are computed side by side that none waits for the one before, and while they are, the processor
-fetches what is read next.
+A few rows are not worth transposing: a product of a query and a key is summed over the lanes of a register. Many
+products are computed side by side so that none waits for the previous one, while the processor prefetches the next
+data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def multiply(
 ) -> None:
     """Compute the products of `rows` queries, `width` apart, and of `held` keys, `stride` bytes apart.
 
-    Keys are so many that they fill registers. As many bytes of what follows as are read are fetched, in their order.
+    The number of keys fills registers. As many bytes of the following data as are read are prefetched, in order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:

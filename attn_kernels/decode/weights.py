@@ -25,9 +25,9 @@ _HIDDEN = float("-inf")
 
 @routine
 def complete(code: Code, address: Value, head: Value, scores: Value, rows: Value, start: Value, held: Value) -> None:
-    """Cap the products of the rows from a head on and the keys from `start` on, add the bias, and hide what is hidden.
+    """Apply cap, bias and masks to the products of the rows from a head on and the keys from `start` on.
 
-    Heads are those of all sequences.
+    Heads are counted over all sequences.
     """
     job = job_at(code, address)
     queries = job[words.QUERIES]
@@ -49,7 +49,7 @@ def complete(code: Code, address: Value, head: Value, scores: Value, rows: Value
 
 
 def _along(code: Code, held: Value, some: Callable[[Value, int], None]) -> None:
-    """Write what is done for so many keys at a time, `LANES` or 1."""
+    """Emit code for the first `held` keys, in steps of `LANES` keys and then of 1."""
     whole = held // LANES * LANES
     for start, end, lanes in ((0, whole, LANES), (whole, held, 1)):
         with code.loop(start, end, lanes) as j:
@@ -112,7 +112,7 @@ def _hide_other_documents(
 
 
 def may_see(job: Array, head: Value, heads: Value, start: Value, held: Value) -> Value:
-    """Return whether the mask shows some query of `heads` heads from one on some of the keys from `start` on."""
+    """Return whether the mask shows any of the keys from `start` on to any query of `heads` heads from `head` on."""
     code = job.code
     answer = code.variable(1)
     with code.when(job[words.MASKED] != 0):
@@ -149,10 +149,10 @@ def _look(code: Code, address: Value, head: Value, heads: Value, start: Value, h
 
 @routine
 def weigh(code: Code, scores: Value, rows: Value, held: Value, tops: Value, line: Value, factors: Value) -> None:
-    """Turn rows of scores into weights under the largest score so far, and add them to their sums.
+    """Turn rows of scores into weights relative to the largest score so far, and add them to their sums.
 
-    The largest scores are `line` apart, and each is followed by its sum. `factors` become those of what was weighed
-    under an older largest score. A NaN stays one in the weights.
+    The largest scores are `line` apart, each followed by its sum. `factors` receive the corrections of results relative
+    to an older largest score. A NaN stays a NaN in the weights.
     """
     whole = (held + (LANES - 1)) // LANES * LANES
     with code.loop(0, rows) as r:
@@ -176,7 +176,7 @@ def weigh(code: Code, scores: Value, rows: Value, held: Value, tops: Value, line
 
 
 def _over_lanes(code: Code, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
-    """Return what the lanes of a register make together."""
+    """Return the reduction of a register's lanes by `join`."""
     step = LANES // 2
     while step:
         vector = join(vector, code.shuffle(vector, vector, [(lane + step) % LANES for lane in range(LANES)]))

@@ -1,1 +1,1 @@
-"""Kernels called by the addresses of arrays, on threads of their own: what a framework without an interface needs."""
+"""Kernels called with addresses of arrays, on their own threads: for a framework without a call interface."""

@@ -1,8 +1,8 @@
-"""What happens when Python calls a kernel with the addresses of arrays, and how threads share the work.
+"""The Python interface of kernels, called with addresses of arrays, and the sharing of work among threads.
 
-A call starts threads, works along, and waits for them: nothing is left behind that a fork could break. A framework
-whose own threads wait for work, and would be in the way, lends those of its OpenMP. Threads at work are counted, so
-that calls side by side start no more than they are allowed together.
+A call starts threads, works too, and waits for them: nothing outlives the call that a fork could break. A framework
+whose waiting threads would compete for cores lends its OpenMP threads. Working threads are counted, so that concurrent
+calls together start no more than allowed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _KNOWN = (
     *(words.KIND, words.CAPPED, words.SINKS, words.MASKED, words.DOCUMENTED, words.BIASED, words.D_BIASED),
     *(words.DROPPED, words.DRAWN),
 )
-"""Words that are few different numbers, each for code of its own."""
+"""Words with few different values; each combination gets specialised code."""
 
 _AT_WORK = (ctypes.c_int64 * 1)()
-"""How many threads are."""
+"""Number of working threads."""
 
 
 def run(
@@ -47,12 +47,12 @@ def run(
         kind: ``"forward"``, ``"backward"`` or, forward for few queries, ``"decode"``.
         told: the words of `description.describe`.
         addresses: of arrays, by their words.
-        sequences: how many there are.
-        threads: may work on it at most, this one included.
-        team: address of OpenMP's `GOMP_parallel`, whose threads work along then; 0 starts some of its own.
+        sequences: number of sequences.
+        threads: maximum number of threads, this one included.
+        team: address of OpenMP's `GOMP_parallel`, whose threads are used; 0 starts separate ones.
 
     Raises:
-        MemoryError: there is none to work in.
+        MemoryError: the workspace can't be allocated.
     """
     kernel = compiled(kind, tuple(told[word] for word in _KNOWN))
     job = (ctypes.c_int64 * words.END)(*told)
@@ -63,9 +63,9 @@ def run(
 
 
 def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
-    """Return a kernel for calls that have these of the words in common, by default those of float32 without options.
+    """Return a kernel for calls with these values of `_KNOWN`, by default those of float32 without options.
 
-    What such calls don't need is not compiled, which takes half the time.
+    Code that such calls don't need is not compiled, which halves the time.
     """
     kernel = _KERNELS[kind]
     with _COMPILING:
@@ -76,7 +76,7 @@ _KERNELS = {"forward": flash_forward, "backward": flash_backward, "decode": deco
 
 
 _COMPILING = threading.Lock()
-"""Threads that begin together would each compile."""
+"""Lock: threads that begin together would each compile."""
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def _compiled(kernel: Any, known: tuple[int, ...], pairs: str | None = None) -> 
 
 
 def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
-    """Write what the thread does that Python calls on; it returns 1 where there is no memory."""
+    """Emit the function that Python calls; it returns 1 if the workspace can't be allocated."""
     address, sequences, threads, at_work, team = code.arguments
     job = job_at(code, address)
     tasks, room, shared = divide(job, kernel, sequences, threads)
@@ -128,7 +128,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
 
 
 def _forget_others() -> None:
-    """Begin again: of all threads, a child has the one that forked."""
+    """Reset the count of threads after a fork: a child has only the forking thread."""
     global _COMPILING
     _COMPILING = threading.Lock()
     _AT_WORK[0] = 0

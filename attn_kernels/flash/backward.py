@@ -53,7 +53,7 @@ def _counts(job: Array) -> list[Any]:
 
 
 def room(job: Array) -> Value:
-    """Return the bytes that a thread works in."""
+    """Return the bytes of a thread's workspace."""
     return room_for(job.code, _counts(job))
 
 

@@ -11,13 +11,13 @@ from ..compiler.language import FLOAT, WORD, Array, Code, Value
 from ..compiler.processor import LANES
 
 KEYS = 96
-"""Keys whose scores are computed at once: with queries and values, what the nearest cache holds."""
+"""Keys whose scores are computed at once: with queries and values, they fit in the first-level cache."""
 
 _LINE = 64
 
 
 class Job(Array):
-    """The words of a job; those that are known as it is compiled are constants, and code that they rule out is none."""
+    """The words of a job; compile-time constants among them remove the code that they rule out."""
 
     def __getitem__(self, index: Any) -> Value:
         known = self.code.module.known
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
     depth: Value
     value_depth: Value
     registers: Value
-    """Those that hold the channels of a query or key; ``width`` is what they have room for."""
+    """Registers for the channels of a query or key; ``width`` is their number of lanes in all."""
     value_registers: Value
     width: Value
     value_width: Value
@@ -55,7 +55,7 @@ def sizes_of(job: Array) -> Sizes:
 
 
 class Numbers(NamedTuple):
-    """What the arrays of a call hold."""
+    """The arrays' number format and the scale of the scores."""
 
     kind: Value
     bytes: Value
@@ -74,7 +74,7 @@ def float_in(job: Array, word: int) -> Value:
 
 
 def partition(code: Code, memory: Any, counts: list[Any]) -> list[Array]:
-    """Return arrays of so many numbers in some memory, each at the beginning of a line of the cache."""
+    """Return arrays of `counts` numbers in a block of memory, each aligned to a cache line."""
     arrays, end = [], code.value(memory)
     for count in counts:
         arrays.append(Array(code, (end + (_LINE - 1)) // _LINE * _LINE, count=code.value(count)))
@@ -83,13 +83,13 @@ def partition(code: Code, memory: Any, counts: list[Any]) -> list[Array]:
 
 
 def room_for(code: Code, counts: list[Any]) -> Value:
-    """Return the bytes of memory in which there is room for so many numbers each, wherever it begins."""
+    """Return the bytes that hold arrays of `counts` numbers each, at any alignment of the block."""
     last = partition(code, _LINE, counts)[-1]
     return last.at(last.count)
 
 
 def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
-    """Return the first key that a query sees, and the one after the last."""
+    """Return the first key that a query sees, and the end (exclusive) of those it sees."""
     code, n_queries, n_keys, bounds = job.code, job[words.QUERIES], job[words.KEYS], job[words.BOUNDS]
     places = code.variable(0), code.variable(n_keys)
     with code.when(bounds != 0):
@@ -101,9 +101,9 @@ def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
 
 
 def seen_by_block(job: Array, first: Value, count: Value, step: int = 1) -> tuple[Value, Value]:
-    """Return the first key that some of the queries see, and the one after the last that some do.
+    """Return the first key that any of the queries sees, and the end (exclusive) of those that any sees.
 
-    The first is a multiple of `step` at most that.
+    The first is rounded down to a multiple of `step`.
     """
     start, end = seen_by(job, first)[0] // step * step, seen_by(job, first + count - 1)[1]  # neither goes back
     return start, job.code.largest(start, end)

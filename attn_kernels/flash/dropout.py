@@ -1,7 +1,7 @@
-"""Which weights dropout keeps: those that an array says, or that ``jax.random.bernoulli`` over ``(B, H, T, S)`` keeps.
+"""The weights that dropout keeps: from an array, or as ``jax.random.bernoulli`` over ``(B, H, T, S)`` draws them.
 
-Partitionable Threefry draws a number from its place alone (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", 2011), so a block needs nothing but its own places.
+Partitionable Threefry draws a number from its index alone (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011), so a block needs only its own indices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def draw(
 def _read(
     code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
 ) -> None:
-    """Write the factors that an array says."""
+    """Write the factors given by an array."""
     job = job_at(code, address)
     n_keys = job[words.KEYS]
     stay = job[words.STAY] + (head * job[words.QUERIES] + first) * n_keys + start

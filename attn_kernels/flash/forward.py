@@ -43,12 +43,12 @@ def _counts(job: Array) -> list[Any]:
 
 
 def room(job: Array) -> Value:
-    """Return the bytes that a thread works in."""
+    """Return the bytes of a thread's workspace."""
     return room_for(job.code, _counts(job))
 
 
 def run(code: Code, job: Array, task: Value, memory: Value) -> None:
-    """Do one of the tasks, `PARTS` for each head of each sequence: every so many blocks of queries."""
+    """Run a task: of `PARTS` tasks for each head of each sequence, every `PARTS`-th block of queries."""
     sizes, parts = sizes_of(job), job[words.PARTS]
     of_head, part = task // parts, task % parts
     batch, head = of_head // sizes.heads, of_head % sizes.heads

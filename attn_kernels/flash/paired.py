@@ -1,9 +1,9 @@
 """The matrix products of attention in bfloat16 by the processor's own instructions, for `forward` and `backward`.
 
-The twin is `plain`. All sums are float32. Queries, keys, values and the gradient of the context go in as given. Weights
-and the gradients of scores are rounded, those for the gradient of queries to twice the digits: what all keys have in
-common cancels there, which rounding errors would not. Context and the gradient of queries are held with the channels in
-rows. Blocks are computed whole, whoever sees what of them.
+The twin is `plain`. All sums are float32. Queries, keys, values and the gradient of the context are used as given.
+Weights and the gradients of scores are rounded, those for the gradient of queries to twice the digits: components
+common to all keys cancel there, but rounding errors would not. Context and the gradient of queries have the channels in
+rows. Blocks are computed whole, regardless of masks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tiles import transpose, transpose_back, transpose_shorts
 
 
 def instructions(kernel: Any, kind: int | None) -> str | None:
-    """Return by what a kernel multiplies arrays of a kind in pairs, None where it widens them."""
+    """Return the instructions by which a kernel multiplies arrays of a kind in pairs, None if it widens them."""
     return processor.pairs() if kernel.PAIRS and kind == words.KINDS["bfloat16"] else None
 
 
@@ -38,7 +38,7 @@ class _Sizes:
 
 
 def _seen(job: Array) -> tuple[Value, Value]:
-    """Return the first key that some query sees, and the one after the last: of the others, nothing is read."""
+    """Return the first key that any query sees, and the end (exclusive); no other keys are read."""
     low, high = seen_by(job, job.code.value(0))[0], seen_by(job, job[words.QUERIES] - 1)[1]
     return low, job.code.largest(low, high)
 
@@ -59,7 +59,7 @@ def _read_keys(job: Array, sizes: _Sizes, place: Value, keys: Array | None, valu
 def _read_queries(
     job: Array, word: int, channels: Value, place: Value, count: Value, rows: Array, width: Value
 ) -> None:
-    """Read a block of queries, or what is as large, as rows."""
+    """Read a block of queries, or an array of the same size, as rows."""
     heads = job[words.HEADS]
     source = job[word] + 2 * channels * place
     read_shorts(job.code, source, channels * heads, count, channels, rows, width, job.code.value(0), QUERIES)
@@ -91,7 +91,7 @@ class Forward:
 
     @staticmethod
     def counts(job: Array) -> list[Any]:
-        """Return how many words of 32 bits it works with."""
+        """Return the sizes of its workspace arrays in words of 32 bits."""
         sizes = _Sizes(job)
         width, value_width = sizes.width // 2, sizes.value_width // 2
         return [
@@ -162,12 +162,12 @@ class Backward:
 
     @staticmethod
     def rows(keys: Value) -> Value:
-        """Return the rows that weights of so many keys take."""
+        """Return the rows that weights of `keys` keys take, padded to whole tiles."""
         return up_to_edge(keys)
 
     @staticmethod
     def counts(job: Array) -> list[Any]:
-        """Return how many words of 32 bits it works with."""
+        """Return the sizes of its workspace arrays in words of 32 bits."""
         sizes = _Sizes(job)
         keys, width, value_width = sizes.keys, sizes.width, sizes.value_width
         return [
@@ -223,11 +223,11 @@ class Backward:
         multiply_lanes(self.job.code, shares, out, where[3], where[1])
 
     def beyond(self, rows: Value) -> Value:
-        """Return how many rows beyond so many must be 0, as they fill the last tile up."""
+        """Return how many rows after `rows` must be 0, since they complete the last tile."""
         return up_to_edge(rows) - rows
 
     def add(self, d_scores: Value, weights: Value, shares: Array, *where: Value) -> None:
-        """Add to the gradients of queries, keys and values what comes from some keys."""
+        """Add to the gradients of queries, keys and values the contributions of some keys."""
         code, sizes, (_, count, start, held) = self.job.code, self.sizes, where
         keys, width, value_width = up_to_edge(held), sizes.width, sizes.value_width
         multiply_lanes(code, shares, weights, held, count)

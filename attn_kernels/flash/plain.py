@@ -1,6 +1,6 @@
-"""The matrix products of attention in float32, whatever the arrays hold, for `forward` and `backward`.
+"""The matrix products of attention in float32, for arrays of any dtype, for `forward` and `backward`.
 
-The twin is `paired`: what the two have in common, softmax among it, goes through their methods.
+The twin is `paired`: shared steps, softmax among them, call their methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Forward:
 
     @staticmethod
     def counts(job: Array) -> list[Any]:
-        """Return how many numbers it works with."""
+        """Return the sizes of its workspace arrays in numbers."""
         sizes = sizes_of(job)
         return [
             (sizes.keys + ROWS) * sizes.depth,
@@ -73,7 +73,7 @@ class Forward:
         add_over_keys(code, self.job, weights, values, width, self.context, *where, registers)
 
     def finish(self) -> None:
-        """Write what is done when a block of queries has seen all keys."""
+        """Emit the code that runs when a block of queries has seen all keys: nothing."""
 
     def write(self, i: Value, share: Value, place: Value) -> None:
         """Write the context of the `i`th query of the block times a factor, as the `place`th of all."""
@@ -89,12 +89,12 @@ class Backward:
 
     @staticmethod
     def rows(keys: Value) -> Value:
-        """Return the rows that weights of so many keys take."""
+        """Return the rows that weights of `keys` keys take, padding included."""
         return keys + 2 * ROWS
 
     @staticmethod
     def counts(job: Array) -> list[Any]:
-        """Return how many numbers it works with."""
+        """Return the sizes of its workspace arrays in numbers."""
         sizes = sizes_of(job)
         keys, width, value_width = sizes.keys + ROWS, sizes.width, sizes.value_width
         return [
@@ -155,11 +155,11 @@ class Backward:
         products(self.job.code, self.job, values, width, self.d_contexts, out, *where, depth)
 
     def beyond(self, rows: Value) -> Value:
-        """Return how many rows beyond so many must be 0, as they fill the last tile up."""
+        """Return how many rows after `rows` must be 0, since they complete the last tile."""
         return self.job.code.value(ROWS)
 
     def add(self, d_scores: Value, weights: Value, shares: Array, *where: Value) -> None:
-        """Add to the gradients of queries, keys and values what comes from some keys."""
+        """Add to the gradients of queries, keys and values the contributions of some keys."""
         job, code, sizes, start = self.job, self.job.code, self.sizes, where[2]
         width, registers = sizes.width, sizes.registers
         add_over_keys(code, job, d_scores, self.keys.at(start * width), width, self.d_queries, *where, registers)

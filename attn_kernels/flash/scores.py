@@ -1,6 +1,6 @@
-"""What becomes of a block of scores before softmax: cap, bias, intervals, masks, documents; the gradient of the bias.
+"""Steps on a block of scores before softmax: cap, bias, intervals, masks, documents; the gradient of the bias.
 
-Scores have the keys in rows of `QUERIES`. Routines take the address of the job; heads are those of all sequences.
+Scores have the keys in rows of `QUERIES`. Routines take the address of the job; heads are counted over all sequences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN = float("-inf")
 
 
 class _Place(NamedTuple):
-    """Where the numbers of a head begin in an array broadcast to the scores, and how far they are apart."""
+    """Address of a head's numbers in an array broadcast to the scores, and their strides."""
 
     first: Value
     of_query: Value
@@ -50,9 +50,9 @@ def complete(
     bounds: Array,
     slopes: Value | None = None,
 ) -> None:
-    """Cap the products of queries and keys, add the bias, and set what is hidden to minus infinity.
+    """Cap the products of queries and keys, add the bias, and set hidden scores to minus infinity.
 
-    `slopes` become the derivative of the cap, where there is one and they are given.
+    If given, `slopes` receive the derivative of the cap.
     """
     code, block = job.code, (scores, first, count, start, held)
     with code.when(job[words.CAPPED] != 0):
@@ -107,7 +107,7 @@ def _add_bias(
 def add_to_gradient_of_bias(
     code: Code, address: Value, head: Value, d_scores: Value, first: Value, count: Value, start: Value, held: Value
 ) -> None:
-    """Add the gradients of scores to those of the bias, which every head has of its own."""
+    """Add the gradients of scores to those of the bias, which are separate for every head."""
     job = job_at(code, address)
     d_bias, of_query = gradient_of_bias(job, head)
 
@@ -133,7 +133,7 @@ def add_to_gradient_of_bias(
 
 
 def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
-    """Return where the gradient of a head's bias lies, and how far queries are apart in it, 0 if they share a row."""
+    """Return the address of the gradient of a head's bias, and its stride along queries, 0 if they share a row."""
     code, heads, keys = job.code, job[words.HEADS], job[words.KEYS]
     with_queries = job[words.BIAS_QUERY] != 0
     sequence = head // heads // code.choose(with_queries, job[words.BIAS_SPAN], 1)
@@ -146,9 +146,9 @@ def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
 def hide_outside(
     code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, held: Value, bounds: Value
 ) -> None:
-    """Set the scores of keys from `start` on outside what the queries from `first` on see to minus infinity.
+    """Set the scores of keys from `start` on outside the intervals of the queries from `first` on to minus infinity.
 
-    `bounds` is room for two numbers per query.
+    `bounds` is a workspace of two numbers per query.
     """
     job = job_at(code, address)
     low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
@@ -225,7 +225,7 @@ def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Valu
 
 @routine
 def _find_ends(code: Code, ids: Value, count: Value, out: Value) -> None:
-    """Write the least and the largest of so many numbers as words."""
+    """Write the smallest and the largest of `count` numbers as words."""
     number = code.load(ids, _INT).as_word()
     least, largest = code.variable(number), code.variable(number)
     with code.loop(1, count) as i:

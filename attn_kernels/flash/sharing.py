@@ -1,4 +1,4 @@
-"""How threads share the work of a call, whoever calls: each takes the next task until none is left."""
+"""Sharing of a call's work among threads, for any caller: each takes the next task until none is left."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _TASKS_PER_THREAD = 4
 
 
 def divide(job: Array, kernel: Any, sequences: Value, threads: Value) -> tuple[Value, Value, Value]:
-    """Fill in how the work of a call on so many sequences is cut.
+    """Fill in the division of a call on `sequences` sequences.
 
     Returns:
-        The tasks, the bytes a thread works in, and those that tasks leave their results in.
+        The number of tasks, the bytes of a thread's workspace, and the bytes of the tasks' shared results.
     """
     job[words.TASKS], job[words.ROOM] = tasks, room = kernel.cut(job, sequences, threads), kernel.room(job)
     return tasks, room, kernel.shared(job, sequences)
 
 
 def cut_query_heads(job: Array, sequences: Value, threads: Value) -> Value:
-    """Cut the work by query heads, and those in parts of their queries; return how many tasks there are."""
+    """Divide the work by query heads, and those into parts of their queries; return the number of tasks."""
     code = job.code
     heads = sequences // job[words.SPAN] * job[words.HEADS]
     blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
@@ -34,22 +34,22 @@ def cut_query_heads(job: Array, sequences: Value, threads: Value) -> Value:
 
 
 def cut_key_heads(job: Array, sequences: Value, threads: Value) -> Value:
-    """Cut the work by key heads; return how many tasks there are."""
+    """Divide the work by key heads; return the number of tasks."""
     job[words.PARTS] = job.code.value(1)
     return sequences // job[words.SPAN] * job[words.KEY_HEADS]
 
 
 def share_nothing(job: Array, sequences: Value) -> Value:
-    """Return the bytes of what tasks leave that write their results themselves."""
+    """Return the bytes of shared results, for tasks that write their results directly: 0."""
     return job.code.value(0)
 
 
 def finish_nothing(code: Code, job: Array, sequences: Value) -> None:
-    """Write what is done when all such tasks are done."""
+    """Emit the final step for tasks that write their results directly: nothing."""
 
 
 def take_tasks(job: Array, kernel: Any) -> None:
-    """Write what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
+    """Emit the loop of a thread that works on a job: it takes tasks of a kernel until none is left."""
     code = job.code
     memory = job[words.MEMORY] + job[words.ROOM] * code.fetch_and_add(job.at(words.WORKERS), 1)
     with code.repeat() as leave_if:

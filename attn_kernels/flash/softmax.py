@@ -1,7 +1,7 @@
 """The softmax of a block of scores, forward and backward, with the queries in the lanes of the registers.
 
-Scores have the keys in rows of `QUERIES`; what belongs to a query lies in an array of its own of as many numbers.
-Routines do at least the first `queries` of them.
+Scores have the keys in rows of `QUERIES`; per-query values are separate arrays of `QUERIES` numbers. Routines process
+at least the first `queries` of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUERIES = 64
 """Queries that go through the keys together: a whole number of registers on every processor."""
 
 TOGETHER = 4
-"""Registers worked on at once, as each waits for what it computed just before."""
+"""Registers processed at once, since each operation waits for the previous one on the same register."""
 
 PART = 12
 """Rows whose sum is put together before it is added: the rounding error of a sum grows with the root of its length."""
@@ -31,7 +31,7 @@ _VECTOR = ir.VectorType(FLOAT, LANES)
 
 @contextmanager
 def registers(code: Code, queries: Value) -> Iterator[list[Value]]:
-    """Write what is done for the first queries, `TOGETHER` registers at a time, whose offsets it is given."""
+    """Emit a loop over the first queries, `TOGETHER` registers at a time; yields the offsets of the registers."""
     register = 4 * LANES
     with code.loop(0, 4 * queries, TOGETHER * register) as lane:
         yield [lane + register * v for v in range(TOGETHER)]
@@ -56,9 +56,9 @@ def _sums(code: Code, count: Value, add: Callable[[int, Value, Value], Value]) -
 
 @routine
 def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, count: Value, queries: Value) -> None:
-    """Turn `count` rows of scores into weights under the largest score so far, and add them to the sums.
+    """Turn `count` rows of scores into weights relative to the largest score so far, and add them to the sums.
 
-    `shrink` becomes the factor of what was weighed under an older largest score. A NaN stays one in the weights.
+    `shrink` receives the correction of results relative to an older largest score. A NaN stays a NaN in the weights.
     """
     with registers(code, queries) as lanes:
         old = [code.load(tops + lane, _VECTOR) for lane in lanes]

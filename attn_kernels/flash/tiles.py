@@ -1,4 +1,4 @@
-"""Squares of numbers that are turned in the registers: rows in memory, where those of scores are columns."""
+"""Square tiles transposed in registers: between rows in memory and columns of scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def over_tiles(
     square: Callable[[Value, Value], None],
     single: Callable[[Value, Value], None],
 ) -> None:
-    """Write what is done for each square of `LANES` rows and columns from some on, and for each place beyond those."""
+    """Emit code for each full square of `LANES` rows and columns, and for each remaining element."""
     of_rows, of_columns = (count // LANES * LANES for count in (rows, columns))
     with code.loop(0, of_rows, LANES) as r, code.loop(0, of_columns, LANES) as c:
         square(r, c)

@@ -1,7 +1,7 @@
-"""Matrix products of a block of queries and some keys that leave out what no query sees.
+"""Matrix products of a block of queries and some keys that skip pairs hidden from all queries.
 
-On the edge of a mask a block of scores is a triangle: without these, half of it would be computed for nothing. The
-numbers that are left out are as if they were 0.
+On the edge of a mask a block of scores is a triangle: without these, half of it would be computed for nothing. Skipped
+numbers count as 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLUMNS = _WIDEST * LANES
 """Queries whose scores are computed for the same keys, where not all see all: those of a tile."""
 
 _GROUP = 2 * ROWS
-"""Rows that are summed over the same."""
+"""Rows that share the range of a sum."""
 
 
 def _sees_all(job: Array, first: Value, count: Value, start: Value, held: Value) -> Value:
@@ -31,7 +31,7 @@ def _sees_all(job: Array, first: Value, count: Value, start: Value, held: Value)
 def _seen(
     job: Array, first: Value, count: Value, start: Value, held: Value, of_queries: Value, queries: int
 ) -> tuple[Value, Value]:
-    """Return the first of the keys that some of the queries see, from the `of_queries`th on, and the one after."""
+    """Return the first of the keys that any query from the `of_queries`th on sees, and the end (exclusive)."""
     code = job.code
     low, high = seen_by_block(job, first + of_queries, code.least(count - of_queries, queries))
     low = code.largest(code.least(low - start, held), 0)

@@ -1,1 +1,1 @@
-"""Linear layers of few rows, as decoding has them: the matrix is read once, and as it is."""
+"""Linear layers of few rows, as in decoding: the matrix is read once, in its stored form."""

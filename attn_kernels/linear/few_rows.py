@@ -1,6 +1,6 @@
-"""The product of a few rows and a matrix ``(in, out)``: parts of its lines by themselves, then their sum.
+"""The product of a few rows and a matrix ``(in, out)``: partial sums over ranges of its lines, then their total.
 
-A task goes through neighbouring lines of the matrix, which it reads in the order in which they lie in memory.
+A task processes neighbouring lines of the matrix, which it reads in memory order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = 16
 
 
 def cut(job: Array, sequences: Value, threads: Value) -> Value:
-    """Fill in how the lines are cut; return how many parts there are."""
+    """Fill in the division of the lines; return the number of parts."""
     code = job.code
     parts = code.least((job[words.DEPTH] + (BLOCK - 1)) // BLOCK, PARTS)
     job[words.PARTS] = parts
@@ -37,7 +37,7 @@ def cut(job: Array, sequences: Value, threads: Value) -> Value:
 
 
 def shared(job: Array, sequences: Value) -> Value:
-    """Return the bytes of what parts leave."""
+    """Return the bytes of the parts' sums."""
     return 4 * job[words.PARTS] * job[words.QUERIES] * job[words.VALUE_DEPTH] + 64
 
 
@@ -46,12 +46,12 @@ def _counts(job: Array) -> list[Any]:
 
 
 def room(job: Array) -> Value:
-    """Return the bytes that a thread works in."""
+    """Return the bytes of a thread's workspace."""
     return room_for(job.code, _counts(job))
 
 
 def _sums(job: Array, part: Value) -> Array:
-    """Return what a part leaves."""
+    """Return the array of a part's sums."""
     start = (job[words.SHARED] + 63) // 64 * 64
     return Array(job.code, start + 4 * part * job[words.QUERIES] * job[words.VALUE_DEPTH])
 
@@ -79,7 +79,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
 
 def finish(code: Code, job: Array, sequences: Value) -> None:
-    """Add up what parts left, when all are done."""
+    """Add up the parts' sums, when all are done."""
     rows, columns, kind = job[words.QUERIES], job[words.VALUE_DEPTH], numbers_of(job)
     whole = _sums(job, code.value(0))
     with code.loop(1, job[words.PARTS]) as part:

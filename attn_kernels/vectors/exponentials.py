@@ -7,10 +7,10 @@ from llvmlite import ir
 from ..compiler.language import Value, like
 
 _LARGEST = 7.90531110763549805
-"""Where the tangent of float32 is 1."""
+"""Where tanh rounds to 1 in float32."""
 
 _SMALL = 1.6e-7
-"""The square of where it is the argument itself, whose products would be below the least number of full precision."""
+"""The square of the argument below which tanh is the argument itself; products would be subnormal there."""
 
 _ODD = (
     -2.76076847742355e-16,

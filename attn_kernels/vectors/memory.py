@@ -45,7 +45,7 @@ def _narrowed(kind: str, value: Value) -> Value:
 def copy(
     code: Code, source: Value, count: Value, factor: Value, target: Value, *, to: str, of: str = "float32"
 ) -> None:
-    """Copy so many numbers, times a factor, from one kind to another; one of the two is float32."""
+    """Copy `count` numbers, times a factor, from one kind to another; one of the two is float32."""
 
     def some(start: Value, factor: Value, lanes: int) -> None:
         kind = STORED[of] if lanes == 1 else ir.VectorType(STORED[of], lanes)
@@ -74,7 +74,7 @@ def read_rows(
 ) -> None:
     """Fill an array with `rows` rows of `columns` numbers of a kind times a factor, each row `width` long in it.
 
-    What of its `size` numbers lies beyond them, to the right and below, becomes 0.
+    The rest of its `size` numbers, to the right and below, becomes 0.
     """
     for name, number in words.KINDS.items():
         with code.when(kind == number), code.loop(0, rows) as r:
@@ -87,7 +87,7 @@ def read_rows(
 
 
 def write_row(code: Code, source: Value, count: Value, factor: Any, target: Value, kind: Value) -> None:
-    """Write so many numbers of float32 times a factor as a kind."""
+    """Write `count` numbers of float32 times a factor as a kind."""
     for name, number in words.KINDS.items():
         with code.when(kind == number):
             copy(code, source, count, factor, target, to=name)
@@ -95,7 +95,7 @@ def write_row(code: Code, source: Value, count: Value, factor: Any, target: Valu
 
 @routine
 def fill(code: Code, target: Value, count: Value, number: Value) -> None:
-    """Write a number so many times."""
+    """Write a number `count` times."""
     array = Array(code, target)
     with code.loop(0, count) as i:
         array[i] = number
@@ -103,7 +103,7 @@ def fill(code: Code, target: Value, count: Value, number: Value) -> None:
 
 @routine
 def add_row(code: Code, source: Value, count: Value, factor: Value, target: Value) -> None:
-    """Add numbers of float32 times a factor to others; so many that they fill registers."""
+    """Add numbers of float32 times a factor to others; their count fills registers."""
     vector, factors = ir.VectorType(FLOAT, LANES), code.vector(factor, LANES)
     with code.loop(0, 4 * count, 4 * LANES) as at:
         code.store(

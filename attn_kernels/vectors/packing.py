@@ -29,9 +29,9 @@ def read_shorts(
     first: Value,
     size: Value,
 ) -> None:
-    """Fill `size` rows of 16-bit numbers, each `width` long, from the `first` on with `rows` of `columns` as they are.
+    """Fill `size` rows of 16-bit numbers, each `width` long, with `rows` unchanged rows of `columns`, from `first` on.
 
-    What lies beside them becomes 0.
+    All other numbers become 0.
     """
     line = 2 * width
     code.call("memset", target, 0, first * line)

@@ -41,7 +41,7 @@ def up_to_edge(count: Value, edge: int = EDGE) -> Value:
 
 @contextmanager
 def ready(code: Code) -> Iterator[None]:
-    """Write what computes products between what the processor needs before and after them, once for many of them."""
+    """Emit the processor's set-up before products and its tear-down after them, once for many products."""
     is_amx = code.module.pairs == "amx"
     if is_amx:
         code.instruct("llvm.x86.ldtilecfg", NOTHING, code.pointer(_configuration(code)))
@@ -65,7 +65,7 @@ def product(
     *,
     adds: bool,
 ) -> None:
-    """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]``, or add it to what lies in `out`.
+    """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]``, or add it to the contents of `out`.
 
     Rows of `left` are `stride` numbers apart, those of pairs `width` words, and those of `out` `line` numbers of
     float32. Inside `ready` only.
@@ -83,7 +83,7 @@ def product(
 
 
 def _configuration(code: Code) -> Value:
-    """Return where it is written that all tiles are whole."""
+    """Return the address of the configuration in which all tiles are whole."""
     variable = code.module.globals.get("tiles")
     if variable is None:
         unused = 16 - _TILES
@@ -140,7 +140,7 @@ def _by_tiles(
 # ---- registers
 
 _Multiply = Callable[[Value, list[Value], list[Value]], list[Value]]
-"""Adds to sums the products of a pair of the left side, in every place, and some pairs of the right."""
+"""Adds to sums the products of a pair of the left side, in every lane, and some pairs of the right."""
 
 
 def _by_rows(
@@ -160,7 +160,7 @@ def _by_rows(
     tiles: tuple[tuple[int, int], ...],
     multiply: _Multiply,
 ) -> None:
-    """Compute a product in registers, tiles of so many rows of so many of them, the widest that fits first."""
+    """Compute a product in registers, in tiles of (rows, registers), the widest that fits first."""
     kind, of_pairs = ir.VectorType(FLOAT, lanes), ir.VectorType(_INT, lanes)
     zero, done = code.vector(0.0, lanes), code.value(0)
     for together, vectors in tiles:

@@ -73,10 +73,10 @@ def product(
 ) -> None:
     """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]`` for `registers` times `LANES` columns.
 
-    ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, where a `row` of 0 stands for `stride`; what is known as
-    it is written is faster. Rows of `right` are `width` apart, and those of `out` `line`. As many rows are written as
-    fill the tiles. With `adds` the product is added to what lies in `out`; without, `registers` is a multiple of
-    `widest`, the most of them that a tile has.
+    ``left[r, k]`` is at ``left + 4 * (r * row + k * step)``, with `stride` for a `row` of 0; compile-time constants are
+    faster. Rows of `right` are `width` apart, and those of `out` `line`. The rows written are rounded up to whole
+    tiles. With `adds` the product is added to the contents of `out`; without, `registers` is a multiple of `widest`,
+    the most registers in a row of a tile.
     """
     done = code.value(0)
     for vectors in sorted({widest, 2, 1}, reverse=True) if adds else [widest]:

@@ -1,1 +1,1 @@
-"""How XLA calls a kernel: its C interface, and the threads that share the work of a call."""
+"""The interface between XLA and kernels: its C API, and the threads that share the work of a call."""

@@ -1,8 +1,8 @@
-"""What happens when XLA calls a kernel, and how its threads share the work.
+"""The XLA interface of kernels, and the sharing of work among its threads.
 
-A call becomes a job: a block of words that all threads work from, each taking the next task until none is left.
-The thread that XLA called on works along, and returns when all tasks are done; a thread that starts later than that
-finds nothing to do, and the last to look at a job gives its memory back.
+A call becomes a job: a block of words that all threads work from, each taking the next task until none is left. The
+calling thread works too, and returns when all tasks are done; a thread that starts later than that finds no task, and
+the last thread to release a job frees its memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def backward(dtype: str | None = None) -> Any:
 
 
 def instructions(dtype: str) -> str | None:
-    """Return by what kernels multiply arrays of a dtype that have their own for it, None for a dtype without."""
+    """Return the instructions by which kernels multiply arrays of a dtype in pairs, None for a dtype without them."""
     return paired.instructions(flash_forward, words.KINDS[dtype])
 
 
@@ -85,7 +85,7 @@ def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> Any:
 
 
 def _write_worker(code: Code, kernel: Any) -> None:
-    """Write what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
+    """Emit the function of a worker thread: it takes tasks of a kernel until none is left."""
     job = job_at(code, code.arguments[0])
     take_tasks(job, kernel)
     _release(job)
@@ -93,7 +93,7 @@ def _write_worker(code: Code, kernel: Any) -> None:
 
 
 def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
-    """Write what a thread does that XLA calls on."""
+    """Emit the function that XLA calls."""
     frame = code.arguments[0]
     reply_to_metadata_query(code, frame)
     xla = Xla(frame)
@@ -125,7 +125,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
 
 
 def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
-    """Fill in the job of a call, its shape and where its arrays are, and return how many sequences there are."""
+    """Fill in the job of a call, its shape and the addresses of its arrays, and return the number of sequences."""
     code = frame.code
     with code.loop(0, words.END) as i:
         job[i] = 0

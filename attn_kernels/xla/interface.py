@@ -1,4 +1,4 @@
-"""XLA's C interface for functions that it calls, `xla/ffi/api/c_api.h`: what lies where in memory, and how to ask."""
+"""XLA's C interface for functions that it calls, `xla/ffi/api/c_api.h`: offsets of its fields, and its requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llvmlite import ir
 from ..compiler.language import WORD, Array, Code, Value
 
 MAJOR, MINORS = 0, range(3, 6)
-"""Versions in which everything that is used here lies in the same place; compare their headers before adding one."""
+"""Versions in which all fields used here have the same offsets; compare their headers before adding another."""
 
 _HEADER = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
 _major, MINOR = (int(number) for number in re.findall(r"define XLA_FFI_API_M..OR (\d+)", _HEADER))
@@ -33,7 +33,7 @@ NO_MEMORY = "attention found no memory to work in"
 
 
 def word_at(address: Value) -> Value:
-    """Return the word that lies at an address."""
+    """Return the word at an address."""
     return address.code.load(address, WORD)
 
 
@@ -47,7 +47,7 @@ def _text(code: Code, message: str) -> Value:
 
 
 class Xla:
-    """XLA's functions, as the one that it calls may call them."""
+    """XLA's functions, as available to the function that it calls."""
 
     def __init__(self, frame: Value):
         code = frame.code
@@ -62,17 +62,17 @@ class Xla:
         return self._api.code.call(word_at(self._api + function), self._arguments, returns=WORD)
 
     def count_threads(self) -> Value:
-        """Return how many threads it has, 0 where it does not say."""
+        """Return the number of XLA's threads, 0 if it does not report it."""
         self._answer[0] = 0
         self._forget(self._ask(_COUNT_THREADS, 32, self._context, self._answer))
         return self._answer[0]
 
     def schedule(self, worker: Value, job: Array) -> Value:
-        """Have another thread call a function with a job; return whether there is none to be had."""
+        """Have another thread call a function with a job; return whether that failed."""
         return self._forget(self._ask(_SCHEDULE, 40, self._context, worker, job))
 
     def no_memory(self) -> Value:
-        """Return the error that there is no memory."""
+        """Return the error for failed allocations."""
         return self._ask(_MAKE_ERROR, 28, self._no_memory, _RESOURCE_EXHAUSTED)
 
     def _forget(self, error: Value) -> Value:
@@ -92,7 +92,7 @@ def count_sequences(buffer: Value) -> Value:
 
 
 def reply_to_metadata_query(code: Code, frame: Value) -> None:
-    """Return from the function where XLA only asks which version of its interface the kernel was made for."""
+    """Emit an early return for calls in which XLA only queries the interface version of the kernel."""
     extension = word_at(frame + EXTENSION)
     with code.when(extension != 0):
         version = word_at(extension + _METADATA_OF_EXTENSION) + _VERSION_OF_METADATA
