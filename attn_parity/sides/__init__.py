@@ -1,1 +1,1 @@
-"""One side: what a subject is, its numbers, and a pure function as a side."""
+"""One side of a comparison: the subject protocol, its numbers, and pure functions as sides."""

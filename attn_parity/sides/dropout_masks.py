@@ -1,7 +1,7 @@
-"""One stream of dropout masks for both sides, and where the two ask for masks that are not the same.
+"""Shared dropout masks for both sides, and the comparison of the masks that each side requests.
 
-``drawing.py`` in both rooms of `frameworks` has everything that drops draw from here; `compare` in train mode and
-`train` judge what was drawn.
+``drawing.py`` in both rooms of `frameworks` makes dropout take its masks from here; `compare` in train mode and `train`
+judge the recorded draws.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Found = TypeVar("Found")
 Shape = tuple[int, ...]
 
 _AXES = ("batch", "heads", "queries", "keys")
-"""What the axes of a mask of attention weights are."""
+"""Names of the axes of an attention-weight mask."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One mask that a module asked for.
+    """One mask that a module requested.
 
     Attributes:
         shape: its shape.
         keep: probability with which an element is kept.
-        path: the submodule whose code asked for it.
-        setting: the setting of the submodule that makes the mask smaller than what it drops, if there is one.
+        path: the submodule whose code requested it.
+        setting: the submodule's setting that makes the mask smaller than the dropped array, if any.
     """
 
     shape: Shape
@@ -80,7 +80,7 @@ class Masks:
         return rng.fold_in(rng.key(seed), step)
 
     def restart(self) -> None:
-        """Begin anew, for a call that is run again."""
+        """Reset the stream before a call is repeated."""
         self._drawn: dict[Shape, int] = collections.defaultdict(int)
         self.draws: list[Draw] = []
 
@@ -96,14 +96,14 @@ class Masks:
 
 
 class Plan:
-    """Stands for the masks while a program is traced: writes down what is asked for, and hands out operands in turn."""
+    """Mask source for tracing: records the requested draws and returns traced operands as masks, in order."""
 
     def __init__(self) -> None:
         self.draws: list[Draw] = []
         self._operands: Sequence[Any] | None = None
 
     def start(self, operands: Sequence[Any] | None) -> None:
-        """Begin anew; None hands out masks that keep everything."""
+        """Reset the plan; with None it returns masks that keep everything."""
         self.draws, self._operands = [], operands
 
     def draw(self, shape: Shape, keep: float, path: str = "", setting: str = "") -> Any:
@@ -125,9 +125,9 @@ def asking(owners: Mapping[int, Found]) -> Found | None:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Masks that the two sides do not have in common; `first` or `second` is None where one side asks for none.
+    """A mask that the two sides do not share; `first` or `second` is None where that side requests no counterpart.
 
-    The verdict is ``inconclusive`` where the same elements may be meant in an order that can't be told.
+    The verdict is ``inconclusive`` where the same elements may be meant in an order that cannot be determined.
     """
 
     first: Draw | None
@@ -144,7 +144,7 @@ class Difference:
 def differences(
     first: Sequence[Draw], second: Sequence[Draw], labels: tuple[str, str] = ("torch", "flax")
 ) -> list[Difference]:
-    """Compare what the two sides asked for: shapes, rates, and how many."""
+    """Compare the masks that the two sides requested: shapes, rates and counts."""
     ours, theirs = _by_shape(first), _by_shape(second)
     found, spare, other = [], [], []
     for sizes in dict.fromkeys([*ours, *theirs]):
@@ -191,7 +191,7 @@ def _counterpart(one: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> 
 
 
 def _shared(part: Shape, whole: Shape) -> str:
-    """Name the axes over which a mask is broadcast to another shape; empty where it can't be, or there are none."""
+    """Name the axes over which a mask broadcasts to a shape; empty if it does not broadcast or no axis differs."""
     leading = part[: max((axis + 1 for axis, size in enumerate(part) if size != 1), default=0)]
     names = _AXES if len(whole) == len(_AXES) else tuple(f"axis {axis}" for axis in range(len(whole)))
     for padded in ((1,) * (len(whole) - len(part)) + part, leading + (1,) * (len(whole) - len(leading))):

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""Precisions that can be judged; float64 proves the meaning, the others are judged for what they lose."""
+"""Precisions that can be judged: float64 compares the functions, the others the accuracy that each side loses."""
 
 LOW_PRECISIONS = ("float32", "bfloat16", "float16")
 

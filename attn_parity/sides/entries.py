@@ -23,15 +23,15 @@ def words(place: str) -> list[str]:
 
 
 def picked(leaves: Sequence[tuple[str, T]], entry: str, what: str) -> list[tuple[str, T]]:
-    """Return the leaves below an entry, at their places in it; an array alone has no entries and stays.
+    """Return the leaves below an entry, with paths relative to it; a bare array is returned unchanged.
 
     Args:
-        leaves: place and array of every leaf, from `flatten`.
+        leaves: path and array of every leaf, from `flatten`.
         entry: attribute, key or position; deeper ones are joined by dots: ``hidden_states.0``.
         what: the side, for the message.
 
     Raises:
-        ModuleFailedError: there is no such entry.
+        ModuleFailedError: no leaf is below that entry.
     """
     if [place for place, _ in leaves] == [""]:
         return list(leaves)

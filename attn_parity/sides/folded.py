@@ -1,6 +1,6 @@
-"""A recurrent side of torch as one with a single bias: torch's layers add two, most others hold their sum.
+"""A recurrent torch side with a single bias: torch layers add two biases, most other libraries store their sum.
 
-The function is the same; what is added twice is one parameter here, with the gradient that either of the two has.
+The function is the same. The two biases become one parameter, with the gradient that either of them has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A side that is a pure function with its weights: any library of torch or JAX whose modules are not nn.Module or NNX.
+"""A side that is a pure function with its weights: any torch or JAX library whose modules are not nn.Module or NNX.
 
-`function` makes one; ``frameworks/*/subject.py`` of the framework that its arrays belong to runs it. Without arrays, it
-is the framework that its code calls, which is told by looking at the code; nothing is run or imported for that.
+`function` makes a side; ``frameworks/*/subject.py`` runs it, for the framework of its arrays. Without arrays, the
+framework is the one that the function's code names; nothing is run or imported to find out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Function:
         """The framework of the arrays; without any, the framework that the code calls.
 
         Raises:
-            TypeError: it can't be told, or the arrays are of both frameworks.
+            TypeError: the framework cannot be determined, or the arrays belong to both.
         """
         leaves = {home for _, leaf in flatten(self.weights, _is_array) if (home := _home(leaf)) is not None}
         if len(leaves) > 1:
@@ -156,7 +156,7 @@ def _library(value: Any) -> Framework | None:
 
 
 def _wrapped(value: Any) -> Any:
-    """Return the function inside a partial, a bound method, or what a decorator (jax.jit, torch.compile) made."""
+    """Return the function inside a partial, a bound method or a decorated function (jax.jit, torch.compile)."""
     names = ("__wrapped__", "__func__", *(("func",) if isinstance(value, functools.partial) else ()))
     return next((one for name in names if (one := getattr(value, name, None)) is not None), None)
 
@@ -197,7 +197,7 @@ def _called(value: Any) -> Iterator[Any]:
 
 
 class _Names(NamedTuple):
-    """What code names: globals, modules that it imports, and attributes, which are no globals of the same name."""
+    """Names that code uses: globals, imported modules, and attributes (which are not globals of the same name)."""
 
     used: list[str]
     imported: list[str]

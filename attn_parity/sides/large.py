@@ -32,7 +32,7 @@ def is_large(array: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lent:
-    """A large weight that counts as one in float64, and is promoted anew wherever an operation reads it."""
+    """A large weight that counts as float64; every operation that reads it promotes it again."""
 
     array: Array
 

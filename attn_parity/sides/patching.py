@@ -1,7 +1,7 @@
-"""Replaces functions of a library for one thread at a time: other threads go on with the library's own.
+"""Replace functions of a library for one thread at a time; other threads keep the original.
 
-What is put into the library looks up what the running thread asked for, so that any number of threads may replace the
-same function at once, each for itself; the library is as it was when the last of them is done.
+The installed function looks up the replacement of the running thread, so several threads may replace the same function
+at once. The last one to leave restores the original.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which devices hold which part of an array, as plain data, and which of their parts a difference lies in."""
+"""Device placement of an array's shards, as plain data, and the shards in which two arrays differ."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cut:
         return found
 
     def name(self, number: int) -> str:
-        """Return what the shard of a number is called, such as ``tensor=1``."""
+        """Return the name of the shard with this number, such as ``tensor=1``."""
         sizes = [(name, size) for axis in self.axes for name, size in axis]
         words = []
         for name, size in reversed(sizes):
@@ -108,10 +108,10 @@ def named(found: Sequence[int], cut: Cut) -> str:
 
 
 def differing_copies(copies: Iterable[tuple[str, Array]]) -> str:
-    """Say which copy of an array differs from the first one by more than rounding; "" if none.
+    """Describe the first copy of an array that differs from the first device's by more than rounding; "" if all agree.
 
     Args:
-        copies: name of a device, and what it holds.
+        copies: name of a device, and the array that it holds.
     """
     (first_name, first), *others = copies
     limit = COPIES_APART * unit_of(first.dtype.name) if first.dtype.kind not in "biu" else 0.0

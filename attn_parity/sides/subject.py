@@ -1,7 +1,7 @@
-"""What the judge and the subjects of both backends hand each other: arguments, parameters, runs and recorded calls.
+"""Data that the judge exchanges with the subjects of both backends: arguments, parameters, runs and recorded calls.
 
-A subject (``subject.py`` in each room of `frameworks`) runs any side of its framework without changing it; what comes
-out is NumPy arrays.
+A subject (``subject.py`` in each room of `frameworks`) runs any side of its framework without changing it; its results
+are NumPy arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CannotPromoteError(Exception):
 
 
 class ModuleFailedError(ValueError):
-    """The user's module, or what it returned, is not what can be compared; the message is one line."""
+    """The user's module, or its return value, cannot be compared; the message is one line."""
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
@@ -43,14 +43,14 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[t
 
 
 def plain_values(tree: Any) -> dict[str, Any]:
-    """Return path -> value of the Python numbers, bools and texts in what a call returned."""
+    """Return path -> value of the Python numbers, bools and strings that a call returned."""
     return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
 
 
 def culprit(
     error: BaseException, path_of: Callable[[Any], str | None], held_by: Callable[[Any], Mapping[str, Any]]
 ) -> str:
-    """Say in which submodule an error was raised, what weights it holds and what it was called with; "" in none.
+    """Describe the innermost submodule that raised an error, its own weights and its arguments; "" if outside of any.
 
     Args:
         error: the error, with its traceback.
@@ -181,7 +181,7 @@ class Arguments:
         return found
 
     def plain(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the arguments that are no arrays but numbers, bools or texts."""
+        """Return the names of the arguments that are Python numbers, bools or strings instead of arrays."""
         positional = [(names[i] if i < len(names) else f"inputs[{i}]", one) for i, one in enumerate(self.args)]
         given = (*positional, *self.kwargs.items())
         return [name for name, one in given if isinstance(one, (bool, int, float, complex, str))]
@@ -189,12 +189,11 @@ class Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A weight of a module: shape, dtype, the class and path of the module that owns it, and what it is.
+    """A weight of a module: shape, dtype, role, and the class and path of the module that owns it.
 
-    `role` is ``parameter`` (trainable), ``statistic`` (a running mean or variance) or ``state`` (everything else that
-    holds numbers between calls); `framework` is ``torch`` or ``flax``; `frozen` parameters are not trained: they have
-    no gradient, and every sample keeps their numbers. State that is not `persistent` is in no checkpoint: code computes
-    it.
+    `role` is ``parameter`` (trainable), ``statistic`` (a running mean or variance) or ``state`` (any other numbers kept
+    between calls); `framework` is ``torch`` or ``flax``; `frozen` parameters are not trained: they have no gradient,
+    and every sample keeps their numbers. State that is not `persistent` is absent from checkpoints: code computes it.
     """
 
     shape: tuple[int, ...]
@@ -220,16 +219,16 @@ class Run:
     """Results of one forward and backward pass.
 
     Attributes:
-        outputs: the arrays that came out, in order.
-        structure: where each output stands in what was returned; "" is a bare array.
+        outputs: the returned arrays, in order.
+        structure: path of each output in the return value; "" is a bare array.
         input_gradients: per input array its gradient; None for one that is not floating point.
         parameter_gradients: name -> gradient.
-        draws: the dropout masks that were asked for, in train mode.
+        draws: the requested dropout masks, in train mode.
         foreign: whether other random numbers were drawn, in train mode.
         moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` or ``flash`` replaced.
-        tables: the tables that the mode ``tables`` met; None where that is not known.
+        tables: the tables that the mode ``tables`` met; None if not recorded.
         shares: how devices share the results.
-        uses: name of a weight -> when it first met what depends on the inputs, in the mode ``uses``.
+        uses: name of a weight -> position of its first operation that depends on the inputs, in the mode ``uses``.
     """
 
     outputs: list[Array]
@@ -246,11 +245,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Substitute:
-    """What one call of a submodule returns in place of its own results, and what is added to its inputs' gradients.
+    """Replacement results for one submodule call, and terms to add to the gradients of its inputs.
 
     Attributes:
-        outputs: the arrays that it returns, in order; None leaves one as it is.
-        added: per array among its inputs what is added to the gradient; None adds nothing.
+        outputs: the arrays to return, in order; None keeps the call's own array.
+        added: per input array the term added to its gradient; None adds nothing.
     """
 
     outputs: list[Array | None]
@@ -264,9 +263,9 @@ class Call:
     Attributes:
         path: dotted path of the submodule.
         number: 0 for its first call, 1 for its second ...
-        order: position among all calls, by when they began.
-        arguments: what it was called with.
-        outputs: the arrays it returned.
+        order: position among all calls, by start.
+        arguments: the arguments of the call.
+        outputs: the returned arrays.
         cotangents: gradient of the loss with respect to each output; None for one without.
     """
 
@@ -279,15 +278,15 @@ class Call:
 
 
 class Subject(Protocol):
-    """What the harness of each backend offers; they say what each method does."""
+    """Interface of a runnable side; both backends implement it and document the methods."""
 
     device: Any
     train: bool
     framework: Framework
     entry: str | None
-    """Entry of what a call of the whole returns that is judged; None is all of it."""
+    """Entry of the whole module's return value to judge; None is all of it."""
     plain: Mapping[str, Any]
-    """Where what a call returned holds Python's own numbers, bools and texts -> these."""
+    """Path in the return value -> a Python number, bool or string."""
     kind: str
     """``torch module``, ``NNX module``, ``Linen module``, ``torch function`` or ``JAX function``."""
 

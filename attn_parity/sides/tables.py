@@ -1,8 +1,8 @@
-"""The tables of a side: numbers that depend on no weight and on no floating-point input, where they meet those that do.
+"""The tables of a side: numbers independent of weights and floating-point inputs, where they meet dependent ones.
 
-Tables in float32 (rotary ones, positions) may explain a difference of two right sides, as long as the two have other
-numbers in them. Where both have the same ones in float64, they explain nothing. The same holds for literals of float32
-accuracy in code, and for the branches of a formula that float32 can't tell apart.
+Tables in float32 (rotary tables, positions) may explain a difference between two correct sides only if the two tables
+have different numbers. Two sides with equal tables in float64 need another explanation. The same holds for literals of
+float32 accuracy in code, and for branches of a formula that float32 cannot distinguish.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SAME = 1e-13
 """Values that are this close, relative to each other, are the same ..."""
 
 SAME_BY_SIZE = 1e-14
-"""... or to the largest of all: a sine of a large angle that is nearly zero has few digits of its own."""
+"""... or relative to the largest value: the sine of a large angle that is nearly zero has few accurate digits."""
 
 MAX_VALUES = 1 << 20
-"""Values beyond which tables are not told apart any more."""
+"""Number of values above which tables are not compared."""
 
 KEPT = 512
 """Values of a table that are kept, evenly over all of them in order."""
@@ -73,7 +73,7 @@ class Collector:
             self._is_full = self._values.size > MAX_VALUES
 
     def found(self) -> Tables | None:
-        """Return what was gathered; None where it is too much."""
+        """Return the tables gathered; None if there were too many values."""
         if self._is_full:
             return None
         values, tolerance = self._values, _tolerance(self._values)
@@ -103,7 +103,7 @@ EXACT_DIGITS = 16
 
 
 def slack(value: float) -> float:
-    """Return how far a literal may be from the number that it stands for; 0 where float32 would show it."""
+    """Return the possible rounding error of a decimal literal; 0 if float32 would show it or the literal is exact."""
     if not math.isfinite(value) or value == 0.0:
         return 0.0
     mantissa, _, exponent = f"{value!r}".lower().partition("e")
@@ -126,7 +126,7 @@ def moved(value: float, seed: int) -> float:
 
 
 def close(one: Array, two: Array) -> Array:
-    """Return where two branches are not the same, and closer than float32 tells apart."""
+    """Return a mask of the elements at which two branches differ by less than float32 resolves."""
     with np.errstate(all="ignore"):
         apart = np.abs(one - two)
         found: Array = (apart > 0.0) & (apart <= ROUNDOFF * np.maximum(np.abs(one), np.abs(two))) & np.isfinite(apart)

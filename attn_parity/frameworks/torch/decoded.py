@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class Decoded(nn.Module):
-    """Gives what a block gives, through its cache.
+    """Run a block step by step through its cache: a prompt first, then token by token.
 
     Args:
-        block: a block of ours.
-        prompt: tokens that are read at once.
+        block: a block of `torch_attn`.
+        prompt: number of tokens in the first step.
     """
 
     def __init__(self, block: Any, prompt: int):
@@ -24,7 +24,7 @@ class Decoded(nn.Module):
         self.block, self.prompt = block, prompt
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the block makes of ``(B, T, D)``."""
+        """Return the block's output ``(B, T, D)`` for `x` of the same shape."""
         batch, tokens, _ = x.shape
         cache = self.block.init_cache(batch, tokens)
         found, cache = self.block(x[:, : self.prompt], cache=cache)

@@ -1,4 +1,4 @@
-"""Dropout of any torch module, driven by given masks: by whatever name a function is called, what it draws is ours."""
+"""Dropout of any torch module with shared masks; every dropout function is intercepted, under any name."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class _Drawing(TorchFunctionMode):
         return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
 
     def _attend_with_heads(self, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's function; what it calls inside does not come by this mode, so it is exchanged there."""
+        """Run torch's function with its inner dropout and attention replaced; this mode does not see those calls."""
         self.heads = args[4] if len(args) > 4 else kwargs["num_heads"]
         names = {"dropout": self._dropout, "scaled_dot_product_attention": self._attend}
         before = {name: getattr(functional, name) for name in names}

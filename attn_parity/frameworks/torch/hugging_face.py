@@ -1,8 +1,8 @@
-"""Parts of `transformers`' own models, each loaded alone, and run by the model's own code.
+"""Single layers of `transformers` models, each loaded alone and run by the model's own code.
 
-A model is made with one layer, the others being empty, and `transformers` loads that layer's tensors in its own way.
-The model is then called with embeddings: positions, masks and rotary tables are made as it makes them, the layer is
-called as it calls it, at its own place, and what comes out of it is what the part returns.
+The model is built with empty layers except one, and `transformers` loads that layer's tensors in the usual way. The
+model is then called with embeddings: it makes positions, masks and rotary tables and calls the layer at its usual
+index; the layer's output is the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEW = 8
 
 
 class UnknownModelError(Exception):
-    """`transformers` is not installed, or does not know a model; the message says why."""
+    """`transformers` is missing, or does not support the model; the message names the cause."""
 
 
 class Layer(nn.Module):
@@ -52,7 +52,7 @@ class Layer(nn.Module):
         model.requires_grad_(False)  # its embeddings, which were never loaded
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of ``(B, T, D)``."""
+        """Return the layer's output for `x` of shape ``(B, T, D)``."""
         model, call = self._around
         call.given = x
         try:
@@ -89,7 +89,7 @@ class _Call:
 
 
 class _Stage(nn.Module):
-    """Stands at the layer's place: gives it what the part was given, and ends the call with what it returns."""
+    """Wrapper at the layer's index: passes the given input to the layer and ends the model's call with its output."""
 
     def __init__(self, layer: nn.Module, call: _Call):
         super().__init__()
@@ -102,7 +102,7 @@ class _Stage(nn.Module):
 
 
 class _Empty(nn.Module):
-    """Stands at the place of a layer before it; models hand on what they get, or the first of it."""
+    """Placeholder for a layer in front of it; returns its input, or the first of its inputs."""
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         return hidden_states, None

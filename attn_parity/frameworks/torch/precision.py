@@ -372,7 +372,7 @@ def devices() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch and of what it was built with."""
+    """Return the versions of torch and of the CUDA libraries that it was built with."""
     built = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {name: str(version) for name, version in built.items() if version}
 

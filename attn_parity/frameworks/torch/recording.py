@@ -1,7 +1,7 @@
-"""Records what every submodule is called with, what it returns, and the gradient of what it returns.
+"""Record the arguments, the outputs and the output gradients of every submodule call.
 
-Forward hooks see the calls. A checkpoint runs them again in the backward pass: that is the same call, and where the
-first run left no graph (``use_reentrant=True``) the second one has the gradients.
+Forward hooks see the calls. A checkpoint runs them again in the backward pass: both runs count as the same call, and
+where the first left no graph (``use_reentrant=True``) the second has the gradients.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Recorded:
 
 
 class Recorder:
-    """Records the calls of submodules while `recording` is held.
+    """Records the calls of submodules inside `recording`.
 
     Args:
         modules: path -> submodule.
-        mesh: the devices that share the weights; None where there are no others.
+        mesh: the devices that share the weights; None for a single device.
 
     Attributes:
-        parts: path -> for each array that the submodule is given, the one that was given where devices share it.
+        parts: path -> for each array argument of the submodule, the sharded array that was passed.
     """
 
     def __init__(self, modules: dict[str, nn.Module], mesh: Any = None):
@@ -65,7 +65,7 @@ class Recorder:
                 handle.remove()
 
     def calls(self) -> list[Call]:
-        """Return what was recorded, by when the calls began."""
+        """Return the recorded calls, in the order in which they began."""
         numbers: dict[str, int] = {}
         found = []
         for call in sorted(self._calls, key=lambda call: call.order):
@@ -107,7 +107,7 @@ class Recorder:
         self._listen(call, results)
 
     def _first_run(self, call: _Recorded) -> _Recorded | None:
-        """Return the recorded call that is being run again, if it has no gradients of its own."""
+        """Return the recorded call that a checkpoint is repeating, if it has no gradients."""
         for one in self._calls:
             if one.path == call.path and not one.repeated and not any(one.has_graph):
                 pairs = zip(one.arguments.leaves, call.arguments.leaves, strict=False)
@@ -138,5 +138,5 @@ def _is_backward() -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor is an array; inside torch.func.vmap and grad it stands for others."""
+    """Return whether a tensor can be read as an array; torch.func.vmap and grad pass wrappers, which cannot."""
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and not unreadable(tensor)

@@ -1,8 +1,8 @@
-"""Runs any torch code for the parity judge, as it is, in float64, or part by part, and leaves it unchanged.
+"""Run any torch code for the parity judge, in its own precision, in float64 or part by part, and leave it unchanged.
 
-`subject_of` takes a module or a pure function with its weights. What runs gets NumPy arrays and returns NumPy arrays.
-Weights are swapped in until the backward pass is done, so that the user's own tensors, gradients, modes and random
-state stay as they are, and what a checkpoint computes again is computed with the same weights, in the same precision.
+`subject_of` takes a module or a pure function with its weights. Runs take and return NumPy arrays. Weights stay swapped
+in until the backward pass is done: the user's own tensors, gradients, modes and random state stay as they are, and a
+checkpoint recomputes with the same weights in the same precision.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def subject_of(value: Any, device: str | None = None, *, train: bool = False) ->
 
     Args:
         value: an `nn.Module`, or a `Function`: a pure function with the tree of its weights.
-        device: where it runs; None is where its weights are.
-        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+        device: where it runs; None is the device of its weights.
+        train: run it in train mode, with shared dropout masks, instead of in eval mode.
 
     Raises:
-        ModuleFailedError: it is neither, or there is no such device.
+        ModuleFailedError: the value is of another type, or the device is missing.
     """
     return TorchSubject(value, device, train=train)
 
@@ -52,12 +52,12 @@ class TorchSubject:
     """Runs one torch module or function on NumPy arrays; the arguments are those of `subject_of`.
 
     Raises:
-        ModuleFailedError: it is neither, or there is no such device.
+        ModuleFailedError: the value is of another type, or the device is missing.
     """
 
     framework = "torch"
     changed: set[str]
-    """What calls were seen to change, beside weights and running statistics."""
+    """Names that calls changed, other than weights and running statistics."""
 
     def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
         self.side: ModuleSide | FunctionSide = side_of(value)
@@ -74,7 +74,7 @@ class TorchSubject:
 
     @property
     def kind(self) -> str:
-        """What it is: ``torch module`` or ``torch function``."""
+        """The kind of side: ``torch module`` or ``torch function``."""
         return self.side.kind
 
     @property
@@ -98,7 +98,7 @@ class TorchSubject:
             return self.side.parameters()
 
     def state(self) -> dict[str, Parameter]:
-        """Return the buffers that are no running statistics by name."""
+        """Return name -> buffer, without running statistics."""
         with ONE_AT_A_TIME:
             return self.side.state()
 
@@ -146,7 +146,7 @@ class TorchSubject:
         return {}
 
     def unreached(self, arguments: Arguments) -> list[str]:
-        """Describe what a call does not reach, or what of it is not looked at."""
+        """Describe the parts of the side that a call does not reach, and the behaviour that the comparison ignores."""
         found = []
         for path, child in self.side.modules().items():
             rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
@@ -212,7 +212,7 @@ class TorchSubject:
         return [(place, one.shape, one.dtype.name) for place, one in zip(run.structure, run.outputs, strict=True)]
 
     def _described(self, weights: Mapping[str, Array], arguments: Arguments) -> list[tuple[str, tuple[int, ...], str]]:
-        """Do so without computing anything, inside a fake mode; any error says that it can't be done."""
+        """Describe the outputs by a run in fake mode, without computing; raise if the code cannot run there."""
 
         def fake(array: Array) -> Tensor:
             return torch.empty(array.shape, dtype=from_numpy(array[:0] if array.ndim else array).dtype)
@@ -271,7 +271,7 @@ class TorchSubject:
         return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
 
     def tensor(self, array: Array, dtype: str | None) -> Tensor:
-        """Return an array as a tensor with memory of its own, on the device."""
+        """Return an array as a new tensor on the subject's device."""
         return _cast(from_numpy(array).to(self.device), dtype)
 
     def constants(self, part: Part, dtype: str | None) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Puts other numbers in place of what some submodules return, and of the gradients that they hand back."""
+"""Replace the outputs of some submodule calls, and the gradients that they propagate to their inputs."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class Trainer:
 
     Args:
         module: the module; a copy of it is trained.
-        loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
+        loss: ``mse``, ``cross_entropy`` or a function of the module's output and the targets.
         optimizer: a function that makes a `torch.optim.Optimizer` from the named parameters.
-        dtype: ``float64`` promotes everything; None is the module's own.
+        dtype: ``float64`` promotes everything; None keeps the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
         carried: names of the buffers that count among the weights.
     """
@@ -113,12 +113,12 @@ class Trainer:
         Args:
             weights: all weights by name.
             arguments: the call.
-            targets: what the loss compares with.
+            targets: the targets of the loss.
             masks: source of the dropout masks.
 
         Raises:
             ModuleFailedError: the module or the loss raised.
-            CannotPromoteError: it can't be run in float64.
+            CannotPromoteError: it cannot run in float64.
         """
         with ONE_AT_A_TIME, differentiable():
             try:

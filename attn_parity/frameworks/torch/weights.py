@@ -1,7 +1,7 @@
-"""What a side of torch is made of: a module or a pure function, its weights by name, its parts, and how to call them.
+"""The contents of a torch side: a module or a pure function, its weights by name, its parts, and how to call them.
 
-`ModuleSide` and `FunctionSide` answer the same questions; `subject.TorchSubject` runs either. Weights are swapped in
-for the time of a `Part.holding`, so that the user's own tensors and gradients are never touched.
+`ModuleSide` and `FunctionSide` have the same interface; `subject.TorchSubject` runs either. Weights are swapped in only
+inside `Part.holding`, so that the user's own tensors and gradients are never touched.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Call = Callable[[Arguments], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a run calls: the whole, or a submodule.
+    """The target of a run: the whole module or function, or a submodule.
 
     Attributes:
         name: its class.
         names: name of a weight inside the part -> its name in the whole.
         trainable: the names inside the part that get gradients.
-        held: the weights that it holds, by their name inside the part: a run's own are shared by devices as they are.
-        constants: all other tensors that it holds; a run gets copies to write to.
+        held: its weights, by their name inside the part; a run shards its own copies in the same way.
+        constants: all its other tensors; a run gets copies to write to.
         holding: a context that swaps tensors in, by their name inside the part, and yields how to call the part.
-        target: what `torch.compile` compiles.
+        target: the object that `torch.compile` compiles.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ModuleSide:
         }
 
     def state(self) -> dict[str, Parameter]:
-        """Return the buffers that are no running statistics by name; those of a state dict are persistent."""
+        """Return name -> buffer, without running statistics; those of a state dict are persistent."""
         # The state dict itself may run hooks of the user.
         computed = {
             f"{path}.{name}".lstrip(".")
@@ -161,7 +161,7 @@ class FunctionSide:
         self._root = nn.Module()
 
     def signature(self) -> dict[str, bool]:
-        """Return argument name -> whether it can be given by position; the weights are none."""
+        """Return argument name -> whether it may be positional; the first argument, the weights, is left out."""
         return dict(list(signature_of(self.function.call).items())[1:])
 
     def parameters(self) -> dict[str, Parameter]:
@@ -179,7 +179,7 @@ class FunctionSide:
         """Do nothing: every leaf of a tree is a weight."""
 
     def tied(self) -> dict[str, str]:
-        """Return nothing: each leaf of a tree is a weight of its own."""
+        """Return an empty dict: each leaf of the tree is a separate weight."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -255,7 +255,7 @@ _WRAPPERS = {
     ),
     "DistributedDataParallel": "sums gradients of weights that can't be exchanged; give its .module",
 }
-"""Class of torch that shares a module out over processes -> why it is no side, and what to give instead."""
+"""Torch class that distributes a module over processes -> why it cannot be a side, and the replacement to give."""
 
 
 def _keeps_its_weights(module: nn.Module) -> str:
@@ -300,7 +300,7 @@ def check_readable(tensors: Mapping[str, Tensor], owner: str) -> None:
 
 
 def unreadable(tensor: Tensor) -> str:
-    """Say why a tensor can't be compared as an array, and what to do; empty if it can."""
+    """Return why a tensor cannot be compared as an array, and a remedy; empty if it can."""
     if tensor.is_meta:
         return "on the meta device and holds no numbers; load them first"
     if tensor.is_nested:
@@ -313,10 +313,10 @@ def unreadable(tensor: Tensor) -> str:
 
 
 def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> torch.device:
-    """Return the device that is wanted; None is that of the first tensor.
+    """Return the requested device; None is that of the first tensor.
 
     Raises:
-        ModuleFailedError: there is none.
+        ModuleFailedError: torch does not find the device.
     """
     if wanted is None:
         held = [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
@@ -331,15 +331,15 @@ def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> 
 
 
 def outputs_of(result: Any, what: str, entry: str | None = None) -> tuple[list[str], list[Tensor]]:
-    """Return the place and the tensor of every output.
+    """Return the path and the tensor of every output.
 
     Args:
-        result: what a call returned.
+        result: the return value of a call.
         what: the side, for messages.
         entry: the entry that counts; None is all of it.
 
     Raises:
-        ModuleFailedError: there is none, or one is no plain array.
+        ModuleFailedError: the result holds no tensor, or one that is unreadable as an array.
     """
     found = flatten(result, is_tensor)
     if not found:

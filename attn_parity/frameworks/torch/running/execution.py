@@ -1,6 +1,6 @@
-"""One run of a part of a subject: from its precision and mode to its results, or to the line that says what failed.
+"""One run of a part of a subject: from its precision and mode to its results, or to a one-line error.
 
-Gradients are asked for by their sources, or accumulated as ``loss.backward()`` does.
+Gradients are computed per source by ``torch.autograd.grad``, or accumulated as ``loss.backward()`` does.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Execution:
         return tensors
 
     def _cut(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return what a submodule is given, cut as it was when the whole ran: its hooks take plain arrays for parts."""
+        """Return a submodule's inputs, sharded as they were when the whole ran: its hooks receive plain arrays."""
         parts = self.subject.parts.get(self.path, ())
         if len(parts) != len(leaves):
             return leaves
@@ -192,7 +192,7 @@ class Execution:
     def _probe(
         self, tensors: list[Tensor], cotangents: list[Tensor | None], weights: Mapping[str, Tensor]
     ) -> Iterator[Any]:
-        """Hold what the mode adds; `tensors` are weights and inputs."""
+        """Enter the probe of the run's mode and yield it; `tensors` are weights and inputs."""
         if self.mode == "jitter":
             floats = [one.dtype for one in tensors if one.is_floating_point()]
             with Rounding(self.seed, low=not floats or any(one != torch.float64 for one in floats)) as rounding:
@@ -218,24 +218,24 @@ class Execution:
             yield None
 
     def _given(self, leaves: list[Tensor], probe: Any) -> list[Tensor]:
-        """Return what the code is called with: copies, which it may write to."""
+        """Return the arguments for the code: copies, which it may write to."""
         tables = self.tables if isinstance(probe, Tables) else ()
         return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
 
 
 def _source(tensor: Tensor) -> Tensor:
-    """Return what the gradient of a weight is asked of."""
+    """Return the tensor with respect to which a weight's gradient is computed."""
     return tensor.loan.anchor if isinstance(tensor, Lent) else tensor
 
 
 def _gradient(lent: Lent) -> Array:
-    """Return what has come for a large weight; zeros where nothing depends on it."""
+    """Return the gradient accumulated for a large weight; zeros if nothing depends on it."""
     loan = lent.loan
     return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
 
 
 def _copy(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
-    """Return a tensor as an array of its own."""
+    """Return a tensor as a new array."""
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
         return np.array(_read(tensor, what, apart, mesh), copy=True)
 
@@ -249,7 +249,10 @@ def _read(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
 
 
 def as_written(run: Callable[[], Run]) -> Run:
-    """Run what may be the first to import torch's compiler; only what is there already can be told to stand back."""
+    """Run code without torch's compiler; repeat the run if it was the first to import the compiler.
+
+    The compiler can be disabled only once it is imported.
+    """
     known = "torch._dynamo" in sys.modules
     try:
         found = run()
@@ -289,7 +292,7 @@ def failure(
     modules: Mapping[str, nn.Module] | None = None,
     given: Sequence[str] = (),
 ) -> Exception:
-    """Return the error that says in one line what the user's code raised, where, and what it was called with."""
+    """Return the error to raise for an exception of the user's code: one line with its text, location and arguments."""
     text = " ".join(str(error).split()) or "no message"
     message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
     details = ""
@@ -304,7 +307,7 @@ def failure(
 
 
 def _is_raised_by_user(error: Exception) -> bool:
-    """Tell whether the user's own code raised an error, which then says what it has to say."""
+    """Return whether a raise statement outside torch raised the error; its message then needs no details."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -331,13 +334,13 @@ def gradients_of(
     accumulate: bool,
     read: Callable[[int, Tensor], Array],
 ) -> list[Array | None]:
-    """Return the gradient of each source; None for one that has none, zeros for one that nothing depends on.
+    """Return the gradient of each source; None if it requires none, zeros if no output depends on it.
 
     Args:
-        outputs: what the gradients are of.
-        cotangents: one for each output, or None.
-        sources: what they are for.
-        accumulate: have them added to their sources, as ``loss.backward()`` does.
+        outputs: the tensors to differentiate.
+        cotangents: gradient of the loss for each output, or None.
+        sources: the tensors to differentiate with respect to.
+        accumulate: add the gradients to their sources, as ``loss.backward()`` does.
         read: makes an array of the gradient of the source at a position.
 
     Raises:
@@ -369,7 +372,7 @@ def gradients_of(
 
 
 def _zeros_for(gradient: Array | None, tensor: Tensor) -> Array:
-    """Return a gradient; zeros where there is none."""
+    """Return the gradient, or zeros in the shape of the tensor for None."""
     if gradient is not None:
         return gradient
     return np.zeros(tuple(tensor.shape), to_numpy(tensor[..., :0] if tensor.ndim else tensor).dtype)

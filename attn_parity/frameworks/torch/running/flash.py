@@ -88,11 +88,11 @@ class LogSumExp(TorchDispatchMode):
 
 
 class Flash(TorchDispatchMode):
-    """While it is entered, fused attention is computed by plain operations that round where FlashAttention does.
+    """Mode that computes fused attention by plain operations which round where FlashAttention does.
 
-    The backward pass of the kernels has two numbers twice, each time with roundings of its own: the scores, once for
-    their log-sum-exp and once for the weights; and what a row's gradients have in common, once in each of them and once
-    as the dot product of the output and its gradient, which is to cancel it. No kernel runs: what one does beyond the
+    The backward pass of the kernels computes two quantities twice, with independent roundings: the scores (for their
+    log-sum-exp and for the weights), and the term that a row's gradients share (in each gradient, and as the dot
+    product of the output and its gradient, which should cancel it). No kernel runs: rounding of a kernel beyond this
     formula is not measured.
 
     Args:
@@ -187,7 +187,7 @@ def _backward_of_softmax(gradient: Tensor, weights: Tensor, dim: int, dtype: tor
 
 
 def _inner(gradient: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """Return what the gradients of a row have in common, by weights that need not add up to one."""
+    """Return the common term of a row's gradients, for weights that need not sum to one."""
     return (gradient * weights).sum(dim, keepdim=True) / _not_zero(weights.sum(dim, keepdim=True))
 
 
@@ -241,11 +241,11 @@ def _backward_of_attention(
     """Return the gradients of a fused attention.
 
     Args:
-        func: the operation that would return them.
+        func: the operation to replace.
         given: its arguments by name.
-        weights: what its softmax gives.
-        factor: of the scores.
-        inner: gradients of the weights -> what those of a row have in common.
+        weights: the attention weights after softmax.
+        factor: scale of the scores.
+        inner: gradients of the weights -> the common term of each row.
     """
     query, key, value = given["query"], given["key"], given["value"]
     wide = weights.dtype

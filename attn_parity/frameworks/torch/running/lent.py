@@ -1,7 +1,7 @@
-"""Large weights of a float64 run: each stays in its own precision, and is promoted anew by whatever reads it.
+"""Large weights of a float64 run: each stays in its own precision, and every operation that reads it promotes it again.
 
-What an operation saves of one for its backward pass is not kept either, but promoted again there. Its gradient goes to
-where large gradients go as it comes.
+Copies that an operation saves for its backward pass are dropped too, and promoted again there. The gradient moves to
+the store of large gradients as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_attn.backend import to_numpy
 from ....sides.large import Array, release, spilled
 
 _TURNS = {"t", "transpose", "permute", "swapaxes"}
-"""Operations that only say how the elements lie; and below, properties that do."""
+"""Operations that only change the layout; below, properties that do."""
 
 _TURNED = {"T", "mT"}
 
@@ -55,11 +55,11 @@ class Loan:
 
 
 class Lent(Tensor):
-    """Stands for a large weight in float64: it has its shape and no memory, and whatever reads it gets the numbers.
+    """Proxy for a large weight in float64: it has the shape but no memory, and operations that read it get the numbers.
 
     Attributes:
         loan: the weight.
-        turn: what the weight goes through to be this: operations that only say how its elements lie.
+        turn: the layout operations between the weight and this view.
     """
 
     loan: Loan
@@ -67,7 +67,7 @@ class Lent(Tensor):
 
     @staticmethod
     def of(loan: Loan, blank: Tensor | None = None, turn: Callable[[Tensor], Tensor] | None = None) -> Lent:
-        """Return what stands for a weight, perhaps turned."""
+        """Return a proxy for a weight, optionally with a changed layout."""
         if blank is None:
             blank = torch.zeros((), dtype=torch.float64).expand(loan.array.shape)
         made: Lent = Tensor._make_subclass(Lent, blank.detach(), turn is None)
@@ -103,7 +103,7 @@ _PARTS = {*_TURNED, "data", "H", "mH", "real", "imag"}
 """Properties that read numbers."""
 
 _HELD: dict[int, tuple[Loan, Tensor]] = {}
-"""Memory of the weights that the operation reads that runs now -> the weight. One run goes on at a time."""
+"""Storage address of each weight that the running operation reads -> the weight. Only one run is active at a time."""
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ class _Promotion(torch.autograd.Function):
 
 
 def _read(value: Any, held: dict[int, tuple[Loan, Tensor]], depth: int = 0) -> Any:
-    """Return arguments with the numbers in place of what stands for them."""
+    """Return arguments with each proxy replaced by its numbers."""
     if isinstance(value, Lent):
         found = value.read()
         held[found.untyped_storage().data_ptr()] = value.loan, found

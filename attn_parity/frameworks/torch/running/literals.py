@@ -1,4 +1,4 @@
-"""The probe ``literals``: literals of float32 accuracy are moved, and branches that float32 can't tell apart exchanged.
+"""The probe ``literals``: move literals of float32 accuracy, and exchange branches that float32 cannot distinguish.
 
 `attn_parity/sides/literals.py` derives both.
 """
@@ -94,7 +94,7 @@ EXACT: dict[object, Callable[..., Tensor]] = {
 
 
 def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: Literals) -> tuple[Any, ...]:
-    """Return the arguments of softplus with a threshold of its own where float32 does not show the one that it has."""
+    """Return the arguments of softplus, with an exact threshold if float32 does not show the present one."""
     threshold = args[2] if len(args) > 2 else kwargs.get("threshold", 20.0)
     if SOFTPLUS_THRESHOLD <= threshold < EXACT_THRESHOLD:
         probe.moved += 1

@@ -42,14 +42,14 @@ _SHAPE_ONLY = frozenset(_SHAPES.split())
 
 
 class Tables(TorchFunctionMode):
-    """While it is `following`, what is computed from constants and whole numbers alone moves by up to one float32 unit.
+    """Mode that moves results computed only from constants and integers by up to one float32 unit, while `following`.
 
-    How far a number moves follows from the number and the seed: what is computed twice, as a checkpoint does, or
-    repeated, moves alike, as it does by rounding.
+    The move of a number follows from the number and the seed: repeated computations, such as a checkpoint's, move
+    alike, as they would by rounding.
 
     Args:
         seed: of the moves; `STILL` moves nothing.
-        dependent: weights and floating-point inputs; what depends on them does not move.
+        dependent: weights and floating-point inputs; results that depend on them do not move.
     """
 
     def __init__(self, seed: int, dependent: Iterable[Tensor]):
@@ -69,7 +69,7 @@ class Tables(TorchFunctionMode):
         return self._below.met.found()
 
     def table(self, tensor: Tensor) -> Tensor:
-        """Return a given table, moved; what is computed from it alone moves, too."""
+        """Return an input table, moved; results computed from it alone move, too."""
         moved = self._below.shift(tensor.clone())
         self._below.mark(moved, constant=True)
         return moved
@@ -201,7 +201,7 @@ def uniform(values: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """Return what a tensor that wraps one other holds, such as this rank's part: the memory that tells it apart."""
+    """Return the tensor inside wrappers with a single content, such as this rank's shard: its memory identifies it."""
     while is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()  # in newer torch also that of the mesh
         inside = [one for one in (getattr(tensor, name) for name in names) if isinstance(one, Tensor)]
@@ -221,14 +221,14 @@ def _moves(tensor: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Operation:
-    """What `_Dataflow` has to know of an operation of torch.
+    """Properties of a torch operation that `_Dataflow` uses.
 
     Attributes:
-        makes: whether it fills what it returns with numbers.
+        makes: whether it fills its result with numbers.
         is_exact: whether it rounds nothing, if it gets tensors.
-        is_view: whether what it returns has the memory of what it gets.
+        is_view: whether its result shares memory with an argument.
         lifts: whether it makes a tensor of an array's memory.
-        asks_shapes: whether it looks at no number.
+        asks_shapes: whether it reads only shapes.
         written: positions of the arguments that it writes to.
     """
 

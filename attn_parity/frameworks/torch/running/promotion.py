@@ -59,9 +59,9 @@ _MAX_DEPTH = 4
 
 @contextlib.contextmanager
 def promoted() -> Iterator[None]:
-    """Hold the context in which operations that are asked for a lower precision run in float64.
+    """Enter a context in which operations that request a lower precision run in float64.
 
-    It covers what a module's own dtype can't: a softmax that is fixed to float32, a tensor that is a plain attribute.
+    It covers cases that a module's dtype does not: a softmax fixed to float32, a tensor in a plain attribute.
     """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -1,6 +1,6 @@
-"""Reads what devices share: put together, and the copies that should be the same compared.
+"""Read tensors that devices share: gather the shards, and compare the replicas.
 
-Every rank has to read the same, or they would part on what to do next and wait for each other: where copies differ, all
+Every rank must read the same values, or ranks would take different branches and deadlock: where replicas differ, all
 take those of the first device.
 """
 
@@ -41,12 +41,12 @@ def mesh_of(tensors: Iterable[Tensor]) -> DeviceMesh | None:
 
 
 def read(tensor: Tensor, what: str, mesh: DeviceMesh | None) -> tuple[Array, str]:
-    """Return all of a tensor, and one line if copies of it differ.
+    """Return the whole tensor, and one line if its replicas differ ("" if not).
 
     Args:
-        tensor: shared by devices, or plain: then each device of the mesh has one.
+        tensor: a DTensor, or a plain tensor: then each device of the mesh has one.
         what: its name in the line.
-        mesh: the devices that share the weights; None where there are no others.
+        mesh: the devices that share the weights; None for a single device.
     """
     if not is_sharded(tensor) and (mesh is None or tensor.is_meta):
         return to_numpy(tensor), ""
@@ -78,7 +78,7 @@ def _fingerprint(local: Tensor) -> Tensor:
 
 
 def _all_copies(tensor: DTensor, copies: list[int], read_local: Any) -> list[Array]:
-    """Return what each device of the axes that hold copies reads of its own, put together along the other axes."""
+    """Return the reading of each replica, gathered along the sharded axes."""
     from torch.distributed.tensor import DTensor, Shard
 
     local = read_local(tensor.to_local())

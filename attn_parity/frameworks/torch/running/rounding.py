@@ -1,6 +1,6 @@
-"""Any torch code with other roundings: every result of an operation is moved by up to one unit in its last place.
+"""Run any torch code with other roundings: move every result of an operation by up to one unit in the last place.
 
-What a module's error is by luck, this redraws (Monte Carlo arithmetic: Parker, 1997).
+This resamples a module's rounding error (Monte Carlo arithmetic: Parker, 1997).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ zeros_like
 """
 
 EXACT = frozenset(_EXACT.split())
-"""Operations that round nothing of their own: they move, choose, fill or draw."""
+"""Operations that add no rounding: they move, choose, fill or draw."""
 
 MANY = 1 << 20
 """Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""

@@ -1,6 +1,6 @@
-"""What a run of the user's code may change, and how all of it is put back: after success, failure and Ctrl-C.
+"""State that the user's code may change during a run, and its restoration after success, failure and Ctrl-C.
 
-Covered: attributes of every submodule (modes, hooks, caches, lists and dicts, tensors that are no buffers), random
+Covered: attributes of every submodule (modes, hooks, caches, lists and dicts, tensors outside the buffers), random
 state of torch, NumPy and Python, default dtype, gradient mode, threads, deterministic flags, and TorchDynamo's stance.
 """
 
@@ -33,11 +33,11 @@ _MISSING = object()
 
 @contextlib.contextmanager
 def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) -> Iterator[None]:
-    """Put modules in eval or train mode and seed random numbers; afterwards everything is what it was.
+    """Put modules in eval or train mode and seed the random generators; restore everything on exit.
 
     Args:
         modules: the module, then its submodules.
-        seed: of the random numbers that may be drawn.
+        seed: of the random generators.
         train: the mode.
     """
     found = list(modules)
@@ -123,7 +123,7 @@ class Changes:
         self._before = {path: _contents(child) for path, child in self._modules.items()}
 
     def found(self) -> set[str]:
-        """Return the dotted names of what is not as it was."""
+        """Return the dotted names of the attributes that changed."""
         names = set()
         for path, child in self._modules.items():
             before, after = self._before[path], _contents(child)
@@ -157,7 +157,7 @@ def _contents(module: nn.Module) -> dict[str, Any]:
 
 
 def _content(value: Any, depth: int = 0) -> Any:
-    """Return what tells a value from another: its identity, and what can change in place."""
+    """Return a comparable snapshot of a value: its identity, and the content that can change in place."""
     if isinstance(value, Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, (bool, int, float, str)):
@@ -191,7 +191,7 @@ def _refill(container: Any, before: Any) -> None:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Hold the context in which what the user's code compiles is run as it is written."""
+    """Enter a context in which code compiled with `torch.compile` runs eagerly."""
     dynamo = "torch._dynamo" in sys.modules  # nothing is compiled as long as it was not imported
     with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
         yield
@@ -201,14 +201,14 @@ def eager() -> Iterator[None]:
 
 
 def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> dict[int, str]:
-    """Return the id of every trainable tensor that stands in a plain attribute -> how to say so.
+    """Return id -> description of every trainable tensor that is not a registered parameter.
 
-    Swapping can't reach these: a list of parameters, a module in a list, a tensor in a closure or a global.
+    Swapping cannot reach these: a list of parameters, a module in a list, a tensor in a closure or a global.
 
     Args:
         modules: path -> submodule.
-        root: what the whole is called.
-        call: the function that is called instead, if it is none of a module.
+        root: name of the whole.
+        call: the function that is called instead, if it belongs to no module.
     """
     registered = {id(child) for child in modules.values()}
     found: dict[int, str] = {}

@@ -1,6 +1,6 @@
-"""The order in which code uses its weights: when each first meets what depends on the inputs.
+"""The order in which code uses its weights: the first operation of each that depends on the inputs.
 
-Modules and functions are told alike: nothing but the operations of one forward pass is looked at.
+Only the operations of one forward pass count, so modules and functions are treated alike.
 """
 
 from __future__ import annotations
