@@ -13,18 +13,18 @@ from jax import Array
 
 
 class Decoded(nnx.Module):
-    """Gives what a block gives, through its cache.
+    """Run a block step by step through its cache: a prompt first, then token by token.
 
     Args:
-        block: a block of ours.
-        prompt: tokens that are read at once.
+        block: a block of `jax_attn`.
+        prompt: number of tokens in the first step.
     """
 
     def __init__(self, block: Any, prompt: int):
         self.block, self.prompt = block, prompt
 
     def __call__(self, x: Array) -> Array:
-        """Return what the block makes of ``(B, T, D)``."""
+        """Return the block's output ``(B, T, D)`` for `x` of the same shape."""
         batch, tokens, _ = x.shape
         cache = self.block.init_cache(batch, tokens)
         found, cache = self.block(x[:, : self.prompt], cache=cache)

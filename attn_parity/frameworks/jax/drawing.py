@@ -39,15 +39,15 @@ def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.Abstr
 def drawn_from(
     source: Masks | Plan | None, owners: Mapping[int, tuple[str, str]], spaces: Collection[str]
 ) -> Iterator[None]:
-    """Have everything that drops draw its masks from `source`; None drops nothing. Other threads are not concerned.
+    """Make all dropout take its masks from `source`; None makes every draw an error. Other threads are unaffected.
 
     Args:
         source: of the masks.
-        owners: id of a submodule -> its path and setting, to name those that draw.
-        spaces: Python modules that may hold `jax.random.bernoulli` under a name of their own.
+        owners: id of a submodule -> its path and setting, to name the submodule that draws.
+        spaces: Python modules that may bind `jax.random.bernoulli` to another name.
 
     Raises:
-        ModuleFailedError: inside, something drops in a way that masks can't be given to.
+        ModuleFailedError: dropout inside the context cannot take given masks.
     """
 
     def _keep(key: Any, p: Any, shape: Any) -> Array:
@@ -102,7 +102,7 @@ def _prepare(module: nnx.Module) -> None:
 
 
 def _draws_more(closed: Any) -> bool:
-    """Whether a traced program draws random numbers by itself."""
+    """Whether a traced program draws random numbers other than the given masks."""
     return "random_bits[" in str(closed.jaxpr)
 
 

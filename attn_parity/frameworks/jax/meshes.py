@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 IS_MANY_PROCESSES = False
-"""Whether each device is a process of its own."""
+"""Whether each device has a separate process."""
 
 _COLLECTIVE = re.compile(
     r"= \S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
@@ -87,7 +87,7 @@ def results(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed
 
 
 def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
-    """Return how often each collective operation stands in the program of a call, and of its backward pass, too."""
+    """Return how often each collective occurs in the compiled program of a call, optionally with its backward pass."""
     graphdef, weights, rest = nnx.split(module, nnx.Param, ...)
 
     def run(weights: Any, rest: Any, inputs: Any) -> Any:

@@ -67,7 +67,7 @@ def _config(name: str, meaning: str, safe: Any, **others: Any) -> Switch:
 
 
 def _remark(name: str, meaning: str, safe: Any = None, **others: Any) -> Switch:
-    """Return a setting that `strict` leaves alone, as it is a choice of what to compute or of how to debug."""
+    """Return a setting that `strict` leaves alone: it chooses the computation or a way of debugging."""
     by_hand = "" if safe is None else f"jax.config.update('jax_{name}', {safe!r})"
     return Switch(name=name, meaning=meaning, safe=safe, read=_reader(name), by_hand=by_hand, fails=False, **others)
 
@@ -177,7 +177,7 @@ def devices() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of JAX, of what it was built with, and of Flax."""
+    """Return the versions of JAX, jaxlib, the accelerator plugins and Flax."""
     built = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "flax": flax.__version__}
     for plugin in PLUGINS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,7 +1,7 @@
-"""Records what goes in and out of submodules: each array passes through an operation that notes it and its gradient.
+"""Record inputs and outputs of submodules: each array passes through an operation that records it and its gradient.
 
-The operation is part of the traced program, so calls inside `jax.checkpoint` or a branch are recorded as well. What
-runs once per element (`jax.vmap`) or more than once (a loop) is left out.
+The operation is part of the traced program, so calls inside `jax.checkpoint` or a branch are recorded as well. Calls
+that run per element (`jax.vmap`) or repeatedly (a loop) are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching
 from ...sides.subject import Arguments, Call, ModuleFailedError, Substitute, flatten, replace
 
 recording = jax.make_user_context(0)
-"""JAX keeps what it traces while a tape runs apart from all else, by the tape's number."""
+"""JAX user context with the number of the running tape: keeps programs traced for a tape apart in JAX's caches."""
 
 _note = core.Primitive("attn_bridge_note")
 
@@ -53,12 +53,12 @@ class Tape:
         self.notes: dict[tuple[int, str, int], np.ndarray[Any, Any]] = {}
 
     def clear(self) -> None:
-        """Forget everything, as the program is traced anew."""
+        """Discard all entries before the program is traced again."""
         self.entries.clear()
         self.notes.clear()
 
     def call(self, path: str, original: Callable[..., Any], args: Any, kwargs: Any, method: str = "__call__") -> Any:
-        """Call a submodule and note what goes in and comes out."""
+        """Call a submodule and record its inputs and outputs."""
         if path in self.running:
             return original(*args, **kwargs)
         number = len(self.entries)

@@ -67,7 +67,7 @@ from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
 
 MODES = ("eager", "jit", "quick", "untraced", "jitter", "tables", "logsumexp", "flash", "literals")
-"""Ways to run; `JaxSubject.run` says what each is."""
+"""Ways to run; `JaxSubject.run` documents each."""
 
 MAX_TEXT = 300
 """Characters of a framework's message that are shown."""
@@ -80,11 +80,11 @@ def subject_of(value: Any, device: str | None = None, *, train: bool = False) ->
 
     Args:
         value: an NNX module, ``(module, variables)`` of Linen, a `nnx.bridge.ToNNX`, or a `Function`.
-        device: where it runs; None is where its weights are.
-        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+        device: where it runs; None is the device of its weights.
+        train: run it in train mode, with shared dropout masks, instead of in eval mode.
 
     Raises:
-        ModuleFailedError: it is none of these, its weights are no arrays, or there is no such device.
+        ModuleFailedError: the value is of another type, a weight is not an array, or the device is missing.
     """
     return JaxSubject(_adapter(value, device), train=train)
 
@@ -111,7 +111,7 @@ def _adapter(value: Any, device: str | None) -> Any:
 
 @dataclasses.dataclass
 class _Program:
-    """What was made of a side for one layout of its operands."""
+    """Traced and compiled forms of a side for one layout of its operands."""
 
     run: Callable[..., Moved]
     structure: list[str]
@@ -121,8 +121,8 @@ class JaxSubject:
     """Runs one side on NumPy arrays.
 
     Args:
-        adapter: what tells its kind.
-        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
+        adapter: the adapter for its kind.
+        train: run it in train mode, with shared dropout masks, instead of in eval mode.
     """
 
     framework = "flax"
@@ -145,7 +145,7 @@ class JaxSubject:
 
     @property
     def kind(self) -> str:
-        """What kind of a side it is: ``NNX module``, ``Linen module`` or ``JAX function``."""
+        """The kind of side: ``NNX module``, ``Linen module`` or ``JAX function``."""
         return self._adapter.kind
 
     @property
@@ -377,7 +377,7 @@ class JaxSubject:
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Any:
-        """Turn what the side raises into one line that names it."""
+        """Convert an exception of the side into a one-line error that names the side."""
         try:
             yield
         except (CannotPromoteError, ModuleFailedError):
@@ -386,7 +386,7 @@ class JaxSubject:
             raise _failure(error, dtype, self._adapter.label, self._details(error, arguments)) from error
 
     def _details(self, error: Exception, arguments: Arguments) -> str:
-        """Return what a user needs beside JAX's message: what the call was given, or whose the variables are."""
+        """Return details to add to JAX's message: a fault in the weights, the failing submodule, or the arguments."""
         complaint = self._adapter.complaint(arguments)
         if complaint:
             return complaint
@@ -461,8 +461,8 @@ class JaxSubject:
     def _traced_in_float64(self, key: Any, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
         """Trace a function in float64, once for all ways to run it.
 
-        Loops and compiled parts are traced once, as they are. A loop that carries what was float32 before it can't be,
-        and masks are asked for anew in every part; there each step is traced by itself.
+        Loops and compiled parts are traced once, as they are. Where that fails (a loop that carries a former float32
+        value, masks that every part requests again) each step is traced separately.
         """
         same = (*key[:2], *key[4:])
         if same not in self._promoted:
@@ -488,7 +488,10 @@ class JaxSubject:
 
 
 def _noted(function: Callable[..., Any], operands: Any, tape: Tape, *, in_float64: bool) -> Any:
-    """Return the results of a function whose calls a tape notes; only NumPy's float64 can run what was traced."""
+    """Return the results of a function whose calls a tape records.
+
+    In float64 the traced program runs in NumPy; a program that reads values cannot be traced and runs in JAX.
+    """
     if in_float64:
         try:
             closed, tree = trace(function, operands)

@@ -59,9 +59,9 @@ class Trainer:
 
     Args:
         module: the module; it is left as it is.
-        loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
+        loss: ``mse``, ``cross_entropy`` or a function of the module's output and the targets.
         optimizer: an optax transformation of a dict of arrays by dotted name.
-        dtype: ``float64`` promotes everything; None is the module's own.
+        dtype: ``float64`` promotes everything; None keeps the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
         carried: names of the state that counts among the weights.
     """
@@ -106,12 +106,12 @@ class Trainer:
         Args:
             weights: all weights by name.
             arguments: the call.
-            targets: what the loss compares with.
+            targets: the targets of the loss.
             masks: source of the dropout masks.
 
         Raises:
             ModuleFailedError: the module or the loss raised.
-            CannotPromoteError: it can't be run in float64.
+            CannotPromoteError: it cannot run in float64.
         """
         leaves = [_as(leaf, self.precision) for leaf in arguments.leaves]
         targets = _as(targets, self.precision) if isinstance(targets, np.ndarray) else targets

@@ -1,4 +1,4 @@
-"""The probe ``literals``: literals of float32 accuracy are moved, and branches that float32 can't tell apart exchanged.
+"""The probe ``literals``: move literals of float32 accuracy, and exchange branches that float32 cannot distinguish.
 
 `attn_parity/sides/literals.py` derives both.
 """

@@ -1,8 +1,8 @@
 """The probe ``logsumexp``: every softmax becomes exp(score - logsumexp(score)), as fused attention computes it.
 
-FlashAttention (arXiv 2205.14135) keeps one number per row, the log-sum-exp, and its backward pass computes the weights
-from it again; where it is large its rounding comes back whole. A softmax is found in the program by what it computes:
-exponentials divided by their sum.
+FlashAttention (arXiv 2205.14135) keeps one number per row, the log-sum-exp, and its backward pass recomputes the
+weights from it; the rounding of a large log-sum-exp affects every weight of the row. The probe recognises a softmax in
+the program by its operations: exponentials divided by their sum.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Rewriter:
         return made
 
     def _softmax(self, above: Any, below: Any) -> _Softmax | None:
-        """Return the softmax, if what is divided are exponentials, and that by which is their sum."""
+        """Return the softmax, if the dividend consists of exponentials and the divisor is their sum; else None."""
         place: list[int | None] = list(range(jnp.ndim(below)))
         made = self._of(below)
         while made is not None and made.name in (*_SHAPED, "broadcast_in_dim"):
@@ -188,7 +188,7 @@ def _back(made: _Made, place: list[int | None]) -> list[int | None]:
 
 
 def _weights(softmax: _Softmax) -> Array:
-    """Return exp(score - logsumexp(score)), the log-sum-exp rounded to float32 or what is wider."""
+    """Return exp(score - logsumexp(score)), computed in float32 or in the scores' wider dtype."""
     axes, shown, counted = softmax.axes, softmax.shown, softmax.counted
 
     def _value(scores: Array) -> Array:

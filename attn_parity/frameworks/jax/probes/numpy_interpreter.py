@@ -41,7 +41,7 @@ def evaluate(closed: Any, *args: Any) -> list[Any]:
     """Return the outputs of a closed jaxpr for NumPy arrays.
 
     Raises:
-        CannotPromoteError: it holds an operation that has a precision of its own.
+        CannotPromoteError: it contains an operation with a fixed precision.
     """
     return Interpreter().evaluate(closed, *args)
 
@@ -56,7 +56,7 @@ def inline(equation: Any) -> Any:
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
-    """Return how many of a scan's operands are constants, and how many are carried, as JAX 0.10 to 0.12 say it."""
+    """Return the numbers of constants and of carried values among a scan's operands, in JAX 0.10 to 0.12."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constant, carried, _ = params["ft_in"].unpack()
@@ -83,7 +83,7 @@ class Interpreter:
         return value
 
     def stack(self, column: Sequence[Any]) -> Any:
-        """Stack what the steps of a loop return."""
+        """Stack the results of a loop's steps."""
         return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
 
     def choose(self, going: Any, new: Any, old: Any) -> Any:
@@ -181,7 +181,7 @@ class Interpreter:
 
 
 _TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient", "slice")
-"""Operations that only say how the elements of an array lie."""
+"""Operations that only change the layout of an array."""
 
 
 def _read(value: Any) -> Any:
@@ -217,9 +217,9 @@ def _bind(equation: Any, args: list[Any]) -> list[Any]:
 
 
 def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Let JAX run an operation as it stands in a program, also one that holds a program.
+    """Run one operation of a program in JAX, including operations that contain a program.
 
-    What a `jax.shard_map` holds is compiled, once: run operation by operation on its devices it takes a second.
+    The program of a `jax.shard_map` is compiled, once: run operation by operation on its devices it takes a second.
     """
     if equation.primitive.name == "shard_map" and not any(isinstance(one, jax.core.Tracer) for one in operands):
         key = (id(equation), *(operand.dtype for operand in operands))
@@ -232,7 +232,7 @@ def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 _COMPILED: dict[Any, tuple[Any, Any]] = {}
-"""Identity of an equation, and dtypes -> the equation, so that its identity stays its own, and what was compiled."""
+"""Identity of an equation, and dtypes -> the equation (kept alive: its id must stay unique) and its compiled form."""
 
 MAX_COMPILED = 64
 """Most of them that are kept."""

@@ -1,6 +1,6 @@
-"""Any JAX program with other roundings: every result of an operation is moved by up to one unit in its last place.
+"""Run any JAX program with other roundings: move every result of an operation by up to one unit in the last place.
 
-What a module's error is by luck, this redraws (Monte Carlo arithmetic: Parker, 1997).
+This resamples a module's rounding error (Monte Carlo arithmetic: Parker, 1997).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ scatter select_and_gather_add select_n sign slice sort split squeeze stop_gradie
 """
 
 EXACT = frozenset(_EXACT.split())
-"""Operations that round nothing of their own: they move, choose or fill."""
+"""Operations that add no rounding: they move, choose or fill."""
 
 MANY = 1 << 20
 """Numbers of an array above which they are drawn in float32, which takes a third of the time."""
 
 
 class Jitter:
-    """Moves what operations return.
+    """Moves the results of operations.
 
     Args:
         seed: of the random numbers.
-        double: whether float64 moves by its own unit; otherwise by that of float32, as nobody may demand more of the
-            other side of a module that works in a lower precision.
+        double: whether float64 moves by its own unit; otherwise by that of float32, because the other side of a module
+        that works in a lower precision cannot be held to more.
     """
 
     def __init__(self, seed: int, *, double: bool = True):

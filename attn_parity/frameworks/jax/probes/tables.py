@@ -1,7 +1,7 @@
-"""The probe ``tables``: what is computed from neither weights nor inputs is moved by a unit of float32.
+"""The probe ``tables``: move values computed from neither weights nor inputs by a unit of float32.
 
-A port may compute a rotary table in float32 where the other side does in float64, or in another order: what that does
-to the result is measured here, in float64, where nothing else is rounded.
+A port may compute a rotary table in float32 where the other side uses float64, or in another order. The probe measures
+the effect on the result in float64, where nothing else is rounded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Free:
 class Tables(Interpreter):
     """Evaluates a float64 jaxpr while it moves the free values.
 
-    What is decided by a free value (a comparison, a bucket, an index) is decided by the value as it is.
+    A decision by a free value (a comparison, a bucket, an index) uses the original value.
 
     Args:
         seed: of the random numbers; `STILL` moves nothing.
@@ -79,7 +79,7 @@ class Tables(Interpreter):
         return value.own if isinstance(value, Free) else value
 
     def stack(self, column: Sequence[Any]) -> Any:
-        """Stack what the steps of a loop return."""
+        """Stack the results of a loop's steps."""
         if all(isinstance(one, Free) for one in column):
             return Free(super().stack([one.own for one in column]), super().stack([one.moved for one in column]))
         return super().stack([_moved_of(one) for one in column])

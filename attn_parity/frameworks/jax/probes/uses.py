@@ -1,6 +1,6 @@
-"""The order in which a program uses its weights: when each first meets what depends on the inputs.
+"""The order in which a program uses its weights: the first operation of each that depends on the inputs.
 
-Modules and functions are told alike: nothing but the traced program is looked at, and nothing is computed.
+Only the traced program is read and nothing is computed, so modules and functions are treated alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .numpy_interpreter import inline, scan_sizes
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """What a value is made of: positions of weights that have not met the inputs yet, and whether inputs are in it."""
+    """The sources of a value: positions of weights that have not met the inputs yet; whether inputs are among them."""
 
     weights: frozenset[int] = frozenset()
     is_data: bool = False

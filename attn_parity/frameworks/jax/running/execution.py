@@ -1,7 +1,7 @@
-"""Runs traced programs operation by operation: as they are, moved at random, or compiled as one with barriers.
+"""Run traced programs operation by operation: unchanged, with random moves, or compiled as one with barriers.
 
-What runs is one forward and backward pass as a function. Programs that can't be traced run directly; what was moved or
-replaced for a probe is counted.
+A run is one forward and backward pass as a function. Programs that cannot be traced run directly. Values that a probe
+moves and operations that it replaces are counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _MOVES = (
     *("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims"),
     *("slice", "concatenate", "iota", "copy", "top_k"),
 )
-"""Operations that round nothing, so that it does not matter what they are fused with.
+"""Operations that round nothing, so that fusing them changes no result.
 
-For `top_k` it must not: XLA ends the process where a barrier follows it."""
+`top_k` must be among them: XLA ends the process where a barrier follows it.
+"""
 
 _PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 UNTRACEABLE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError)
-"""What JAX raises where a program looks at values."""
+"""Errors that JAX raises where a traced program reads values."""
 
 
 _QUICK_TO_COMPILE = {
@@ -97,10 +98,10 @@ def _is_lent(value: Any) -> bool:
 
 
 def op_by_op(closed: Any) -> Callable[..., list[Any]]:
-    """Return a function that runs each operation by itself, unfused.
+    """Return a function that runs each operation separately, unfused.
 
-    Compiling one program per operation costs 50 ms each, compiling all of them as one, with barriers in between,
-    4 ms each: whichever is less.
+    Compiling one program per operation costs 50 ms each, compiling all of them as one, with barriers in between, 4 ms
+    each: the cheaper way is taken.
     """
     equations, distinct = _count(closed.jaxpr)
 
@@ -256,7 +257,7 @@ class Differentiated:
     """One forward and backward pass as a function of weights, inputs, cotangents and masks.
 
     Attributes:
-        structure: where each output stands in what was returned, known once it was traced.
+        structure: path of each output in the return value, filled by tracing.
         replaced: the softmaxes that were replaced.
     """
 
@@ -279,7 +280,7 @@ class Differentiated:
         self._setting = Setting(dtype, seed, train, None, tape)
 
     def function(self, source: Plan | Masks) -> Callable[..., Any]:
-        """Return the function; a `Plan` is told the masks that it gets as its last argument."""
+        """Return the function; a `Plan` as source receives its masks as the function's last argument."""
         setting = dataclasses.replace(self._setting, source=source)
         kinds: list[bool] = []
 
@@ -309,15 +310,15 @@ class Differentiated:
 
 
 def outputs_of(result: Any, name: str, entry: str | None = None) -> tuple[list[str], list[Any]]:
-    """Return where each array stands in what was returned, and the arrays.
+    """Return the path of each array in the return value, and the arrays.
 
     Args:
-        result: what a call returned.
+        result: the return value of a call.
         name: the side's, for messages.
         entry: the entry that counts; None is all of it.
 
     Raises:
-        ModuleFailedError: there is none.
+        ModuleFailedError: the result holds no array.
     """
     found = flatten(result, is_jax_array)
     if not found:

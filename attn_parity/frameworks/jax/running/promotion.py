@@ -25,10 +25,10 @@ _PROMOTED = jax.make_user_context(False)  # JAX keeps what it traces within this
 
 @contextlib.contextmanager
 def promoted() -> Iterator[None]:
-    """Hold the context in which operations that are asked for a lower precision run in float64.
+    """Enter a context in which operations that request a lower precision run in float64.
 
-    It covers what a module's own dtype can't: a softmax that is fixed to float32, a frozen dtype of a stock layer.
-    Other threads are not concerned.
+    It covers cases that a module's dtype does not: a softmax fixed to float32, a frozen dtype of a stock layer. Other
+    threads are unaffected.
     """
 
     def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def promoted() -> Iterator[None]:
 
 
 def _own(arg: Any) -> Any:
-    """Return a NumPy array as a copy: JAX remembers what an array became, and would give int64 to who has no x64."""
+    """Return a NumPy array as a copy: JAX caches the conversion, and would give int64 to code that runs without x64."""
     return arg.copy() if type(arg) is np.ndarray else arg
 
 

@@ -1,4 +1,4 @@
-"""What each kind of a JAX side tells `JaxSubject`: its weights by dotted name, its submodules, and how to call it.
+"""The interface of each kind of JAX side for `JaxSubject`: weights by dotted name, submodules, and how to call it.
 
 `nnx_module`, `linen_module` and `function` are the three adapters.
 """
@@ -42,12 +42,12 @@ class Setting:
 
 
 class Part(Protocol):
-    """The whole, or a submodule by itself.
+    """The whole module or function, or a submodule alone.
 
     Attributes:
         names: of the weights in it.
         trainable: those that get gradients.
-        changed: what calls were seen to change, beside weights, running statistics and random state.
+        changed: names that calls changed, other than weights, running statistics and random state.
     """
 
     names: Collection[str]
@@ -55,7 +55,7 @@ class Part(Protocol):
     changed: set[str]
 
     def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
-        """Call it around other weights; what it holds itself stays as it is."""
+        """Call the part with these weights; the weights that it holds stay unchanged."""
 
 
 class Adapter(Protocol):
@@ -67,13 +67,13 @@ class Adapter(Protocol):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the side in messages."""
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
 
     def called(self, method: Any) -> Any:
-        """Return what a call runs: the side itself, or the method that the argument `method` names."""
+        """Return the callable to run: the side itself, or its method that the argument `method` names."""
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
@@ -97,7 +97,7 @@ class Adapter(Protocol):
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
 
     def switched_off(self) -> list[str]:
-        """Describe what is off in eval mode."""
+        """Describe the behaviour that is off in eval mode."""
 
     def caches(self) -> list[str]:
         """Describe the caches that are off."""
@@ -106,14 +106,14 @@ class Adapter(Protocol):
         """Return the submodule at a dotted path; "" is the whole."""
 
     def complaint(self, arguments: Arguments) -> str:
-        """Say what is wrong with its weights, when a call has failed; "" is nothing."""
+        """Return the fault in the side's weights that explains a failed call; "" without one."""
 
     def culprit(self, error: Exception) -> str:
-        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
+        """Describe the submodule that raised an error, and its arguments; "" if unknown."""
 
 
 def constant(value: Any, dtype: str | None, seed: int) -> Any:
-    """Return a value that is no weight: its floats in `dtype`, its random keys folded with the seed."""
+    """Return a value other than a weight, with its floats in `dtype` and its random keys folded with the seed."""
     kind = getattr(value, "dtype", None)
     if kind is None:
         return value
@@ -136,7 +136,7 @@ def stock_name(module: Any) -> str:
 
 
 def is_numeric(value: Any) -> bool:
-    """Tell whether a value is an array of numbers or bools; random keys are none."""
+    """Return whether a value is an array of numbers or bools; arrays of random keys are not."""
     kind = getattr(value, "dtype", None)
     return kind is not None and hasattr(value, "shape") and not jnp.issubdtype(kind, jax.dtypes.extended)
 
@@ -147,7 +147,7 @@ def is_jax_float(array: Any) -> bool:
 
 
 def off_in_eval_mode(path: str, child: Any, *, averages: bool) -> list[str]:
-    """Describe what a submodule leaves out in eval mode; `averages` says whether it takes running statistics."""
+    """Describe the behaviour that a submodule omits in eval mode; `averages`: whether it uses running statistics."""
     name = path or type(child).__name__
     rate = next((getattr(child, key) for key in ("rate", "dropout_rate") if _is_rate(child, key)), 0.0)
     if rate:
@@ -209,10 +209,10 @@ class Home:
 
 
 def home_of(weights: Mapping[str, Any], wanted: str | None) -> Home:
-    """Return where the weights are; those that no devices share are on the device that is wanted.
+    """Return the location of the weights; weights on a single device move to the requested device.
 
     Raises:
-        ModuleFailedError: there is no such device.
+        ModuleFailedError: JAX does not find the device.
     """
     held = {name: one for name, one in weights.items() if isinstance(one, Array)}
     shared = {name: one.sharding for name, one in held.items() if len(one.sharding.device_set) > 1}
@@ -237,8 +237,8 @@ def shares_of(
     """Return how devices share the results of a run.
 
     Args:
-        outputs: the arrays that came out.
-        places: where each stands in what was returned; none where there was nothing to trace.
+        outputs: the returned arrays.
+        places: path of each in the return value; empty if nothing was traced.
         gradients: of the weights, by name.
         shardings: of the weights that devices share.
     """

@@ -20,14 +20,14 @@ from .adapter import Setting, dotted, home_of
 
 
 class FunctionSide:
-    """Tells what a function is made of: its weights alone. It is its own only part.
+    """Side of a pure function: it has weights but no submodules, and is its own only part.
 
     Args:
         function: the function and its weights.
-        wanted: the device; None is where its weights are.
+        wanted: the device; None is the device of its weights.
 
     Raises:
-        ModuleFailedError: the weights hold something that is no array.
+        ModuleFailedError: the weights contain a leaf that is not an array.
     """
 
     kind = "JAX function"
@@ -52,7 +52,7 @@ class FunctionSide:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the side in messages."""
         return f"JAX function {self.name}"
 
     def signature(self) -> dict[str, bool]:
@@ -82,7 +82,7 @@ class FunctionSide:
         return {name: np.array(to_numpy(leaf), copy=True) for name, leaf in self._held.items()}
 
     def tied(self) -> dict[str, str]:
-        """Return nothing: each leaf of a tree is a weight of its own."""
+        """Return an empty dict: each leaf of the tree is a separate weight."""
         return {}
 
     def modules(self) -> list[Submodule]:

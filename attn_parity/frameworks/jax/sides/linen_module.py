@@ -1,7 +1,7 @@
 """A Linen module with its variables as a side: every call applies it to other variables.
 
-Linen makes submodules while it runs, so they are known from the first call on: each leaves its class, its settings and
-a copy of itself, with which it is run by itself.
+Linen makes submodules while it runs, so they are known only after the first call: each leaves its class, its settings
+and a copy of itself, which can run alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .adapter import Setting, cache_off, constant, dotted, home_of, is_numeric, 
 from .linen_template import Path, Template
 
 ROLES = {"params": "parameter", "batch_stats": "statistic"}
-"""Collections of variables that count as weights, and what they are."""
+"""Collections of variables that count as weights -> their role."""
 
 MAX_KEYS = 6
 """Names of variables in a message."""
@@ -49,16 +49,16 @@ class _Known:
 
 
 class LinenModule:
-    """Tells what a Linen module is made of, and makes its parts.
+    """Side of a Linen module: its weights and submodules, and its parts.
 
     Args:
         module: the module.
         variables: its variables, as `init` returns them.
-        wanted: the device; None is where its parameters are.
-        streams: names of the random streams that it draws from, beside ``params`` and ``dropout``.
+        wanted: the device; None is the device of its parameters.
+        streams: names of the random streams that it draws from, other than ``params`` and ``dropout``.
 
     Raises:
-        ModuleFailedError: there are no variables.
+        ModuleFailedError: `variables` is empty.
     """
 
     kind = "Linen module"
@@ -92,7 +92,7 @@ class LinenModule:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the side in messages."""
         return f"Flax module {self.name}"
 
     def signature(self) -> dict[str, bool]:
@@ -141,11 +141,11 @@ class LinenModule:
         return {name: np.array(to_numpy(self.variables[place]), copy=True) for name, place in self.places.items()}
 
     def tied(self) -> dict[str, str]:
-        """Return nothing: each leaf of a tree is a weight of its own."""
+        """Return an empty dict: each leaf of the tree is a separate weight."""
         return {}
 
     def modules(self) -> list[Submodule]:
-        """Return the submodules that calls have shown, or the variables tell of, the module itself first."""
+        """Return the submodules seen in calls or implied by the variables, the module itself first."""
         types = {path: known.type for path, known in self.known.items()}
         of_variables = [path[:-1] for _, path in self.places.values()]
         for path in [*types, *of_variables]:
@@ -165,7 +165,7 @@ class LinenModule:
         return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
 
     def switched_off(self) -> list[str]:
-        """Describe what is off in eval mode."""
+        """Describe the behaviour that is off in eval mode."""
         return [text for known in self.known.values() for text in known.off]
 
     def caches(self) -> list[str]:
@@ -176,7 +176,7 @@ class LinenModule:
         """Return the submodule at a dotted path.
 
         Raises:
-            ModuleFailedError: no call has shown a submodule there that can be run by itself.
+            ModuleFailedError: no call has shown a submodule there that can run alone.
         """
         if not path:
             return Part(self, (), None)
@@ -187,7 +187,10 @@ class LinenModule:
         return Part(self, where, template)
 
     def learn(self, module: linen.Module, *, outermost: bool) -> None:
-        """Keep what a submodule that is being called shows; a transformation of a class encloses the class itself."""
+        """Record class, settings and template of a submodule being called; the outermost call sets the template.
+
+        A transformation of a class encloses the class itself, so a path may be recorded twice.
+        """
         path = tuple(module.path)
         if not path:
             return
@@ -316,7 +319,7 @@ class _Interceptor:
             self._running.pop()
 
     def _is_whole(self, path: Path, module: linen.Module) -> bool:
-        """Whether it can be run by itself: it is none of a stack, as its variables have the shapes of the tree."""
+        """Whether it can run alone: its variables have the shapes of the tree, so it is not a slice of a stack."""
         known = self._side.known.get(path)
         if known is None or known.template is None:
             return False

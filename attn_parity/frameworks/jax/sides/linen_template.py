@@ -1,4 +1,4 @@
-"""A Linen submodule taken out of the call that made it, to be made again and run by itself."""
+"""A Linen submodule taken out of the call that made it, to be made again and run alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Template:
 
     Attributes:
         kind: its class.
-        fields: what it is made with; modules among them are templates.
-        path: where its variables stand; None where it gets them from whom it is given to.
-        name: the name that it was given.
+        fields: its constructor arguments; modules among them are templates.
+        path: path of its variables; None if it takes them from the module that receives it.
+        name: its name in the parent.
     """
 
     kind: type

@@ -39,15 +39,15 @@ METHODS = ("__call__", "attend")
 _PATH = "attn_bridge_path"
 
 _NO_STATE = (nnx.RngState, nnx.Intermediate)
-"""Kinds of variables that hold random streams, or what a call leaves behind."""
+"""Kinds of variables that hold random streams or intermediate values of a call."""
 
 
 class NNXModule:
-    """Tells what an NNX module is made of, and makes its parts.
+    """Side of an NNX module: its weights and submodules, and its parts.
 
     Args:
         module: the module.
-        wanted: the device; None is where its parameters are.
+        wanted: the device; None is the device of its parameters.
     """
 
     kind = "NNX module"
@@ -63,7 +63,7 @@ class NNXModule:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the side in messages."""
         return f"Flax module {self.name}"
 
     def signature(self) -> dict[str, bool]:
@@ -139,7 +139,7 @@ class NNXModule:
         return {dotted(path): read_settings(child) for path, child in nnx.iter_modules(self.module)}
 
     def switched_off(self) -> list[str]:
-        """Describe what is off in eval mode."""
+        """Describe the behaviour that is off in eval mode."""
         children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
         found = []
         for path, child in children:
@@ -157,7 +157,7 @@ class NNXModule:
         return Part(self.module, path, self._failed, self._carried)
 
     def culprit(self, error: Exception) -> str:
-        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
+        """Describe the submodule that raised an error, and its arguments; "" if unknown."""
 
         def held_by(owner: Any) -> dict[str, Any]:
             variables = {name: one for name, one in vars(owner).items() if isinstance(one, nnx.Variable)}
@@ -298,7 +298,7 @@ def _shapes(module: Any) -> list[Any]:
 
 
 def _constant(leaf: Any, dtype: str | None, seed: int) -> Any:
-    """Return a variable that is no weight, with its floats in `dtype` and its random keys folded with the seed."""
+    """Return a variable other than a weight, with its floats in `dtype` and its random keys folded with the seed."""
     if not isinstance(leaf, nnx.Variable):
         return constant(leaf, dtype, seed)
     value = leaf.get_value()
