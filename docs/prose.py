@@ -26,7 +26,7 @@ PACKAGES = (*LIBRARY, "fault_lab", "benchmarks")
 PHRASES = {
     "a relative clause for a noun": r"\b[Ww]hat (?:a|an|the|is|are|it|its|they|has|have|was|were|of|to|does|can|no)\b",
     "begins with What": r"\AWhat\b",
-    "a negation for a statement": r"\b(?:is|are|be|was) (?:no|none|nothing|nobody)\b",
+    "a negation for a statement": r"(?<!there )\b(?:is|are|be|was) (?:no|none|nothing|nobody)\b",
     "a place that stands or lies": r"\b(?:stands?|lies|goes|stood) (?:in|for|beside|at|on|below|above|before)\b",
     "telling and saying": r"\b(?:told|tells?|said|says?)\b",
     "an unnamed person": r"\b(?:nobody|somebody|whoever|anybody|everybody)\b",

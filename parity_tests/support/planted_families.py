@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from attn_bridge.models.derived.description import Description, Source
+from attn_bridge.models.derived.description import Description, KeySource
 
 OTHER_SLOTS = {"norm1": "post_norm1", "norm2": "post_norm2", "post_norm1": "norm1", "post_norm2": "norm2"}
 
@@ -14,30 +14,33 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     """Yield the name of a fault and the description with it; `description` has rows of its own."""
     fields = description.fields
 
-    def with_field(name: str, source: Source | None) -> Description:
+    def with_field(name: str, source: KeySource | None) -> Description:
         rest = {field: value for field, value in fields.items() if field != name}
         return dataclasses.replace(description, fields=rest if source is None else {**rest, name: source})
 
     def constant(name: str, value) -> Description:
-        return with_field(name, Source(value=value))
+        return with_field(name, KeySource(value=value))
 
     if fields["norm.kind"].value == "rms":
-        offset = fields.get("norm.unit_offset", Source(value=False)).value
+        offset = fields.get("norm.unit_offset", KeySource(value=False)).value
         yield "1 + w", constant("norm.unit_offset", not offset)
         mean = with_field("norm.unit_offset", None).fields
         yield (
             "mean taken off",
             dataclasses.replace(
-                description, fields={**mean, "norm.kind": Source(value="layer"), "norm.bias": Source(value=False)}
+                description, fields={**mean, "norm.kind": KeySource(value="layer"), "norm.bias": KeySource(value=False)}
             ),
         )
     elif not fields["norm.bias"].value:
         rest = {name: source for name, source in fields.items() if name != "norm.bias"}
-        yield "mean not taken off", dataclasses.replace(description, fields={**rest, "norm.kind": Source(value="rms")})
+        yield (
+            "mean not taken off",
+            dataclasses.replace(description, fields={**rest, "norm.kind": KeySource(value="rms")}),
+        )
     yield "eps not read", constant("norm.eps", 1e-6)
     if "qk_norm.scope" in fields:
         yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
-    norms = fields.get("block.norms", Source(value="pre")).value
+    norms = fields.get("block.norms", KeySource(value="pre")).value
     if norms in ("pre", "post"):
         rows = tuple(
             dataclasses.replace(row, ours=tuple(_moved(name) for name in row.ours)) for row in description.rows
@@ -45,10 +48,10 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         moved = constant("block.norms", "post" if norms == "pre" else "pre")
         yield "norms elsewhere", dataclasses.replace(moved, rows=rows)
     if "position.kinds" in fields:
-        pairing = fields.get("position.pairing", Source(value="half")).value
+        pairing = fields.get("position.pairing", KeySource(value="half")).value
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
         yield "rotary base not the default", constant("position.theta", 77.0)
-        partial = fields.get("position.partial", Source(value=False)).value
+        partial = fields.get("position.partial", KeySource(value=False)).value
         yield "rotary part", constant("position.partial", not partial)
         none = {name: source for name, source in fields.items() if not name.startswith("position.")}
         yield "no positions", dataclasses.replace(description, fields=none)
@@ -66,7 +69,7 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     for name in ("model.embedding_scale", "block.residual_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
-    if fields.get("model.logit_scale", Source(value=0)).key:
+    if fields.get("model.logit_scale", KeySource(value=0)).key:
         source = fields["model.logit_scale"]
         yield (
             "logits multiplied, not divided",

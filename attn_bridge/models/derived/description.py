@@ -1,4 +1,4 @@
-"""A family as data: where each field of our configs comes from, the table of its tensors, and what proved both."""
+"""A family as data: the source of each field of our configs, the table of its tensors, and the proof of both."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROW_DEFAULTS: dict[str, Any] = {
     for field in dataclasses.fields(Row)
     if field.name in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "branch")
 }
-"""Attributes of a `Row` that a file may hold besides its names -> what they are where it does not."""
+"""Attribute of a `Row` that a file may hold next to the names -> its default."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class KeySource:
     """Where the value of a field of ours comes from.
 
     Attributes:
@@ -50,16 +50,16 @@ class Description:
         architecture: the class of `transformers` that runs it.
         layout: name of the table of its tensors.
         rows: that table, without token embeddings and head; () where the layout is that of a family written by hand.
-        prefixes: what ``{prefix}`` in the rows may stand for, the usual one first; () are those of Llama.
-        defaults: key -> what `transformers` takes where a config leaves it out.
+        prefixes: the values of ``{prefix}`` in the rows, the usual one first; () are those of Llama.
+        defaults: key -> the default of `transformers`.
         aliases: other names of a key that files have.
         fields: field of ours, as ``part.name`` -> its source.
         pattern: kinds of the layers where a config has no ``layer_types``, repeated over all layers.
-        fixed: key that changes the numbers in a way of which we know nothing -> values that were proven.
+        fixed: key with an effect that no field of ours has -> its proven values.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         required: keys that must not be null.
-        renamed: key -> value of files -> the one that `transformers` takes for it.
-        proof: what proved the family: versions, and counts of what was compared.
+        renamed: key -> value in files -> the value that `transformers` reads it as.
+        proof: versions, and the counts of comparisons.
     """
 
     model_type: str
@@ -69,7 +69,7 @@ class Description:
     prefixes: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    fields: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, KeySource] = dataclasses.field(default_factory=dict)
     pattern: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
@@ -87,7 +87,7 @@ def loads(text: str, path: str) -> Description:
     try:
         document = tomllib.loads(text)
         fields = {
-            f"{part}.{name}": Source(value=tuple(source)) if isinstance(source, list) else Source(**source)
+            f"{part}.{name}": KeySource(value=tuple(source)) if isinstance(source, list) else KeySource(**source)
             for part, table in document.pop("fields", {}).items()
             for name, source in table.items()
         }
@@ -151,7 +151,7 @@ def _row_table(row: Row) -> dict[str, Any]:
     return {"theirs": row.theirs, "ours": row.ours, **values}
 
 
-def _source(source: Source) -> Written:
+def _source(source: KeySource) -> Written:
     if isinstance(source.value, tuple):
         return list(source.value)
     found: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}

@@ -11,7 +11,7 @@ from .. import gemma, llama, olmo, phi3
 from ..family import Family
 from ..layout import Layout
 from .description import Description, loads
-from .reading import Reader, layout_of
+from .reading import FamilyReader, layout_of
 
 _BY_HAND = {layout.name: layout for layout in (llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT)}
 """Layouts that described families may use, and then are listed with."""
@@ -45,7 +45,7 @@ def layout_for(description: Description) -> Layout:
 
 
 def candidates(name: str) -> tuple[Layout, ...]:
-    """Return the layouts that a family may use instead of one of its own, which would be called `name`."""
+    """Return the layouts that a family may share: all but the layout called `name`."""
     return tuple(layout for layout in (*_BY_HAND.values(), *_OWN.values()) if layout.name != name)
 
 
@@ -61,7 +61,7 @@ def _families() -> tuple[Family, ...]:
         layout = _OWN.get(description.layout) or _BY_HAND[description.layout]
         if description.model_type not in layout.model_types:
             layout.model_types += (description.model_type,)
-        families.append(Reader(description, layout).family())
+        families.append(FamilyReader(description, layout).family())
     return tuple(families)
 
 

@@ -28,7 +28,7 @@ from ..reading.model_config import ModelConfig
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import OURS, QUANTISED, TOWERS, decoder
-from .description import Description, Source
+from .description import Description, KeySource
 
 SETTINGS = {
     "num_heads": ("num_attention_heads", "n_head"),
@@ -37,7 +37,7 @@ SETTINGS = {
 """Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
 
 
-class Reader:
+class FamilyReader:
     """Reads the configs of a described family, and writes them.
 
     Args:
@@ -90,7 +90,7 @@ class Reader:
         return DecoderBlockConfig(attention, feed_forward, self._norm(config), **self.part(config, "block"))
 
     def model(self, config: ModelConfig) -> dict[str, Any]:
-        """Return what a model has besides its blocks, vocabulary and width."""
+        """Return the arguments of a model other than blocks, vocabulary and width."""
         return {"norm": self._norm(config), **self.part(config, "model")}
 
     def kind(self, config: ModelConfig, layer: int) -> str:
@@ -124,8 +124,8 @@ class Reader:
         renamed = self.description.renamed.get(source.key, {})
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
-            given = {**config.given, source.key: renamed[word]}
-            config = ModelConfig(given, config.model_type, config.defaults, config.aliases)
+            keys = {**config.given, source.key: renamed[word]}
+            config = ModelConfig(keys, config.model_type, config.defaults, config.aliases)
         read = _READ.get(name)
         if read is not None:
             return read(config, source.key)
@@ -165,7 +165,7 @@ class Reader:
         return self._attention_rows[0].theirs.rpartition(".")[0].rpartition(".")[0] + "."
 
     def _table(self, config: GroupedQueryAttentionConfig) -> tuple[Row, ...]:
-        """Return the rows of attention without prefix, with numbers in place of the names of sizes."""
+        """Return the rows of attention without prefix, with numbers for the names of sizes."""
         numbers = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads or config.num_heads}
         front = self._attention_front
 
@@ -230,12 +230,13 @@ class Reader:
         return write_rotary(first, attention.head_dim if source is not None and source.value else None)
 
 
-def _written(name: str, value: Any, source: Source) -> Any:
+def _written(name: str, value: Any, source: KeySource) -> Any:
     if name == "activation":
         return NAMES[value]
     if source.power == 1.0 or value is None:
         return value
-    return inverse(lambda number: number**source.power, value, value ** (1.0 / source.power))
+    number = inverse(lambda number: number**source.power, value, value ** (1.0 / source.power))
+    return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
 
 
 _FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise")

@@ -10,8 +10,8 @@ import pytest
 
 from attn_bridge.models import families, layouts
 from attn_bridge.models.derived import known
-from attn_bridge.models.derived.description import Source, dumps, loads
-from attn_bridge.models.derived.reading import Reader, layout_of
+from attn_bridge.models.derived.description import KeySource, dumps, loads
+from attn_bridge.models.derived.reading import FamilyReader, layout_of
 
 NAMES = [one.model_type for one in known.DESCRIPTIONS]
 BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
@@ -40,7 +40,9 @@ def test_file_of_a_family_is_written_as_it_is_read(name):
 def test_a_family_reads_what_it_writes(name):
     config = families.find_decoder(tiny(name))
     assert (len(config.blocks), config.emb_dim, config.vocab_size) == (5, 64, 31)
-    written = json.loads(json.dumps(Reader(BY_NAME[name], layouts.find(BY_NAME[name].layout)).write(config, name)))
+    written = json.loads(
+        json.dumps(FamilyReader(BY_NAME[name], layouts.find(BY_NAME[name].layout)).write(config, name))
+    )
     assert families.find_decoder({"model_type": name, **written}) == config
 
 
@@ -96,7 +98,7 @@ def test_families_of_the_users_folder_are_read(tmp_path, monkeypatch):
     cohere = BY_NAME["cohere"]
     mine = dataclasses.replace(cohere, model_type="mine", layout="hf-mine")
     (tmp_path / "mine.toml").write_text(dumps(mine))
-    other = dataclasses.replace(cohere, fields={**cohere.fields, "norm.eps": Source(value=0.5)})
+    other = dataclasses.replace(cohere, fields={**cohere.fields, "norm.eps": KeySource(value=0.5)})
     (tmp_path / "a.toml").write_text(dumps(other))
     monkeypatch.setenv(known.FOLDER, str(tmp_path))
     read = {one.model_type: one for one in known.load()}

@@ -4,8 +4,9 @@ In: a ``model_type`` that the installed `transformers` has. Out: an `attn_bridge
 `DerivationError` that names the first part that is not understood.
 
 `subject` makes tiny random instances and records which keys of a config they read; `structure` reads names, shapes and
-the order of calls; `search` proposes what these leave open and takes the proposal that computes the same; `proof`
-compares on many configs. A proposal may be wrong, a proof may not: `proof` knows nothing of how a proposal was made.
+the order of calls; `search` proposes the rest and takes the proposal that computes the same; `proof` compares on many
+configs, which `key_changes` makes. A proposal may be wrong, a proof may not: `proof` does not know how a proposal was
+made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
         flax: whether the proof runs the Flax model as well.
 
     Raises:
-        DerivationError: the first part that is not understood, and the nearest that is; or a proof that fails.
+        DerivationError: the first part that no class of ours computes, and the nearest class; or a failed proof.
     """
     model = subject.find(model_type)
     parts = structure.read(model)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import json
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 from attn_bridge import backends
 from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.known import layout_for
-from attn_bridge.models.derived.reading import Reader
+from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 from attn_bridge.models.reading.decoders import make_decoder
 from attn_bridge.models.reading.model_config import ModelConfig
@@ -29,7 +27,8 @@ from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
 
 from ..running.promotion import promoted
-from .subject import ABSENT, LAYERS, Subject
+from .key_changes import changes_of, mixed
+from .subject import ModelClass
 
 BOUND = 1e-10
 """Largest difference of logits and gradients in float64, of the largest value or of 1."""
@@ -42,7 +41,7 @@ TOKENS, NEW = 13, 32
 
 
 class WrongError(ValueError):
-    """A description that does not compute what the class computes; the message says on which config, and where."""
+    """The description computes something else than the class; the message names the config and the tensor."""
 
 
 class RefusedError(ValueError):
@@ -50,7 +49,7 @@ class RefusedError(ValueError):
 
 
 @dataclasses.dataclass
-class Pair:
+class ModelPair:
     """An instance, and ours with the same weights.
 
     Attributes:
@@ -70,12 +69,12 @@ class Pair:
     settings: dict[str, Any]
 
 
-def reader_of(description: Description) -> Reader:
+def reader_of(description: Description) -> FamilyReader:
     """Return what reads the configs of a description."""
-    return Reader(description, layout_for(description))
+    return FamilyReader(description, layout_for(description))
 
 
-def read(reader: Reader, keys: Mapping[str, Any]) -> DecoderConfig:
+def read(reader: FamilyReader, keys: Mapping[str, Any]) -> DecoderConfig:
     """Return the config in ours of a config.json.
 
     Raises:
@@ -99,12 +98,12 @@ def as_file(config: Any) -> dict[str, Any]:
     return found
 
 
-def make_pair(subject: Subject, reader: Reader, keys: Mapping[str, Any], seed: int = 0) -> Pair:
+def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, Any], seed: int = 0) -> ModelPair:
     """Return an instance with these keys, and ours.
 
     Raises:
         RefusedError: the description refuses the config.
-        WrongError: the tensors are not those that the description says.
+        WrongError: the tensors differ from those of the description.
     """
     config = read(reader, as_file(subject.config(keys)))
     shorter = read(reader, keys)
@@ -116,7 +115,7 @@ def make_pair(subject: Subject, reader: Reader, keys: Mapping[str, Any], seed: i
     return pair_with(theirs, reader, config, keys)
 
 
-def pair_with(theirs: nn.Module, reader: Reader, config: DecoderConfig, keys: Mapping[str, Any]) -> Pair:
+def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, Any]) -> ModelPair:
     """Return an instance, and ours of a config with its weights."""
     state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
     layout = reader.layout
@@ -132,7 +131,7 @@ def pair_with(theirs: nn.Module, reader: Reader, config: DecoderConfig, keys: Ma
         raise WrongError(f"{odd[0][0]}: the description and the class have other shapes for it, or one lacks it")
     module = backends.load("torch").build_blank("DecoderModel", config, "float64")
     backends.load("torch").set_weights(module, encoded.read(state))
-    return Pair(theirs, module.eval(), config, shapes, layout, settings)
+    return ModelPair(theirs, module.eval(), config, shapes, layout, settings)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -145,7 +144,7 @@ def _prefix(layout: Layout, names: Mapping[str, Any]) -> str:
     return layout.match(names)[0]
 
 
-def _shown(keys: Mapping[str, Any], subject: Subject) -> str:
+def _shown(keys: Mapping[str, Any], subject: ModelClass) -> str:
     usual = subject.keys()
     changes = {key: value for key, value in keys.items() if key not in usual or usual[key] != value}
     changes |= dict.fromkeys(usual.keys() - keys.keys(), ABSENT)
@@ -161,14 +160,14 @@ def sample(seed: int, batch: int = 3, vocabulary: int = 60) -> Tensor:
 
 
 def error_of(theirs: Tensor, ours: Tensor, bound: float = BOUND) -> float:
-    """Return the largest difference as a share of what is allowed; infinite where a number is not finite."""
+    """Return the largest difference divided by its bound; infinite where a number is not finite."""
     if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all() & torch.isfinite(ours).all()):
         return float("inf")
     largest = max(1.0, float(theirs.abs().max()))
     return float((theirs - ours).abs().max()) / (bound * largest)
 
 
-def check_logits(pair: Pair, shown: str, seed: int = 1, logits: Tensor | None = None) -> None:
+def check_logits(pair: ModelPair, shown: str, seed: int = 1, logits: Tensor | None = None) -> None:
     """Compare logits; `logits` are those of the instance, where they are known.
 
     Raises:
@@ -182,7 +181,7 @@ def check_logits(pair: Pair, shown: str, seed: int = 1, logits: Tensor | None = 
         raise WrongError(f"logits differ by {float((theirs - ours).abs().max()):.1e} with {shown}")
 
 
-def check_padding(pair: Pair, side: str, seed: int = 2) -> None:
+def check_padding(pair: ModelPair, side: str, seed: int = 2) -> None:
     """Compare logits of rows with padding on a side, where tokens are.
 
     Raises:
@@ -200,7 +199,7 @@ def check_padding(pair: Pair, side: str, seed: int = 2) -> None:
         raise WrongError(f"logits differ with padding on the {side}")
 
 
-def check_gradients(pair: Pair, seed: int = 3) -> int:
+def check_gradients(pair: ModelPair, seed: int = 3) -> int:
     """Compare the gradients of all parameters; return how many.
 
     Raises:
@@ -227,7 +226,7 @@ def check_gradients(pair: Pair, seed: int = 3) -> int:
     return len(parameters)
 
 
-def check_cache(pair: Pair, seed: int = 4) -> None:
+def check_cache(pair: ModelPair, seed: int = 4) -> None:
     """Compare ours with a cache with ours without, token by token after a first part, beyond the window.
 
     Raises:
@@ -246,7 +245,7 @@ def check_cache(pair: Pair, seed: int = 4) -> None:
         raise WrongError("logits with a cache differ from those without")
 
 
-def check_tokens(pair: Pair, seed: int = 5) -> None:
+def check_tokens(pair: ModelPair, seed: int = 5) -> None:
     """Compare the likeliest tokens that follow, with caches.
 
     Raises:
@@ -267,7 +266,7 @@ def check_tokens(pair: Pair, seed: int = 5) -> None:
         raise WrongError(f"the {NEW} likeliest tokens differ")
 
 
-def check_jax(pair: Pair, seed: int = 6) -> None:
+def check_jax(pair: ModelPair, seed: int = 6) -> None:
     """Compare logits with those of the Flax model.
 
     Raises:
@@ -287,108 +286,7 @@ def check_jax(pair: Pair, seed: int = 6) -> None:
 # ---- configs
 
 
-_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
-_SIZES = {
-    "hidden_size": (96,),
-    "intermediate_size": (24, 56),
-    "num_hidden_layers": (2, 6),
-    "num_attention_heads": (2, 8),
-    "num_key_value_heads": (1, 4, None),
-    "head_dim": (8, 32, None),
-    "vocab_size": (61,),
-    "sliding_window": (3, 6, 1, None),
-}
-_ROTARY: tuple[dict[str, Any], ...] = (
-    {"rope_type": "default", "rope_theta": 500.0},
-    {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0},
-    {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 900.0},
-    {"rope_type": "yarn", "factor": 4.0, "rope_theta": 900.0, "original_max_position_embeddings": 8},
-    {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "rope_theta": 700.0,
-    },
-)
-
-IGNORED = frozenset(
-    (
-        *("pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "output_attentions"),
-        *("output_hidden_states", "gradient_checkpointing", "name_or_path", "per_layer_config", "is_heterogeneous"),
-        *("quantization_config", "text_config", "decoder", "generator", "is_encoder_decoder", "kv_sharing_modes"),
-        *("base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan"),
-        *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy", "use_cache"),
-        *("problem_type", "num_labels", "chunk_size_feed_forward", "transformers_version", "default_rope_type"),
-    )
-)
-"""Keys that say nothing of how a text model computes its logits."""
-
-
-def alternatives(subject: Subject, key: str) -> Iterator[Any]:
-    """Yield other values of a key, of its kind."""
-    usual = subject.keys().get(key, subject.defaults.get(key))
-    if key in _SIZES:
-        yield from (value for value in _SIZES[key] if value != usual)
-    elif key == "rope_parameters":
-        yield from _ROTARY
-    elif key == "layer_types" and isinstance(usual, list):
-        kinds = ("full_attention", "sliding_attention")
-        yield [kinds[layer % 2] for layer in range(LAYERS)]
-        yield [kinds[1]] * LAYERS
-        yield [kinds[0]] * LAYERS
-    elif isinstance(usual, bool):
-        yield not usual
-    elif isinstance(usual, str):
-        yield from (value for value in _ACTIVATIONS if value != usual and "act" in key)
-    elif isinstance(usual, int):
-        yield from (usual + 1, usual * 2, 1, None)
-    elif isinstance(usual, float):
-        yield from (usual * 1.37 + 0.01, usual * 0.5 + 0.001, None)
-    elif usual is None:
-        yield from (True, 2, 0.7)
-
-
-def _structural(subject: Subject, change: Mapping[str, Any]) -> bool:
-    """Tell whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
-    ((key, value),) = change.items()
-    return isinstance(value, list) or (value is None and key in _SIZES)
-
-
-def _switches(subject: Subject, change: Mapping[str, Any]) -> bool:
-    """Tell whether a change switches something on or off, rather than sets a number."""
-    ((key, value),) = change.items()
-    usual = subject.keys().get(key, subject.defaults.get(key))
-    return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
-
-
-LEGACY: tuple[dict[str, Any], ...] = (
-    {"rope_theta": 333.0},
-    {"rope_theta": 333.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
-    {"rope_theta": 333.0, "partial_rotary_factor": 0.5},
-    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}},
-)
-"""Keys of older files."""
-
-
-def changes_of(subject: Subject) -> list[dict[str, Any]]:
-    """Return changes of the usual config: each key that an instance reads, and older spellings."""
-    keys = sorted(key for key in subject.read | subject.sizes.keys() if key not in IGNORED)
-    keys = [key for key in keys if not callable(getattr(subject.config_class, key, None))]
-    single = [{key: value} for key in keys for value in alternatives(subject, key)]
-    switches = [one for one in single if _switches(subject, one)]
-    single += [
-        one | other
-        for one, other in itertools.combinations(switches, 2)
-        if one.keys() != other.keys() and (_structural(subject, one) or _structural(subject, other))
-    ]
-    single += [{key: ABSENT} for key in sorted(subject.sizes) if key not in IGNORED]
-    return single + (list(LEGACY) if "rope_parameters" in subject.read else [])
-
-
-def check_defaults(subject: Subject, reader: Reader) -> None:
+def check_defaults(subject: ModelClass, reader: FamilyReader) -> None:
     """Compare a config without keys with what `transformers` writes for it.
 
     Raises:
@@ -403,7 +301,7 @@ def check_defaults(subject: Subject, reader: Reader) -> None:
         raise WrongError("a config without keys is read otherwise than the defaults of transformers")
 
 
-def try_change(subject: Subject, reader: Reader, changes: Mapping[str, Any], seed: int = 0) -> str:
+def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, Any], seed: int = 0) -> str:
     """Return ``equal``, ``refused`` (ours), or ``impossible`` (an instance that can't be made or run).
 
     Raises:
@@ -429,7 +327,7 @@ def try_change(subject: Subject, reader: Reader, changes: Mapping[str, Any], see
     return outcome
 
 
-def _made(subject: Subject, keys: Mapping[str, Any], seed: int) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
+def _made(subject: ModelClass, keys: Mapping[str, Any], seed: int) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
     """Return an instance, its config.json and its logits; None where it can't be made or run."""
     name = json.dumps([keys, seed])
     if name not in subject.kept:
@@ -446,17 +344,8 @@ def _made(subject: Subject, keys: Mapping[str, Any], seed: int) -> tuple[nn.Modu
     return found
 
 
-def mixed(subject: Subject, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return random changes of three keys at once."""
-    drawn = random.Random(seed)
-    found: list[dict[str, Any]] = []
-    for _ in range(count if len(singles) >= 3 else 0):
-        found.append({key: value for one in drawn.sample(singles, 3) for key, value in one.items()})
-    return found
-
-
-def prove(subject: Subject, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:
-    """Prove a description; return what was compared.
+def prove(subject: ModelClass, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:
+    """Prove a description; return the counts of all comparisons.
 
     Args:
         subject: the class.

@@ -1,4 +1,4 @@
-"""Proposals for what names and shapes leave open, the likeliest first, and the first that computes the same."""
+"""Proposals for choices that names and shapes leave open, the likeliest first; the first equal one wins."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from attn_bridge.models.derived import known
-from attn_bridge.models.derived.description import Description, Source
-from attn_bridge.models.derived.reading import Reader, layout_of
+from attn_bridge.models.derived.description import Description, KeySource
+from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.layout import Layout
 
 from ..running.promotion import promoted
 from . import proof, structure
+from .key_changes import changes_of
 from .structure import Structure
-from .subject import ABSENT, DerivationError, Subject
+from .subject import ABSENT, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""
@@ -28,25 +29,25 @@ ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn")
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-Fields = Mapping[str, Source | None]
+Fields = Mapping[str, KeySource | None]
 Choice = tuple[tuple[Fields, Mapping[str, Any]], ...]
 """Alternatives, the likeliest first: fields to set (None removes one), and arguments of `structure.rows`."""
 
 
-def _constant(value: Any) -> Source:
-    return Source(value=value)
+def _constant(value: Any) -> KeySource:
+    return KeySource(value=value)
 
 
 def _alternatives(*fields: Fields) -> Choice:
     return tuple((one, {}) for one in fields)
 
 
-def _scales(subject: Subject) -> Iterator[Choice]:
-    """Yield the choices of what scales something, of keys that the class reads."""
+def _scales(subject: ModelClass) -> Iterator[Choice]:
+    """Yield the choices of scales, from keys that the class reads."""
 
     def keyed(field: str, key: str, *powers: float) -> Iterator[Choice]:
         if key in subject.read and isinstance(subject.keys().get(key, subject.defaults.get(key)), int | float):
-            yield _alternatives(*({field: Source(key=key, power=power)} for power in powers), {})
+            yield _alternatives(*({field: KeySource(key=key, power=power)} for power in powers), {})
 
     yield from keyed("attention.scale", "attention_multiplier", 1.0)
     yield from keyed("attention.scale", "query_pre_attn_scalar", -0.5)
@@ -59,12 +60,12 @@ def _scales(subject: Subject) -> Iterator[Choice]:
     if "embedding_multiplier" in subject.read:
         yield from keyed("model.embedding_scale", "embedding_multiplier", 1.0)
     else:
-        yield _alternatives({}, {"model.embedding_scale": Source(key="hidden_size", power=0.5)})
+        yield _alternatives({}, {"model.embedding_scale": KeySource(key="hidden_size", power=0.5)})
 
 
-def _norms(subject: Subject, parts: Structure) -> Iterator[Choice]:
+def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     key = next((key for key in EPS if key in subject.read), None)
-    eps: tuple[Source, ...] = (Source(key=key),) if key else (_constant(1e-5), _constant(1e-6))
+    eps: tuple[KeySource, ...] = (KeySource(key=key),) if key else (_constant(1e-5), _constant(1e-6))
     bias = parts.flags.get("norm.bias", _constant(False))
     rms = {"norm.kind": _constant("rms"), "norm.bias": None}
     layer = {"norm.kind": _constant("layer"), "norm.bias": bias}
@@ -83,7 +84,7 @@ def _norms(subject: Subject, parts: Structure) -> Iterator[Choice]:
         yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)})
 
 
-def _positions(subject: Subject) -> Iterator[Choice]:
+def _positions(subject: ModelClass) -> Iterator[Choice]:
     defaults = subject.defaults
     kinds = defaults.get("layer_types")
     has_window = "sliding_window" in subject.read and "sliding_window" in defaults
@@ -106,7 +107,7 @@ def _positions(subject: Subject) -> Iterator[Choice]:
     yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
 
 
-def _choices(subject: Subject, parts: Structure) -> list[Choice]:
+def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
     child, names = parts.feed_forward
     acts = [key for key in ACTIVATIONS if key in subject.read]
     widths = [key for key in WIDTHS if key in subject.read]
@@ -119,8 +120,8 @@ def _choices(subject: Subject, parts: Structure) -> list[Choice]:
         *_positions(subject),
         *_norms(subject, parts),
         *_scales(subject),
-        _alternatives(*({"feed_forward.activation": Source(key=key)} for key in acts)),
-        _alternatives(*({"feed_forward.hidden_dim": Source(key=key)} for key in widths)),
+        _alternatives(*({"feed_forward.activation": KeySource(key=key)} for key in acts)),
+        _alternatives(*({"feed_forward.hidden_dim": KeySource(key=key)} for key in widths)),
     ]
     if "fused" in parts.attention[1]:
         choices.append((({}, {"fused": "stacked"}), ({}, {"fused": "by-head"})))
@@ -129,14 +130,14 @@ def _choices(subject: Subject, parts: Structure) -> list[Choice]:
     return choices
 
 
-def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, Source], dict[str, Any]]]:
+def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], dict[str, Any]]]:
     """Yield fields and arguments of rows, those with the fewest unlikely choices first."""
     open_choices = [number for number, choice in enumerate(choices) if len(choice) > 1]
     for deviations in range(min(MOST_DEVIATIONS, len(open_choices)) + 1):
         for changed in itertools.combinations(open_choices, deviations):
             for picks in itertools.product(*(range(1, len(choices[number])) for number in changed)):
                 picked = dict(zip(changed, picks, strict=True))
-                fields: dict[str, Source | None] = {}
+                fields: dict[str, KeySource | None] = {}
                 rows: dict[str, Any] = {}
                 for number, choice in enumerate(choices):
                     some, arguments = choice[picked.get(number, 0)]
@@ -145,8 +146,8 @@ def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, Source], dict[
                 yield {field: source for field, source in fields.items() if source is not None}, rows
 
 
-def propose(subject: Subject, parts: Structure) -> Description:
-    """Return the likeliest description that computes what the usual instance computes.
+def propose(subject: ModelClass, parts: Structure) -> Description:
+    """Return the likeliest description whose logits equal those of the usual instance.
 
     Raises:
         DerivationError: none does; the message names the first module at which the likeliest differs.
@@ -168,7 +169,7 @@ def propose(subject: Subject, parts: Structure) -> Description:
     raise DerivationError(_where(subject, parts, first, probes[0]))
 
 
-def _probes(subject: Subject) -> list[tuple[Any, dict[str, Any], Any]]:
+def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
     """Return instance, config file and logits, of the usual config and of heads that turn in part."""
     changes: list[dict[str, Any]] = [{}]
     if isinstance(subject.defaults.get("rope_parameters"), dict):
@@ -189,7 +190,7 @@ def _probes(subject: Subject) -> list[tuple[Any, dict[str, Any], Any]]:
 
 
 def _is_equal(description: Description, model: Any, file: dict[str, Any], logits: torch.Tensor) -> bool:
-    reader = Reader(description, layout_of(description))
+    reader = FamilyReader(description, layout_of(description))
     try:
         pair = proof.pair_with(model, reader, proof.read(reader, file), file)
     except ValueError:
@@ -198,21 +199,21 @@ def _is_equal(description: Description, model: Any, file: dict[str, Any], logits
         return proof.error_of(logits, pair.ours(proof.sample(1))) <= 1
 
 
-def _base(subject: Subject, parts: Structure) -> Description:
+def _base(subject: ModelClass, parts: Structure) -> Description:
     """Return what needs no search."""
     defaults = subject.defaults
-    fields: dict[str, Source] = {field: source for field, source in parts.flags.items() if field != "norm.bias"}
+    fields: dict[str, KeySource] = {field: source for field, source in parts.flags.items() if field != "norm.bias"}
     if "fused" in parts.attention[1] and "attention.key_bias" in fields:
         del fields["attention.key_bias"]
     if "attention.key_bias" in fields and fields["attention.key_bias"] == fields.get("attention.qkv_bias"):
         del fields["attention.key_bias"]
     fields["block.norms"] = _constant(parts.placement)
     fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
-    fields["model.tie"] = Source(key="tie_word_embeddings")
+    fields["model.tie"] = KeySource(key="tie_word_embeddings")
     if "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
-        fields["attention.head_dim"] = Source(key="head_dim")
+        fields["attention.head_dim"] = KeySource(key="head_dim")
     if "num_key_value_heads" in subject.sizes:
-        fields["attention.num_kv_heads"] = Source(key="num_key_value_heads")
+        fields["attention.num_kv_heads"] = KeySource(key="num_key_value_heads")
     names = getattr(subject.config_class, "attribute_map", {})
     return Description(
         subject.model_type,
@@ -227,7 +228,7 @@ def _base(subject: Subject, parts: Structure) -> Description:
 
 
 def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return defaults whose rotary positions have the names of older files, which go after what a file holds."""
+    """Return defaults whose rotary positions have the names of older files, which take the keys of a file first."""
     rotary = defaults.get("rope_parameters")
     if not isinstance(rotary, dict) or rotary.get("rope_type", "default") != "default" or "full_attention" in rotary:
         return defaults
@@ -236,7 +237,7 @@ def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
     return found if part is None else {**found, "partial_rotary_factor": part}
 
 
-def _pattern(subject: Subject) -> tuple[str, ...]:
+def _pattern(subject: ModelClass) -> tuple[str, ...]:
     """Return the kinds of layers that repeat where a config has no ``layer_types``."""
     layers = 24
     if not subject.defaults.get("layer_types"):
@@ -251,10 +252,12 @@ def _pattern(subject: Subject) -> tuple[str, ...]:
     raise DerivationError(f"layer_types ({', '.join(kinds)}): no pattern that repeats; the nearest is one that does")
 
 
-def _where(subject: Subject, parts: Structure, description: Description, probe: tuple[Any, dict[str, Any], Any]) -> str:
+def _where(
+    subject: ModelClass, parts: Structure, description: Description, probe: tuple[Any, dict[str, Any], Any]
+) -> str:
     """Return a message that names the first submodule of the first block at which a proposal differs."""
     model, file, _ = probe
-    reader = Reader(description, layout_of(description))
+    reader = FamilyReader(description, layout_of(description))
     try:
         pair = proof.pair_with(model, reader, proof.read(reader, file), file)
     except ValueError as error:
@@ -293,16 +296,16 @@ def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
 # ---- repair and tidy
 
 
-def fix_keys(subject: Subject, description: Description) -> Description:
+def fix_keys(subject: ModelClass, description: Description) -> Description:
     """Return the description with keys fixed whose other values it reads, and computes something else for.
 
     Raises:
         DerivationError: fixing a key does not help.
     """
-    singles = proof.changes_of(subject)
+    singles = changes_of(subject)
     for changes in singles:
         for _ in range(3):
-            reader = Reader(description, layout_of(description))
+            reader = FamilyReader(description, layout_of(description))
             try:
                 proof.try_change(subject, reader, changes)
                 break
@@ -311,7 +314,7 @@ def fix_keys(subject: Subject, description: Description) -> Description:
     return description
 
 
-def _fixed(subject: Subject, description: Description, changes: Mapping[str, Any]) -> Description:
+def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, Any]) -> Description:
     key = next(iter(changes))
     if changes[key] is ABSENT or key in (
         "hidden_size",
@@ -336,7 +339,7 @@ def _fixed(subject: Subject, description: Description, changes: Mapping[str, Any
     of_pattern = dict(description.fixed_pattern)
     if description.pattern and key not in description.fixed_pattern and key != "layer_types":
         kinds = [description.pattern[layer % len(description.pattern)] for layer in range(4)]
-        reader = Reader(
+        reader = FamilyReader(
             dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
         )
         try:
@@ -352,7 +355,7 @@ def _fixed(subject: Subject, description: Description, changes: Mapping[str, Any
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
-def tidy(subject: Subject, parts: Structure, description: Description) -> Description:
+def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
     """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
     used = {source.key for source in description.fields.values()} | description.fixed.keys()
     used |= description.fixed_pattern.keys() | {
@@ -385,7 +388,7 @@ _USUAL = {
 """Fields with the value that they have where a description leaves them out."""
 
 
-def _is_same(subject: Subject, parts: Structure, description: Description, layout: Layout) -> bool:
+def _is_same(subject: ModelClass, parts: Structure, description: Description, layout: Layout) -> bool:
     """Tell whether another layout reads all tensors of a class as its own does."""
     own = layout_of(description)
     flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}

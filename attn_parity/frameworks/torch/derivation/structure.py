@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from attn_bridge.models.derived.description import Source
+from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import OURS
 from attn_bridge.weights.rows import Row
 
-from .subject import LAYERS, DerivationError, Subject
+from .subject import LAYERS, DerivationError, ModelClass
 
 ATTENTION = {
     "W_query": ("q_proj", "query", "wq"),
@@ -79,7 +79,7 @@ class Structure:
     classes: Mapping[str, str]
     tensors: frozenset[str]
     shapes: Mapping[str, tuple[int, ...]]
-    flags: Mapping[str, Source]
+    flags: Mapping[str, KeySource]
     fixed: Mapping[str, tuple[Any, ...]]
 
     @property
@@ -101,7 +101,7 @@ class Structure:
         )
 
 
-def read(subject: Subject) -> Structure:
+def read(subject: ModelClass) -> Structure:
     """Return the structure of a class.
 
     Raises:
@@ -191,7 +191,7 @@ def _norms(
 
 
 def _flags(
-    subject: Subject,
+    subject: ModelClass,
     shapes: Mapping[str, Any],
     path: str,
     norms: tuple[str, ...],
@@ -199,7 +199,7 @@ def _flags(
     feed_forward: tuple[str, Mapping[str, str]],
     embedding: str,
     head: str,
-) -> tuple[dict[str, Source], dict[str, tuple[Any, ...]], frozenset[str]]:
+) -> tuple[dict[str, KeySource], dict[str, tuple[Any, ...]], frozenset[str]]:
     """Return what switches which biases, the head and sinks, flags that switch other tensors, and all names."""
     roles = {f"{attention[0]}.{name}.bias": role for role, name in attention[1].items()}
     fields = {
@@ -224,7 +224,7 @@ def _flags(
         return {field: some[0] for field, some in there.items()}
 
     usual = present(shapes)
-    sources: dict[str, Source] = {}
+    sources: dict[str, KeySource] = {}
     fixed: dict[str, tuple[Any, ...]] = {}
     every = set(shapes)
     defaults = subject.defaults
@@ -245,8 +245,8 @@ def _flags(
             fixed[key] = (value,)
             continue
         every |= set(names)
-        sources |= {field: Source(key=key) for field, there in changed.items() if there != usual.get(field)}
-    sources |= {field: Source(value=there) for field, there in usual.items() if field not in sources}
+        sources |= {field: KeySource(key=key) for field, there in changed.items() if there != usual.get(field)}
+    sources |= {field: KeySource(value=there) for field, there in usual.items() if field not in sources}
     return sources, fixed, frozenset(every)
 
 
@@ -325,7 +325,7 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
 
 
 def _biases(structure: Structure, name: str) -> list[bool]:
-    """Return, of a bias in the first block, whether it is optional; nothing where there is none."""
+    """Return whether the bias of a layer in the first block is optional, as a list; an empty list without a bias."""
     full = f"{structure.front}{structure.layers}.0.{name}.bias"
     if full not in structure.tensors:
         return []
@@ -355,5 +355,5 @@ def _norm(structure: Structure, theirs: str, name: str, ours: str) -> Iterator[R
     if f"{structure.front}{name}.weight" in structure.tensors:
         yield Row(f"{theirs}.weight", (f"{ours}.scale",))
     if f"{structure.front}{name}.bias" in structure.tensors:
-        optional = bool(structure.flags.get("norm.bias", Source(value=False)).key)
+        optional = bool(structure.flags.get("norm.bias", KeySource(value=False)).key)
         yield Row(f"{theirs}.bias", (f"{ours}.shift",), optional=optional)

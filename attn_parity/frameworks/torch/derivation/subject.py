@@ -64,7 +64,7 @@ class DerivationError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class ModelClass:
     """A class of `transformers`, its config class, and the keys of tiny instances.
 
     Attributes:
@@ -85,7 +85,7 @@ class Subject:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What a config without keys holds."""
+        """The values of a config that is made without keys."""
         found: dict[str, Any] = self.config_class().to_dict()
         if not dataclasses.is_dataclass(self.config_class):
             return found
@@ -150,7 +150,7 @@ def _lift(model: nn.Module) -> None:
             module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
 
 
-def find(model_type: str) -> Subject:
+def find(model_type: str) -> ModelClass:
     """Return the class of a ``model_type`` in the installed `transformers`.
 
     Raises:
@@ -174,7 +174,7 @@ def find(model_type: str) -> Subject:
         sizes = {key: value for key, value in _SIZES.items() if hasattr(base, key)}
         names = {inner: outer for outer, inner in getattr(config_class, "attribute_map", {}).items()}
         sizes = {key: value for key, value in sizes.items() if key not in names.values() or key in base.to_dict()}
-        subject = Subject(model_type, config_class, model_class, sizes)
+        subject = ModelClass(model_type, config_class, model_class, sizes)
         read = frozenset(_keys_read(subject))
         odd = {key: value for key, value in _ODD.items() if key in read and hasattr(base, key)}
         subject = dataclasses.replace(subject, sizes={**sizes, **odd}, read=read)
@@ -195,7 +195,7 @@ def find(model_type: str) -> Subject:
     return subject
 
 
-def _keys_read(subject: Subject) -> set[str]:
+def _keys_read(subject: ModelClass) -> set[str]:
     """Return the keys of the config that an instance reads."""
     config = subject.config(subject.keys())
     with _recorded(type(config)) as seen, promoted(), torch.no_grad():

@@ -1,0 +1,119 @@
+"""The changes of a config that a proof tries: other values of each key, keys left out, and several keys at once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .subject import ABSENT, LAYERS, ModelClass
+
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
+_SIZES = {
+    "hidden_size": (96,),
+    "intermediate_size": (24, 56),
+    "num_hidden_layers": (2, 6),
+    "num_attention_heads": (2, 8),
+    "num_key_value_heads": (1, 4, None),
+    "head_dim": (8, 32, None),
+    "vocab_size": (61,),
+    "sliding_window": (3, 6, 1, None),
+}
+_ROTARY: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0},
+    {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 900.0},
+    {"rope_type": "yarn", "factor": 4.0, "rope_theta": 900.0, "original_max_position_embeddings": 8},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 700.0,
+    },
+)
+
+IGNORED = frozenset(
+    (
+        *("pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "output_attentions"),
+        *("output_hidden_states", "gradient_checkpointing", "name_or_path", "per_layer_config", "is_heterogeneous"),
+        *("quantization_config", "text_config", "decoder", "generator", "is_encoder_decoder", "kv_sharing_modes"),
+        *("base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan"),
+        *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy", "use_cache"),
+        *("problem_type", "num_labels", "chunk_size_feed_forward", "transformers_version", "default_rope_type"),
+    )
+)
+"""Keys without any effect on the logits of a text model."""
+
+
+def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
+    """Yield other values of a key, of its kind."""
+    usual = subject.keys().get(key, subject.defaults.get(key))
+    if key in _SIZES:
+        yield from (value for value in _SIZES[key] if value != usual)
+    elif key == "rope_parameters":
+        yield from _ROTARY
+    elif key == "layer_types" and isinstance(usual, list):
+        kinds = ("full_attention", "sliding_attention")
+        yield [kinds[layer % 2] for layer in range(LAYERS)]
+        yield [kinds[1]] * LAYERS
+        yield [kinds[0]] * LAYERS
+    elif isinstance(usual, bool):
+        yield not usual
+    elif isinstance(usual, str):
+        yield from (value for value in _ACTIVATIONS if value != usual and "act" in key)
+    elif isinstance(usual, int):
+        yield from (usual + 1, usual * 2, 1, None)
+    elif isinstance(usual, float):
+        yield from (usual * 1.37 + 0.01, usual * 0.5 + 0.001, None)
+    elif usual is None:
+        yield from (True, 2, 0.7)
+
+
+def _structural(subject: ModelClass, change: Mapping[str, Any]) -> bool:
+    """Tell whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
+    ((key, value),) = change.items()
+    return isinstance(value, list) or (value is None and key in _SIZES)
+
+
+def _switches(subject: ModelClass, change: Mapping[str, Any]) -> bool:
+    """Tell whether a change switches something on or off, rather than sets a number."""
+    ((key, value),) = change.items()
+    usual = subject.keys().get(key, subject.defaults.get(key))
+    return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
+
+
+LEGACY: tuple[dict[str, Any], ...] = (
+    {"rope_theta": 333.0},
+    {"rope_theta": 333.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 333.0, "partial_rotary_factor": 0.5},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}},
+)
+"""Keys of older files."""
+
+
+def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
+    """Return changes of the usual config: each key that an instance reads, and older spellings."""
+    keys = sorted(key for key in subject.read | subject.sizes.keys() if key not in IGNORED)
+    keys = [key for key in keys if not callable(getattr(subject.config_class, key, None))]
+    single = [{key: value} for key in keys for value in alternatives(subject, key)]
+    switches = [one for one in single if _switches(subject, one)]
+    single += [
+        one | other
+        for one, other in itertools.combinations(switches, 2)
+        if one.keys() != other.keys() and (_structural(subject, one) or _structural(subject, other))
+    ]
+    single += [{key: ABSENT} for key in sorted(subject.sizes) if key not in IGNORED]
+    return single + (list(LEGACY) if "rope_parameters" in subject.read else [])
+
+
+def mixed(subject: ModelClass, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return random changes of three keys at once."""
+    drawn = random.Random(seed)
+    return [
+        {key: value for change in drawn.sample(singles, 3) for key, value in change.items()}
+        for _ in range(count if len(singles) >= 3 else 0)
+    ]
