@@ -110,6 +110,18 @@ _DELTA: dict[str, tuple[str, ...]] = {
     "conv1d.weight": ("convolved", "1", ""),
     "norm.scale": ("value head",),
 }
+_CHANNEL_DELTA: dict[str, tuple[str, ...]] = {
+    **_PLAIN,
+    "W_beta.weight": ("heads", "input"),
+    "W_decay_down.weight": ("decay latent", "input"),
+    "W_decay_up.weight": ("keys", "decay latent"),
+    "W_gate_down.weight": ("gate latent", "input"),
+    "W_gate_up.weight": ("values", "gate latent"),
+    "dt_bias": ("keys",),
+    "A_log": ("heads",),
+    "conv1d.weight": ("convolved", "1", ""),
+    "norm.scale": ("value head",),
+}
 _STATE_SPACE: dict[str, tuple[str, ...]] = {
     **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
     **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
@@ -126,8 +138,14 @@ _STATE_SPACE: dict[str, tuple[str, ...]] = {
     "out_proj.weight": ("output", "values"),
     "out_proj.bias": ("output",),
 }
-_KINDS = {"plain": _PLAIN, "latent": _LATENT, "delta": _DELTA, "state space": _STATE_SPACE}
-_OWN_NORMS = {"delta": "value head", "state space": "values"}
+_KINDS = {
+    "plain": _PLAIN,
+    "latent": _LATENT,
+    "delta": _DELTA,
+    "channel delta": _CHANNEL_DELTA,
+    "state space": _STATE_SPACE,
+}
+_OWN_NORMS = {"delta": "value head", "channel delta": "value head", "state space": "values"}
 """Kind of attention -> the symbol of its norm's size."""
 
 _FEED_FORWARD: dict[str, tuple[str, ...]] = {
@@ -273,6 +291,8 @@ class _Symbols:
             return "latent"
         if "W_step.weight" in leaves:
             return "state space"
+        if "W_decay_up.weight" in leaves:
+            return "channel delta"
         return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
 
     def _equal_symbols(self) -> dict[str, dict[str, str]]:
@@ -369,7 +389,7 @@ def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
         return {"mixed": "values"}
     if kind == "state space":
         return {}
-    if kind == "delta":
+    if kind in ("delta", "channel delta"):
         return {"queries": "keys", "mixed": "values", "context": "input"}
     is_linear = usual.get("keys") != usual.get("values") and usual.get("queries") == usual.get("keys")
     equal = {"keys": "queries", "mixed": "values"} if is_linear else {"values": "keys", "mixed": "queries"}

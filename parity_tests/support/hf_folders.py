@@ -33,6 +33,8 @@ LATENT = {
     "topk_group": 1,
     "n_shared_experts": 2,
 }
+SPARSE = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 8, "index_head_dim": 6, "index_topk": 3}
+"""Heads of the indexer enough that no two of its scores are zero, and so equal."""
 GATED = {
     **GROUPED,
     "num_hidden_layers": 5,

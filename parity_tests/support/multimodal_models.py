@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GROUPED, LATENT, SLIDING, saved
+from .hf_folders import GATED, GROUPED, LATENT, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -132,6 +132,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
     "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", "DeepseekV32Config", SPARSE),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", SPARSE),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", EXPERTS),
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {**EXPERTS, "head_dim": 6}),
 }  # fmt: skip

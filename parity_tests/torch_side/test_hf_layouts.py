@@ -227,11 +227,12 @@ def test_quantised_experts_and_float8_scales_are_refused_in_one_line(tmp_path):
 
 
 def test_a_model_whose_names_mean_other_things_is_no_llama(tmp_path, capsys):
-    saved(tmp_path / "hf", transformers.GemmaForCausalLM, transformers.GemmaConfig, {**GROUPED, "head_dim": 6}, "1GB")
+    kind, config = transformers.HyperCLOVAXForCausalLM, transformers.HyperCLOVAXConfig
+    saved(tmp_path / "hf", kind, config, {**GROUPED, "head_dim": 6}, "1GB")
     assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "flax")]) == 2
-    assert "config.json says gemma, which may mean other things" in capsys.readouterr().err.replace("\n", " ")
+    assert "config.json says hyperclovax, which may mean other things" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "flax").exists()
-    assert "config.json says gemma" in checkpoints.inspect(tmp_path / "hf").why
+    assert "config.json says hyperclovax" in checkpoints.inspect(tmp_path / "hf").why
     assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "flax"), "--from", "hf-llama"]) == 0
     assert run(["convert", str(tmp_path / "flax"), str(tmp_path / "back"), "--to", "hf-llama"]) == 0
     assert equal(checkpoints.read(tmp_path / "back"), checkpoints.read(tmp_path / "hf"))

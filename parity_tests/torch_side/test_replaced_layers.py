@@ -15,8 +15,8 @@ from ..contract import modules, torch_backend
 from ..support.bad_calls import ATTENTION_MODULES, D_IN
 
 MODERN = {variant.name: variant.examples[0] for variant in VARIANTS if variant.examples}
-RECURRENT = [name for name in MODERN if not hasattr(MODERN[name].config, "mask")]
 CACHED = [name for name in MODERN if name != "CrossAttention"]
+RECURRENT = [name for name in CACHED if not hasattr(MODERN[name].config, "mask")]
 
 
 class Wrapped(nn.Module):

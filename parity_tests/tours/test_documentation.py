@@ -386,7 +386,7 @@ def test_the_map_names_rooms_that_exist():
 
 
 def test_the_page_on_modern_attention_knows_all_families():
-    text = (ROOT / "docs" / "modern.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("modern.md", "families.md"))
     assert [name for name in known_model_types() if f"`{name}`" not in text] == []
 
 

@@ -71,8 +71,9 @@ def test_every_family_of_experts_has_a_router_here():
 
 
 def test_the_page_names_every_family():
-    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
-    assert [name for name in DECODERS if f"`{name}`" not in page] == []
+    docs = Path(__file__).parents[3] / "docs"
+    pages = "".join((docs / page).read_text(encoding="utf-8") for page in ("models.md", "families.md"))
+    assert [name for name in DECODERS if f"`{name}`" not in pages] == []
 
 
 LINEAR = {"type": "linear", "factor": 2.0}
@@ -143,7 +144,7 @@ REFUSED = {
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
-    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are bloom,"),
+    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are arcee, bloom,"),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
 

@@ -146,7 +146,8 @@ def test_a_report_never_goes_over_a_checkpoint(tmp_path, monkeypatch, capsys, re
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("hf-bert", "roberta"), ("hf-bert", "electra"), ("hf-gpt2", "imagegpt"), ("hf-llama", "gemma")]
+    ("name", "kind"),
+    [("hf-bert", "roberta"), ("hf-bert", "electra"), ("hf-gpt2", "imagegpt"), ("hf-llama", "hyperclovax")],
 )
 def test_models_of_another_kind_with_the_same_names_are_refused(tmp_path, capsys, name, kind):
     source = folder(tmp_path / "hf", name)

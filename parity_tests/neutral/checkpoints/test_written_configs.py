@@ -181,12 +181,15 @@ def test_a_reciprocal_is_the_shortest_number():
     assert written["logits_scaling"] == 7.0
 
 
-OTHERS = "(llama, mistral, qwen2, qwen3, granite, ministral, smollm3) says all of this decoder; "
+OTHERS = (
+    "(llama, mistral, qwen2, qwen3, granite, ministral, smollm3, cwm, ernie4_5, gemma, helium, seed_oss) says all of "
+    "this decoder; "
+)
 ALL = {
     "sinks": (changed(decoder(), sinks=True), "llama has another blocks[0].attention.sinks (True) in 3 blocks"),
     "pairs": (
-        changed(decoder(), position=Rotary(pairing="interleaved")),
-        "llama has another blocks[0].attention.position.pairing (interleaved) in 3 blocks",
+        changed(decoder(), sinks=True, position=Rotary(pairing="interleaved")),
+        "ernie4_5 has another blocks[0].attention.sinks (True) in 3 blocks",
     ),
     "windows": (
         changed(changed(decoder(), [0], mask=WINDOW), [1], mask=masks.sliding_window(6)),
