@@ -17,7 +17,10 @@ from attn_parity.commands.check import parse_mesh
 def mutate(
     configs: Annotated[int, typer.Option(help="Right pairs of modules, each of another shape, scale and seed.")] = 30,
     faults: Annotated[int | None, typer.Option(help="Plant only the first N faults of the list.")] = None,
-    only: Annotated[str, typer.Option(metavar="NAME", help="Plant only faults whose names begin like this.")] = "",
+    only: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Plant only faults whose names begin like one of these, joined by commas."),
+    ] = "",
     plants: Annotated[int, typer.Option(help="How many times each fault is planted on each side.")] = 1,
     seed: Annotated[int, typer.Option(help="Where seeds begin.")] = 5000,
     jobs: Jobs = AUTO,

@@ -78,7 +78,7 @@ def mutate(
         jobs: number of processes.
         gallery: galleries whose entries are judged as well, right and with each fault: ``file.py`` or ``module``, with
             ``:name`` where the entries are not called ``entries`` (see `fault_lab.gallery`).
-        only: plants the faults whose names begin with this; `configs` may be 0 then.
+        only: plants the faults whose names begin with one of these, joined by commas; `configs` may be 0 then.
         progress: called with what is done, how much of it, and how much there is.
 
     Returns:
@@ -99,7 +99,7 @@ def mutate(
     check_number("jobs", jobs, 1)
     if faults > len(FAULTS):
         raise ValueError(f"faults ({faults}) must be at most {len(FAULTS)}")
-    chosen = tuple(fault for fault in FAULTS[:faults] if fault.name.startswith(only))
+    chosen = tuple(fault for fault in FAULTS[:faults] if fault.name.startswith(tuple(only.split(","))))
     if only and not chosen:
         raise ValueError(f"only ({printable(only)}) must be the beginning of a fault's name")
     for side in SIDES:

@@ -28,7 +28,7 @@ from attn_bridge.specs.decoder_model import DecoderConfig
 
 from ..running.promotion import promoted
 from .key_changes import changes_of, mixed
-from .subject import ModelClass
+from .subject import ABSENT, ModelClass
 
 BOUND = 1e-10
 """Largest difference of logits and gradients in float64, of the largest value or of 1."""
