@@ -63,8 +63,8 @@ def checked(path: str | Path | None) -> Path | None:
     if hold_pipe(Path(path)) is not None:
         return Path(path)  # links to pipes of a shell's own lead to no path
     try:
-        target = Path(path).resolve()  # a link goes on pointing to its file
-        if target.is_symlink():  # what is still a link now leads nowhere but to itself
+        target = Path(path).resolve()  # a link keeps pointing to its file
+        if target.is_symlink():  # a path that is still a link leads to itself
             raise ValueError(f"{path} cannot be written: it is a link to itself")
         if target.is_dir():
             raise ValueError(f"{path} cannot be written: it is a folder")

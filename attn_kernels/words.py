@@ -41,7 +41,7 @@ FEW = 16
     BIAS_KEY,
     D_BIASED,  # 1 where its gradient is asked for
     DROPPED,  # 1 where weights are dropped
-    DRAWN,  # 1 where an array says which, a byte of which is 0 where it does, and not the bits of a seed
+    DRAWN,  # 1: given by an array of bytes, 0 where dropped; 0: drawn from the bits of a seed
     BATCH,  # sequences whose weights are drawn from one seed
     KEPT,  # a weight is kept where 23 random bits are below this
     FACTOR,  # times this, the bits of a float64
@@ -57,7 +57,7 @@ FEW = 16
 
 (
     TASKS,  # how many there are
-    NEXT,  # the first that nobody took
+    NEXT,  # the first task not yet taken
     DONE,  # how many are
     HOLDERS,  # threads that know of the job
     WORKERS,  # those that asked for memory to work in

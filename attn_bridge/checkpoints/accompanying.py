@@ -123,7 +123,7 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
-    if reader.format in configs.MADE:  # made of what the file says, for names that a change of container keeps
+    if reader.format in configs.MADE:  # built from the file's metadata, for the source's names
         if plan.target_layout in ("", plan.source_layout):
             return None
         if reader.config is not None:

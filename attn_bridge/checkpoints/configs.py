@@ -410,7 +410,7 @@ def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         whole = OWN_MODELS[model].read(config)
     except (TypeError, ValueError, RecursionError):
-        return config  # who makes the model of it says what is wrong
+        return config  # the code that builds its model reports the error
     found: dict[str, Any] = {"tie_word_embeddings": whole.tie}
     for ours, theirs in _SIZES.items() if isinstance(whole, specs.DecoderConfig) else ():
         sizes = {getattr(block.attention, ours, None) for block in whole.blocks}

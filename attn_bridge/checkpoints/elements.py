@@ -255,7 +255,7 @@ class Parts:
     def _read(self, target: Target, region: Region) -> Array:
         part = part_of(target, region) if self._reader.random_access else None
         if part is not None:
-            # Elements of its own: the memory that it lends is kept here.
+            # A separate reader, since this caller keeps the memory that it lends.
             return Elements(self._reader, self._kept, 0).read(part)[0].reshape(part.info.shape)
         name, shape = target.info.name, target.info.shape
         if self._held is None or self._held[0] != name:
@@ -336,7 +336,7 @@ class Ahead:
                 found = [one for one in self._elements.needed(*item) if one != self._last]
                 self._last = found[-1] if found else self._last
                 count = sum(stop - start for _, start, stop in found)
-                if count > self._window:  # as large as that, it is spread over connections by itself
+                if count > self._window:  # such a large read is spread over connections anyway
                     found, count = [], 0
                 batch += found
                 size += count

@@ -318,7 +318,7 @@ class NumberedReader(Reader):
             for name, info in reader.tensors.items()
         }
         sizes = [math.prod(info.shape) for info in self.tensors.values()]
-        starts = np.cumsum([1, *sizes])  # from 1: zero is what a module may hold that no element was written to
+        starts = np.cumsum([1, *sizes])  # from 1: an element that was never written may be zero
         self._starts = dict(zip(self.tensors, map(int, starts), strict=False))
 
     def files(self) -> list[Path]:

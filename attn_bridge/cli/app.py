@@ -129,7 +129,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing is left to say, also when Python closes stdout.
+        # The reader closed our output: discard the rest, also when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (ValueError, TypeError, OSError, ImportError) as error:

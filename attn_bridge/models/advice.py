@@ -136,7 +136,7 @@ def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, An
         covered: the names that it covers.
     """
     rest = [name for name in names if name not in covered]
-    if not layout.whole:  # which tensors a model needs is not known, but for what is no weight of any
+    if not layout.whole:  # the tensors that a model needs are unknown; only generators' state is surely not a weight
         patterns = [_of_generator(name) for name in rest]
         is_plain = all(patterns) and not any(map(_of_generator, covered))
         return tuple(dict.fromkeys(patterns)) if is_plain and len(covered) >= LEAST_OF_PART * len(names) else ()

@@ -109,7 +109,7 @@ def _is_dense(config: ModelConfig, layer: int) -> bool:
 def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
     """Return a block of DeepSeek: dense feed-forward layers in the first blocks, experts in the others."""
     norm, is_3 = read_rms_norm(config), config.model_type != "deepseek_v2"
-    bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 has none of, whatever its config says
+    bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 never has
     dense = read_feed_forward(config, bias=bias)
     if _is_dense(config, layer):
         return DecoderBlockConfig(attention, dense, norm)

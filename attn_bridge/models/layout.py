@@ -439,7 +439,7 @@ class Layout:
         some = {id(row) for row, values in found if "i" in values}
         for row in self.rows:
             default = first.setdefault(row.choice, [*row.alternatives])
-            if row.reason or (row.optional and id(row) not in some):  # what is optional, all blocks have, or none
+            if row.reason or (row.optional and id(row) not in some):  # optional tensors are in all blocks, or in none
                 continue
             held = placeholders(row.theirs)
             blocks, experts = stems_of(row)

@@ -245,10 +245,10 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
         marked = [name for name in full if _LAYOUTS[name].marks and _LAYOUTS[name].is_complete(names)]
         full = marked or ours[:1]
-    if len(full) > 1 and vllm.LAYOUT.name in full:  # --from says it of files whose names another library has
+    if len(full) > 1 and vllm.LAYOUT.name in full:  # such files need --from, as another library has the same names
         full.remove(vllm.LAYOUT.name)
     rivals = [name for name in full if _LAYOUTS[name].form]
-    if len(rivals) > 1:  # of the same names: what is missing depends on which of them it is
+    if len(rivals) > 1:  # with the same names, but different required tensors
         chosen = _by_shapes(rivals, names)
         full = [name for name in full if name not in rivals or name in chosen]
     if len(full) > 1:

@@ -71,7 +71,7 @@ def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable
 
     def read(config: ModelConfig, layer: int) -> AttentionLayer:
         """Return a layer of gated delta net."""
-        config.refuse("hidden_act", "silu", "swish")  # its convolution has it, too
+        config.refuse("hidden_act", "silu", "swish")  # its convolution has it as well
         spec = GatedDeltaNetConfig(
             d_in=config.integer("hidden_size"),
             num_heads=config.integer("linear_num_key_heads"),

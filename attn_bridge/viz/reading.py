@@ -38,7 +38,7 @@ def weights(module: Any, x: Any, **call: Any) -> Array:
     called = module.forward if framework == "torch" else type(module).__call__
     if "return_weights" not in inspect.signature(called).parameters:
         raise TypeError(NO_WEIGHTS.format(what=type(module).__name__))
-    # The judge runs any module as a function of its weights. It stands above this package, and is loaded by name.
+    # The judge runs any module as a function of its weights. It is a layer above this package, so loaded by name.
     subject = importlib.import_module("attn_parity.compare.prepare").subject_of(module)
     calls = importlib.import_module("attn_parity.samples.calls")
     backend = backends.load(framework)

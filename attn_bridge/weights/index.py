@@ -141,7 +141,7 @@ def _end(template: str, integers: frozenset[str] | None) -> list[str | None]:
     tokens = _beginning(rest, frozenset("i"))[0]
     is_after_dot = pieces[at] == "{path}" and (pieces[:at] == [""] or str(pieces[at - 1]).endswith("."))
     if tokens and tokens[0] != "." and not is_after_dot:
-        del tokens[0]  # the placeholder may stand for the beginning of that token, too
+        del tokens[0]  # the placeholder may match the beginning of that token as well
     return tokens[::-1]
 
 

@@ -276,7 +276,7 @@ class Rule:
                     raise ValueError(f"{self}: ({group}) needs the size of {' or '.join(unknown)} as a keyword")
         if len(axes) > _MAX_AXES:
             raise ValueError(f"{self}: {len(axes)} axes, more than {_MAX_AXES}")
-        # Which axis goes where does not depend on the sizes, so small ones stand in for the real ones.
+        # The permutation of axes does not depend on the sizes, so small sizes replace the real ones.
         sizes = {axis: 2 + position % 2 for position, axis in enumerate(axes)}
         known = {axis: sizes[axis] for axis in self.sizes}
         atoms = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))

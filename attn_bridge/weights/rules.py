@@ -59,7 +59,7 @@ class WeightsMismatchError(ValueError):
             "missing": [printable(name) for name in self.missing if name not in both],
             "unexpected": [printable(name) for name in self.unexpected if name not in both],
             "without a rule on both sides": [printable(name) for name in sorted(both)],
-            "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and what is wrong with its shape
+            "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and the error of its shape
         }
         parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
         hint = [advice] if advice else []
@@ -101,7 +101,7 @@ class Rules:
         try:
             return cls(rules)
         except ValueError:
-            least, most = 0, len(rules)  # so many are right, and so many are not
+            least, most = 0, len(rules)  # the first `least` rules are valid, the first `most` are not
             while most - least > 1:
                 middle = (least + most) // 2
                 least, most = (middle, most) if cls._why_wrong(rules[:middle]) is None else (least, middle)

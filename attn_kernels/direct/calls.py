@@ -112,7 +112,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     with code.loop(0, code.choose(with_team, 0, helpers)):
         name = memory + 8 * started.get()
         error = code.call("pthread_create", name, 0, code.address_of(worker), job, returns=WORD).low_bits(_INT)
-        # Where no thread is to be had, those that there are do it all.
+        # If no more threads can be created, the existing ones do all tasks.
         started.set(started.get() + code.choose(error == 0, 1, 0))
     with code.either(with_team) as (joined, alone):
         with joined:

@@ -103,7 +103,7 @@ def _draw(
             counters = []
             for high, low in starts:
                 at = low + step
-                # Without a sign, it is below what it was where the sum went beyond 32 bits.
+                # Unsigned, the sum is below its summand if it overflowed 32 bits.
                 went_on = (at ^ _SIGN) < (low ^ _SIGN)
                 counters.append((high + code.choose(went_on, one, 0), at))
             for lane, bits in zip(lanes, threefry(keys, counters), strict=True):

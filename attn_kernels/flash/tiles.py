@@ -15,7 +15,7 @@ from .softmax import QUERIES
 def transpose_registers(code: Code, rows: list[Value]) -> list[Value]:
     """Return the columns of a square, `LANES` registers of as many numbers."""
     rows, step = list(rows), 1
-    while step < LANES:  # squares within squares: what lies above a diagonal changes places with what lies below
+    while step < LANES:  # squares within squares: numbers above a diagonal are swapped with those below
         low = [place if not place & step else LANES + place - step for place in range(LANES)]
         high = [place + step if not place & step else LANES + place for place in range(LANES)]
         for r in range(LANES):

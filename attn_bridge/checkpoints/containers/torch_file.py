@@ -71,7 +71,7 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     pickle = found[pickles[0]]
     if pickle.size > MAX_HEADER:
         raise bad(path, f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read")
-    if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch can be told to compute no checksums
+    if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch has an option to skip checksums
         for member in found.values():
             member.checked = False
     order = found.get(prefix + "byteorder")

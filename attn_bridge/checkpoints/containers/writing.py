@@ -123,7 +123,7 @@ class Target:
             for place in range(0, len(view), BLOCK):
                 jobs.append(_WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK]))
             concurrent.futures.wait(jobs)
-        except BaseException:  # whoever is interrupted closes the file, and its number may be another's then
+        except BaseException:  # on interrupts the file is closed, and its number may be reused
             for job in jobs:
                 job.cancel()
             concurrent.futures.wait(jobs)
@@ -200,7 +200,7 @@ class Flusher:
                 ranges.setdefault(path, []).append((start, count))
             self._waiting, self._nbytes = [], 0
         for path, found in ranges.items():
-            with contextlib.suppress(OSError):  # whoever writes flushes it once more in the end, and is told then
+            with contextlib.suppress(OSError):  # the writer flushes again at the end, and sees the error then
                 number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     os.fdatasync(number)

@@ -258,7 +258,7 @@ class Archive:
         """Begin a member of `size` bytes."""
         self._end_member()
         one = self._member = zipfile.ZipInfo(name)  # of midnight, 1 January 1980
-        one.flag_bits, one.create_system = 0x800, 0  # names are UTF-8; nothing of the system at hand
+        one.flag_bits, one.create_system = 0x800, 0  # names are UTF-8; independent of the host system
         one.header_offset, one.file_size, one.compress_size, one.CRC = self._at, size, size, 0
         begin = self._at + len(one.FileHeader())
         padding = -begin % self._align

@@ -119,7 +119,7 @@ def push_to_hub(
                 revision=revision,
                 create_pr=create_pr,
             )
-        except Exception as error:  # of the hub, its network or its disk; each has classes of its own
+        except Exception as error:  # of the hub, its network or its disk, all with different classes
             raise CheckpointError(f"{repo_id} can't be pushed: {reason(error, token)}") from None
     return Published(str(info.pr_url if create_pr and info.pr_url else info.commit_url), str(info.oid), found)
 

@@ -58,7 +58,7 @@ def find_folder(
             local_files_only=local_files_only,
             allow_patterns=WANTED,
         )
-    except Exception as error:  # of the hub, its network or its disk; each has classes of its own
+    except Exception as error:  # of the hub, its network or its disk, all with different classes
         at = name if revision is None else f"{name}@{revision}"
         raise CheckpointError(f"{name} is no folder, and the hub does not give {at}: {reason(error, token)}") from None
     return Path(found)

@@ -147,7 +147,7 @@ def _places(
         return (), ()
     sets: dict[tuple[int, ...], int] = {}
     held = []
-    # Of a tensor whose tiles can't be told from the whole, every tile may lie with all that hold some of it.
+    # If a tensor's tiles can't be separated, each may be on all ranks that hold any of it.
     for region in tiles.regions(target.info.shape):
         part = planning.part_of(target, region)
         places: set[int] = set()

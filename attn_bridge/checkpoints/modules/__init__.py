@@ -344,7 +344,7 @@ def plan_for_digests(
     """Return the plan by which `save` would write a module, and the reader of the masks that go with it."""
     own, config = getattr(module, "config", None), None
     if layout != "same" and dataclasses.is_dataclass(own):
-        with contextlib.suppress(TypeError):  # it may hold what JSON can't say
+        with contextlib.suppress(TypeError):  # it may have values that JSON lacks
             config = configs.own_config(type(module).__name__, own)
     elif layout != "same" and own is not None and hasattr(own, "to_dict"):  # of `transformers`
         config = own.to_dict()

@@ -52,7 +52,7 @@ def _tied_by_own(model: str, config: Mapping[str, Any]) -> bool | None:
     try:
         return bool(getattr(configs.OWN_MODELS[model].read(config), "tie", False))
     except (TypeError, ValueError, RecursionError):
-        return None  # who makes the model of it says what is wrong
+        return None  # the code that builds its model reports the error
 
 
 def check(

@@ -140,7 +140,7 @@ def _model_of(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> ModelCo
             theirs = configs.as_transformers(config, shapes)
             found = None if theirs is None else families.find_whole(theirs, shapes)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return None  # what the config says in vain is for the loader; its sizes are compared key by key
+        return None  # the loader reports errors of the config; sizes are compared key by key
     return found if isinstance(found, ModelConfig) else None
 
 

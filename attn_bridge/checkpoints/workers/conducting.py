@@ -218,7 +218,7 @@ def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
 
     with Nursery([url.partition(":")[0] for url in urls]) as nursery:
         if workers is not None:
-            with contextlib.suppress(TypeError):  # settings that are no JSON: what refuses them says why
+            with contextlib.suppress(TypeError):  # settings that are not JSON are refused elsewhere
                 nursery.expect(request, count - 1)
         yield nursery
 

@@ -35,7 +35,7 @@ def _rows(form: Form) -> list[Row]:
 
     def named(path: str, leaf: str, *, bare: bool = False) -> str:
         path = f"{front}{path.replace('.', '/') if form['flat'] else path}"
-        return path if bare and not form["flat"] else f"{path}.{leaf}"  # the feed-forward has no modules of its own
+        return path if bare and not form["flat"] else f"{path}.{leaf}"  # the feed-forward has no submodules
 
     def projections(theirs: str, *names: str) -> Row:
         ours = tuple(f"{OURS}att.W_{name}.weight" for name in names)

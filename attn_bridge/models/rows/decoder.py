@@ -23,7 +23,7 @@ TOWERS = towers(
     *("multi_modal_projector.", "connector.", "aligner."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 ) + tuple(
-    Part(front + begin, mark=mark)  # such names are those of other models, too
+    Part(front + begin, mark=mark)  # other models have such names as well
     for front in ("", "model.")
     for begin, mark in (("encoder.", "input_linear.weight"), ("projector.", "query"))
 )

@@ -273,7 +273,7 @@ def decode(folder: Path, source: Path) -> tuple[dict[bytes, Place], set[Path]]:
     files = body.files("")
     count = body.number()
     if not count:
-        raise CompressedError  # all of its versions are in a tree of their own
+        raise CompressedError  # all of its versions are in a separate tree
     body.numbers(count)
     heights = body.take(count)
     numbers, starts, sizes = (body.numbers(count)[-1] for _ in range(3))

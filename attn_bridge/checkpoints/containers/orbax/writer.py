@@ -263,7 +263,7 @@ class OcdbtWriter(OrbaxWriter):
             target.close()
         self._put(self.path / _file(len(self._sizes)), tree)
         self._put(self.path / MANIFEST, manifest)
-        self._describe()  # so that an interrupted run can be read by the one that goes on from it
+        self._describe()  # so that a resuming run can read an interrupted one
 
     def _add(self, key: str, size: int, align: int) -> None:
         start = -(-self._sizes[-1] // align) * align

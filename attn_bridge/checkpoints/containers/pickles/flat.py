@@ -137,7 +137,7 @@ def kind_of(value: Any) -> str:
     """Return the class or function that a placeholder represents, or a value's own type."""
     if isinstance(value, Key):
         return kind_of(value.value)
-    if isinstance(value, Record) and value.name in CALLS:  # what is not understood is one of its arguments
+    if isinstance(value, Record) and value.name in CALLS:  # the unsupported part is one of its arguments
         others = [
             one for one in value.arguments if isinstance(one, Record | Global) and one.name not in GLOBALS - NAMES
         ]

@@ -196,7 +196,7 @@ class Machine:
 
     def _made(self, function: Global | Record, arguments: tuple[Any, ...]) -> Any:
         name = function.name
-        if isinstance(function, Record):  # what a placeholder returns: a method, a class of a class
+        if isinstance(function, Record):  # the result of a placeholder: a method, a class of a class
             return Record(name, (function, arguments))
         if name in self._inert or (self._placeholders and name not in GLOBALS):
             return Record(name, arguments)
@@ -204,7 +204,7 @@ class Machine:
             if name in CALLS:
                 return call(name, arguments, self._count_copies)
         except Refused as refused:
-            # What a placeholder is made into is a placeholder.
+            # The result of a call on a placeholder is a placeholder.
             if self._placeholders and any(isinstance(one, Record | Global) for one in arguments):
                 return Record(name, arguments)
             if refused.args:

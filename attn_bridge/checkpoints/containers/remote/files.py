@@ -139,7 +139,7 @@ class RemoteFile(File):
             with self._lock:
                 self._ahead.append((start, view, job))
                 while sum(len(one) for _, one, _ in self._ahead) > HELD_AHEAD:
-                    self._ahead.popleft()[2].cancel()  # nobody has come for it
+                    self._ahead.popleft()[2].cancel()  # not taken yet
 
     def _take_ahead(self, start: int, into: memoryview) -> int:
         """Copy read-ahead bytes from the start of a range, waiting for them, and return their number."""
@@ -153,7 +153,7 @@ class RemoteFile(File):
             first, view, job = found
             try:
                 job.result()
-            except (FaultError, CancelledError):  # asked for again by whoever needs it, and told if that fails, too
+            except (FaultError, CancelledError):  # the caller requests it again, and reports a second failure
                 count = 0
             else:
                 part = view[here - first : here - first + len(into) - done]

@@ -82,7 +82,7 @@ def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
                 count = left if left <= most else min(most, left - least)
                 yield Part((Span(here.start, here.start + count, here.name, here.at),))
             else:
-                # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
+                # A long enough span completes a part to send, and the rest of the span is copied.
                 has_rest = held < least and here.name and left - (least - held) >= least
                 enough = least if has_rest else sent
                 count = min(left, (enough if has_rest else sent + least) - held)  # a short rest goes along
@@ -197,7 +197,7 @@ class S3Joined(Joined):
         if part.is_copied:
             try:
                 return number, self._copy(part, named)
-            except CheckpointError:  # S3 says that it copies no range of so short an object
+            except CheckpointError:  # S3 refuses to copy a range of so short an object
                 if self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST:
                     raise
         with _ALONE if part.size > SENT + LEAST else contextlib.nullcontext(), _IN_MEMORY:

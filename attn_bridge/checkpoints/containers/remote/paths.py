@@ -219,7 +219,7 @@ class RemotePath:
         """Return False: stores have no links."""
         return False
 
-    # ---- what is there
+    # ---- existing entries
 
     @property
     def store(self) -> Store:

@@ -61,14 +61,14 @@ def preload() -> None:
 class S3Store(Store):
     """A bucket; each range is requested with the ETag that the file had when it was opened."""
 
-    at_once = 32  # what is asked for before it is needed comes all at the same time
+    at_once = 32  # read-ahead requests run concurrently
     is_tied = True
 
     @classmethod
     def system(cls, kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
         given = {"max_pool_connections": 2 * cls.at_once, "retries": {"total_max_attempts": 1}, **WAIT}
-        given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
+        given |= {"request_checksum_calculation": "when_required"}  # uploads carry an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it
         session = importlib.import_module("aiobotocore.session").AioSession(**found.kwargs)
@@ -164,7 +164,7 @@ class S3Store(Store):
                 raise ChangedError("is there already") from None
             reply = await self.call("put_object", key, Body=Body(data), **checked)
         tag = str(reply.get("ETag", ""))
-        if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
+        if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or computes other tags
             await self._hold_against(key, tag, data)
         return tag
 

@@ -148,7 +148,7 @@ class Staged:
     def spread(self, nbytes: int, *, in_one_file: bool = False) -> None:
         """Choose the object size so that `nbytes` fill equal objects in few rounds, without a partial last round."""
         with self._lock:
-            if in_one_file:  # whose size nothing else says
+            if in_one_file:  # whose size is not available otherwise
                 self._pack = max(self._pack, -(-nbytes // PARTS))
             least = max(self._pack, min(PACK, nbytes // MANY))
             sizes = [-(-nbytes // count) for count in range(nbytes // least, nbytes // (2 * least), -1)]
@@ -175,7 +175,7 @@ class Staged:
             CheckpointError: bytes of an earlier call can't be sent.
         """
         done = 0
-        full = self._pack + LEAST  # what is left at the end can then be copied, too
+        full = self._pack + LEAST  # the rest at the end is then long enough to be copied
         with self._lock:
             # A file's last object is then its own, and the next one begins with another: both can be copied.
             if len(data) and self._segments and self._segments[-1][0] != file and len(self._buffer) >= LEAST:
@@ -248,7 +248,7 @@ class Staged:
             notes, self._notes = self._notes, []
             return self._sent - len(self._sending), notes
 
-    # ---- what is known
+    # ---- staged contents
 
     def take(self, notes: Iterable[Mapping[str, Any]]) -> None:
         """Register the notes of other processes, the latest last.

@@ -90,7 +90,7 @@ class Store:
     is_tied: ClassVar[bool] = False
     """Whether a range is always read from the version of the entry, so that no check is needed afterwards."""
 
-    # ---- what a store of another kind does otherwise
+    # ---- methods that other kinds of stores override
 
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
         """Return the metadata of a name; with `as_file`, folders need not be recognised."""
@@ -190,7 +190,7 @@ class Store:
         self._is_down = False
         return found
 
-    # ---- what is there
+    # ---- existing entries
 
     def forget(self) -> None:
         """Clear the cached metadata."""
@@ -411,7 +411,7 @@ class Store:
                 file.write(piece)
         except BaseException:
             with contextlib.suppress(Exception):  # whatever a store's package has of this
-                file.closed = True  # to close it would have the store keep what it has got
+                file.closed = True  # closing it would commit the incomplete object
                 file.discard()
             raise
         file.close()

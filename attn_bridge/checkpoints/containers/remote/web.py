@@ -54,7 +54,7 @@ class WebStore(Store):
         super().__init__(path, system)
         self._query = path.url.partition("?")[2]
         self._pages: set[str] = set()  # names for which the server sends a page
-        self._nowhere: dict[str, Entry | None] = {}  # folder -> what it sends for a name that is nowhere
+        self._nowhere: dict[str, Entry | None] = {}  # folder -> its answer for a missing name
         self._asking = asyncio.Lock()
 
     def _url(self, key: str) -> str:

@@ -52,7 +52,7 @@ class Nursery:
             self._child = Fork(serve, ())
         else:
             command = [*self.command, *protocols]
-            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
+            # In a separate process group, a keyboard interrupt doesn't hit it during its imports.
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
     def expect(self, request: Request, count: int) -> None:
@@ -82,7 +82,7 @@ class Nursery:
 
 def tell(child: Child, said: dict[str, Any]) -> None:
     """Write a line of JSON to a process."""
-    with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and its report has the reason
         child.stdin.write(json.dumps(said).encode() + b"\n")
         child.stdin.flush()
 
@@ -108,7 +108,7 @@ class _Asked(Watched):
         """End all that are still there."""
         with contextlib.suppress(OSError):
             self._children[0].stdin.close()
-        for listener in self._listeners:  # what was said by then is still heard
+        for listener in self._listeners:  # reports sent before the end are still read
             listener.join()
         end(self._children[0])
 
@@ -160,7 +160,7 @@ def _share_once_told(request: Request, pipe: int, lines: TextIO) -> int:
 
     def work(advance: Advance) -> None:
         with request.opened() as prepared:
-            identity = prepared.identity()  # of what is open, whatever is there once it is told
+            identity = prepared.identity()  # of the opened files, before the share arrives
             do_share_of(prepared, identity, heard.get(), advance)
 
     return report(work, lines)
@@ -186,7 +186,7 @@ def serve(pipe: int, lines: TextIO) -> int:
     workers.go_on(asked, pipe)
     try:
         workers.wait()
-    except Exception as error:  # whoever asked says it in its place
+    except Exception as error:  # the requesting process reports it
         with contextlib.suppress(BrokenPipeError):  # it is gone
             say({"error": str(error), "is_full": isinstance(error, DiskFullError)})
         workers.stop()
@@ -196,7 +196,7 @@ def serve(pipe: int, lines: TextIO) -> int:
 
 def main() -> NoReturn:
     """Serve on stdin and stdout, and exit without flushing output that has no reader."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
     if protocols := sys.argv[1:]:
         from ...containers.remote.connecting import preload  # local files need none of it
 

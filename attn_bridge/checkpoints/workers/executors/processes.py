@@ -71,7 +71,7 @@ def report(work: Callable[[Advance], None], lines: TextIO) -> int:
 
     try:
         work(say)
-    except Exception as error:  # whoever started this process says it in its place
+    except Exception as error:  # the parent reports it
         text = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
         print(json.dumps({"error": text, "is_full": isinstance(error, DiskFullError)}), file=lines, flush=True)
         return 1
@@ -154,7 +154,7 @@ class Watched:
         for line in child.stdout:
             try:
                 found = json.loads(line)
-            except ValueError:  # what a library prints, or a line that a kill cut short
+            except ValueError:  # printed by a library, or cut short by a kill
                 continue
             if not isinstance(found, dict):
                 continue
@@ -165,7 +165,7 @@ class Watched:
             else:
                 try:
                     self._advance(found["done"], found["name"])
-                except Exception as error:  # of whoever shows the progress
+                except Exception as error:  # raised by the progress callback
                     self._errors.append(error)
         status = child.wait()
         if status and not said:
@@ -244,7 +244,7 @@ class Fork:
             try:
                 for pipe in (self_life, heard, *foreign):
                     os.close(pipe)
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked it is interrupted, too
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
                 staging.let_go()
                 with os.fdopen(said, "w", encoding="utf-8") as lines:
                     status = work(life, lines)

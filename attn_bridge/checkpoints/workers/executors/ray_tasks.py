@@ -86,7 +86,7 @@ def _connect(ray: Any, address: str) -> None:
         try:
             ray.init(address=address or None, logging_level="warning", log_to_driver=False)
             return
-        except Exception as error:  # Ray raises plain ones, too
+        except Exception as error:  # Ray raises plain exceptions as well
             ray.shutdown()
             if not left or "timed out during startup" not in str(error):
                 shown = f"--ray {printable(address)}" if address else "--ray"

@@ -75,7 +75,7 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
             self._said["beat"] = int(str(self._said["beat"])) + 1
-            with contextlib.suppress(CheckpointError):  # whoever holds it finds out when it matters
+            with contextlib.suppress(CheckpointError):  # the owner notices when it matters
                 self._store.put(self._key, self._data())
 
     def leave(self) -> None:

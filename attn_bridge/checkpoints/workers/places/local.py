@@ -52,7 +52,7 @@ class LocalPlace(Place):
         """Refuse an existing target unless it may be replaced."""
         staging.check_free(self.target, overwrite)
 
-    # ---- locks: "lock" is held alone by a run, or shared by workers of their own; "workers" by those a run started
+    # ---- locks: "lock": exclusive for a run, shared by independent workers; "workers": by those a run started
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class LocalPlace(Place):
         assert self._lock is not None
         return staging.lock(self._lock) and staging.is_same(self._lock, self.folder / "lock")
 
-    # ---- what is noted
+    # ---- journals
 
     def job(self) -> Job | None:
         """Return the current job."""
@@ -127,7 +127,7 @@ class LocalPlace(Place):
             if not (self.folder / "job").exists():
                 mine.replace(self.folder / "job")
         mine.unlink(missing_ok=True)
-        if self.job() is None:  # what is there can't be read
+        if self.job() is None:  # the existing job can't be read
             self.replace(job)
         return self.job() or job
 
@@ -220,7 +220,7 @@ class LocalPlace(Place):
         """Rename everything to its final path: the target first, its manifest last."""
         own, kept = manifest.places(self.target, False)
         for path, name in ((own, "-manifest"), (kept, "-kept")):
-            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
+            if os.path.lexists(path):  # those of an earlier target don't describe the new one
                 path.replace(self.folder / f"replaced{name}")
         if os.path.lexists(self.target) and (self.target.is_dir() or self.payload.is_dir()):
             self.target.replace(self.folder / "replaced")

@@ -79,7 +79,7 @@ def check_free(target: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{target} exists; --overwrite (in Python, overwrite=True) replaces it")
     if target.is_dir() and not target.is_symlink() and not is_checkpoint(target):
         raise CheckpointError(f"{target} is a folder of other things than a checkpoint, which is never replaced")
-    for path in own:  # what was kept aside may be the only copy of it, also where its checkpoint is gone
+    for path in own:  # tensors kept aside may be the only copies, even without the checkpoint
         if not overwrite:
             raise CheckpointError(f"{path} exists; --overwrite (in Python, overwrite=True) replaces it")
         if path.is_dir() and not path.is_symlink():
@@ -142,7 +142,7 @@ def locked(staging: Path) -> Iterator[None]:
     with handle, _known(handle):
         if not lock(handle):
             raise CheckpointError(f"another conversion is writing to {staging}")
-        if not is_same(handle, staging / "lock"):  # whoever held it took it away at the end
+        if not is_same(handle, staging / "lock"):  # the previous owner deleted it at the end
             raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
         try:
             yield

@@ -100,7 +100,7 @@ class StoredPlace(Place):
         if not is_free and self.target.is_dir() and not staging.is_checkpoint(self.target):
             raise CheckpointError(f"{self.target} holds other things than a checkpoint, which are never replaced")
 
-    # ---- who is at work
+    # ---- leases
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -147,7 +147,7 @@ class StoredPlace(Place):
         said = {key: self._store.get(key) for key in others}
         return [key for key, data in said.items() if data is not None and not is_dead(data)]
 
-    # ---- what is noted
+    # ---- journals
 
     def job(self) -> Job | None:
         """Return the job that is carried out here."""
@@ -165,7 +165,7 @@ class StoredPlace(Place):
 
     def _empty(self) -> None:
         """Delete payload and journals; keep leases and the publication marker."""
-        self._staged.forget()  # what is on its way is there, then
+        self._staged.forget()  # waits for uploads in progress
         names = self._store.below(self._folder)
         kept = ("leases/", "publishing")
         self._store.delete([f"{self._folder}/{name}" for name in names if not name.startswith(kept)])
@@ -262,7 +262,7 @@ class StoredPlace(Place):
                     found.setdefault(entry.piece, []).append(entry)
         return found
 
-    # ---- what is written
+    # ---- payload
 
     def _file(self, name: str) -> Path:
         return staged_path(self._staged, name, self.target)
