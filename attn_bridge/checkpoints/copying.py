@@ -251,7 +251,7 @@ def _pieces(source: str, here: int, there: int, axes: tuple[Axis, ...], start: i
 
 
 def source_runs(move: Move) -> tuple[int, list[Axis]]:
-    """Return how many elements lie one after the other in the source, and the axes around such runs."""
+    """Return the length of contiguous runs in the source, in elements, and the axes around such runs."""
     ordered = sorted(move.axes, key=lambda axis: axis[1])
     run = 1
     while ordered and ordered[0][1] == run:

@@ -157,7 +157,7 @@ class Selected(Wrapped):
         self._reader.read_into(self.original(name), start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be asked for soon."""
+        """Begin to read bytes of tensors that will be needed soon."""
         self._reader.read_ahead([(self.original(name), start, stop) for name, start, stop in ranges])
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:

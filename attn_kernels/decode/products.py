@@ -181,7 +181,7 @@ def _tiles_from(code: Code, start: Value, count: Value, sizes: list[int]) -> lis
 
 
 def _read(code: Code, address: Value, kind: str) -> Value:
-    """Return the numbers of a kind that lie at an address as float32."""
+    """Return the numbers of a kind at an address as float32."""
     return widened(kind, code.load(address, ir.VectorType(STORED[kind], LANES), align=2))
 
 

@@ -165,7 +165,7 @@ class Reader(abc.ABC):
             part[...] = np.lib.stride_tricks.as_strided(between, part.shape, (step * width, width), writeable=False)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:  # noqa: B027 - disks need not know
-        """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
+        """Begin to read bytes of tensors that will be needed soon, as (name, start, stop), without waiting."""
 
     def check_numbers(self) -> None:  # noqa: B027 - files may hold any numbers
         """Check the numbers of tensors that are merged as they are read: non-finite numbers would spoil others.
@@ -192,7 +192,7 @@ class Reader(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes of a tensor that lie one after the other in a file.
+    """Contiguous bytes of a tensor in a file.
 
     Attributes:
         file: the file, relative to the checkpoint; "" is the checkpoint itself.

@@ -89,7 +89,7 @@ class EquinoxReader(Reader):
         return whole.view(numpy_dtype(info.dtype)).byteswap() if swapped else whole
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of leaves that will be asked for soon."""
+        """Begin to read bytes of leaves that will be needed soon."""
         self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
 
     def close(self) -> None:

@@ -287,7 +287,7 @@ class File:
         """Announce the next reads, as (start, count): a store fetches them at once; a disk ignores this."""
 
     def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Begin to read what will be asked for in this order, as (start, count), without waiting; of stores alone."""
+        """Begin to read ranges in the order of their use, as (start, count), without waiting; for stores only."""
 
     def close(self) -> None:
         """Close it; the next reading opens it again."""
@@ -348,7 +348,7 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements lie one after the other in C order."""
+    """Return whether the elements are contiguous in C order."""
     if 0 in shape:
         return True
     wanted = c_strides(shape)

@@ -124,7 +124,7 @@ class SafetensorsReader(Reader):
         self._file.read_into(self._starts[name] + start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be asked for soon."""
+        """Begin to read bytes of tensors that will be needed soon."""
         self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
 
     def close(self) -> None:

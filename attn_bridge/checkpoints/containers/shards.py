@@ -127,7 +127,7 @@ class ShardedReader(Reader):
         self._parts[self.tensors[name].file].read_into(name, start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be asked for soon."""
+        """Begin to read bytes of tensors that will be needed soon."""
         for file, some in itertools.groupby(ranges, lambda one: self.tensors[one[0]].file):
             self._parts[file].read_ahead(list(some))
 

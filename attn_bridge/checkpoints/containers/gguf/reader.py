@@ -134,7 +134,7 @@ class GgufReader(Reader):
         file.read_into(begin + start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be asked for soon."""
+        """Begin to read bytes of tensors that will be needed soon."""
         by_file: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         for name, start, stop in ranges:
             file, begin = self._starts[name]

@@ -162,7 +162,7 @@ class MsgpackReader(Reader):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be asked for soon."""
+        """Begin to read bytes of tensors that will be needed soon."""
         places = (place for name, start, stop in ranges for place in cut(self._pieces[name], start, stop))
         self._file.read_ahead((begin, end - begin) for begin, end in places)
 

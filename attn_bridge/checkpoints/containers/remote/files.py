@@ -25,7 +25,7 @@ LARGE = 1 << 22
 """Ranges of at least this many bytes are read by a separate request, straight to their destination."""
 
 GAP = 1 << 16
-"""Bytes between two ranges that are read along rather than asked for twice."""
+"""Maximum gap in bytes between two ranges that are read by one request."""
 
 HELD, HELD_IN_ALL = 1 << 24, 1 << 25
 """Bytes of a file that are cached for later reads, and those of all files together."""
@@ -98,7 +98,7 @@ class RemoteFile(File):
         self._remember([(start + done, block)])
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read what will be asked for soon, given as (start, count): what lies close together by one request."""
+        """Read ranges that will be needed soon, as (start, count); close ranges share a request."""
         runs: list[list[int]] = []
         left = HELD // 2
         for start, count in sorted(ranges):
@@ -121,7 +121,7 @@ class RemoteFile(File):
             self._remember(wanted)
 
     def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Begin to read what will be asked for soon, in this order; what lies close together by one request."""
+        """Begin to read ranges that will be needed soon, in this order; close ranges share a request."""
         runs: list[list[int]] = []
         for start, count in ranges:
             stop = min(start + count, self.size)
