@@ -1,7 +1,7 @@
-"""Any two sides: whether they compute the same, where they part, and what was not seen.
+"""Compare any two sides: whether they compute the same, where they diverge, and which parts were not reached.
 
-The way of a comparison, from top to bottom: `prepare` makes the pair, `bench` takes samples of it through a `Live`
-runner and applies the criterion, `coverage` tells what nothing reached, `localisation` looks for the place, and a
+The steps of a comparison: `prepare` makes the pair, `bench` takes samples of it through a `Live` runner and applies the
+criterion, `coverage` lists the parts that no sample reached, `localisation` searches for the first divergence, and a
 `Report` holds all of it.
 """
 
@@ -82,7 +82,7 @@ def compare(
     torch_module: Any = None,
     flax_module: Any = None,
 ) -> Report:
-    """Judge whether two sides compute the same outputs and gradients, and find where they part.
+    """Judge whether two sides compute the same outputs and gradients, and find the first divergence.
 
     Both are run in eval mode, or in train mode with the same dropout masks, with the weights they hold, and again with
     drawn ones that are not degenerate; meaning is proven in float64, precision by how much more one side loses than the
@@ -97,26 +97,26 @@ def compare(
             numbers of one of `inputs`, also transposed or reshaped, is drawn with it; every other is taken as given.
         fixed: positions or names of arguments that every sample takes as given.
         vary: positions or names of arguments of whole numbers that samples shuffle; others are taken as given.
-        rules: which parameter is which: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys
-            of a ``[[rule]]``. What no rule names is proposed from names, classes and shapes.
+        rules: pairing of the parameters: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys
+            of a ``[[rule]]``. Parameters without a rule are paired by names, classes and shapes.
         transfer: give the second side the first side's weights; False judges the weights that each side holds.
-        train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
-            ``different``, by the name of the submodule that drops.
-        reference: the first side is what the second is judged by: where it is the one that loses precision, that is a
-            note and no verdict.
+        train: run both in train mode, with dropout masks of one stream; masks that only one side requests are
+            ``different``, with the name of the submodule that drops.
+        reference: take the first side as the reference: if it is the side that loses precision, the report has a
+            note and the verdict ignores it.
         seeds: how many times weights and inputs are drawn, at most 1000.
         first_seed: the first of them.
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
         dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the sides' own.
-        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (the first side's, the second's); None is where each side is.
+        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (the first side's, the second's); None keeps each side's own.
         strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
         localise: look for the first divergence; None looks unless the two are equal.
-        output: the entry of what a side returns that is judged, such as ``logits``; deeper ones are joined by dots
+        output: the entry of a side's return value to judge, such as ``logits``; deeper ones are joined by dots
             (``hidden_states.0``). A side that returns an array alone returns that entry.
         allow: known differences that are accepted: path of a submodule or name of a tensor -> the reason. Every report
             names them.
-        command: the command that runs it again, for the report.
-        progress: called with what is done, how much of it, and how much there is.
+        command: the command to run again, for the report.
+        progress: callback with the current stage, the work done and the total.
         flax_inputs: another name for `second_inputs`.
         torch_module: another name for `first`.
         flax_module: another name for `second`.
@@ -125,8 +125,8 @@ def compare(
         The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
 
     Raises:
-        TypeError: something that is no side, or an argument of the wrong type.
-        ValueError: the sides can't be compared: one raises, the outputs differ in structure, a device is absent, the
+        TypeError: an argument is not a side, or of the wrong type.
+        ValueError: the sides cannot be compared: one raises, the outputs differ in structure, a device is absent, the
             parameters can't be paired (`WeightsMismatchError` lists them), or an argument is wrong.
     """
     started = time.perf_counter()
@@ -205,7 +205,7 @@ def judge(
 
 
 def _hint(runner: Live, found: Judged, evidence: Any, divergence: Divergence, *, is_meaning: bool) -> str:
-    """Return what a difference at its place is consistent with, "" for nothing known."""
+    """Return a cause that a localised difference is consistent with, "" if unknown."""
     is_forward = divergence.direction == "forward"
 
     def probe() -> str:
@@ -232,7 +232,7 @@ def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str
 
 
 def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
-    """Return what a difference is consistent with that only the devices of a side explain, "" for nothing."""
+    """Return a cause that only the devices of a side explain, "" without one."""
     hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
     tensors = found.report.tensors
     if hint or any(one.shards or one.kind == "copies" for one in tensors):
@@ -248,7 +248,7 @@ def _paths(divergence: Divergence) -> dict[Side, str]:
 
 @dataclasses.dataclass
 class Judged:
-    """A report without the place, and what the search for it starts from."""
+    """A report without the first divergence, and the data that the search for it starts from."""
 
     report: Report
     furthest: Any = None
@@ -257,7 +257,7 @@ class Judged:
 
 
 def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
-    """Judge a pair in some precisions, live or recorded, and tell what was not seen."""
+    """Judge a pair in the given precisions, live or recorded, and list the parts that were not reached."""
     pair = runner.pair
     unstable = "" if pair.effort.large else runner.unstable()
     if unstable:
@@ -337,7 +337,7 @@ def _masks_compared(pair: Pair) -> list[TensorVerdict]:
 
 
 def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
-    """Return the verdict of train mode, and why nothing can be said, if so."""
+    """Return the verdict of train mode, and the reason if it is inconclusive."""
     if verdict != "equal" and pair.foreign:
         names = " and the ".join(pair.shown[side] for side in pair.foreign)
         what = f"the {names} module draws random numbers that are no dropout masks"
@@ -396,12 +396,12 @@ def _bits(array: Array) -> Array:
 
 
 def uncompiled(module: Any) -> Any:
-    """Return the module inside one that torch.compile made; `modes` says what is compiled here."""
+    """Return the module inside a wrapper of torch.compile; `modes` alone decides on compilation."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 
 
 def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return some of the known names, each once, or say which one is not known."""
+    """Return the chosen names, each once; raise ValueError for an unknown name and for an empty choice."""
     if not isinstance(names, Iterable):
         raise TypeError(f"{what} must hold names of {', '.join(known)}, got {type(names).__name__}")
     chosen = (names,) if isinstance(names, str) else tuple(names)

@@ -98,15 +98,15 @@ def prepare(
 
 
 def subject_of(value: Any, device: str | None = None, what: str = "module") -> Subject:
-    """Return what runs one side: a torch module, an NNX module, a Linen module with its variables, or a function.
+    """Return a runnable subject: a torch module, an NNX module, a Linen module with its variables, or a function.
 
     Args:
         value: the side.
-        device: where it runs; None is where its weights are.
-        what: what it is called in messages.
+        device: where it runs; None is the device of its weights.
+        what: name of the argument, for messages.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: the value is of another type.
         MissingBackendError: its framework is not installed.
     """
     framework = backends.framework_of(value)
@@ -125,7 +125,7 @@ def _held(subjects: tuple[Subject, Subject], labels: Mapping[Side, str]) -> tupl
 
 
 def _refusal(value: Any, what: str) -> str:
-    """Say what is wrong with something that is no side."""
+    """Return the error message for a value that is not a side."""
     rule = (
         f"{what} must be a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or "
         "parity.function(f, weights)"

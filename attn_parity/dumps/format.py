@@ -1,6 +1,6 @@
 """A module's weights, inputs and results as a folder of safetensors and JSON, for a comparison without the framework.
 
-A folder holds ``dump.json`` (what was run), ``weights.safetensors`` (the weights that the module holds),
+A folder holds ``dump.json`` (the manifest), ``weights.safetensors`` (the module's own weights),
 ``state.safetensors`` (its buffers, variables and collections that are not weights), one file per sample in ``samples``
 (inputs, and drawn weights in a torch dump) and one per precision and sample, such as ``float32/0000.safetensors``
 (cotangents, outputs and all gradients, in that precision and in float64).
@@ -32,10 +32,10 @@ from .manifest import SCHEMA, Manifest, Recorded, match_data, parse
 MANIFEST = "dump.json"
 WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 ORACLE = "oracle"
-"""Where the float64 results of a sample stand, beside the modes."""
+"""Name of the folder of a sample's float64 results, next to those of the modes."""
 
 FLASH: Literal["flash"] = "flash"
-"""Where those with softmax in place of fused attention stand, if such ran."""
+"""Name of the folder of the float64 results with softmax instead of fused attention, if any ran."""
 
 MAX_JSON = 1 << 26
 """Most bytes of a manifest."""
@@ -45,7 +45,7 @@ MAX_OPEN = 4
 
 
 class DumpError(ValueError):
-    """A folder is no dump, or not a whole one; the message is one line."""
+    """A folder is not a dump, or is incomplete; the message is one line."""
 
 
 def stored_as(mode: str, dtype: str, cast: str | None) -> str:
@@ -103,7 +103,7 @@ class Writer:
         return self.samples.index(sample), is_new
 
     def write_calls(self, sample: Planned, calls: Sequence[Call]) -> list[Recorded]:
-        """Write the calls of submodules on a sample, and return what tells of them."""
+        """Write the submodule calls on a sample, and return their entries for the manifest."""
         arrays: Arrays = {}
         found = []
         for i, call in enumerate(calls):
@@ -134,13 +134,13 @@ def run_arrays(where: str, run: Run) -> Arrays:
 
 
 class Dump:
-    """A dump read back; it stands where a subject does, and runs nothing.
+    """A dump read back; it takes the place of a subject, looks results up and runs nothing.
 
     Args:
         path: the folder.
 
     Raises:
-        DumpError: it is no dump, or not a whole one.
+        DumpError: the folder is not a dump, or is incomplete.
     """
 
     holds_float64 = True
@@ -355,7 +355,7 @@ def of_side(path: str | Path, framework: backends.Framework) -> Dump:
     """Return a dump of one framework.
 
     Raises:
-        DumpError: it is no dump, or not a whole one.
+        DumpError: the folder is not a dump, or is incomplete.
         ValueError: it is of the other framework.
     """
     found = Dump(path)

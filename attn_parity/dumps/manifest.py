@@ -1,4 +1,4 @@
-"""The manifest of a dump: what it says of a side, and how it is read from JSON that may be hostile."""
+"""The manifest of a dump: its fields, and how to read it from JSON that may be hostile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recorded:
 
 @dataclasses.dataclass
 class Manifest:
-    """What ``dump.json`` says.
+    """The contents of ``dump.json``.
 
     Attributes:
         framework: ``torch`` or ``flax``.
@@ -40,33 +40,33 @@ class Manifest:
         device: where it ran.
         dtypes: precisions that it ran in.
         modes: modes that it ran in.
-        seeds: how many times numbers were drawn.
+        seeds: number of draws.
         first_seed: the first seed.
         argument_names: names of the positional arguments of a call.
         positional: how many arrays were given by position.
         keywords: names of the arrays that were given by keyword.
-        constants: keyword arguments that are no arrays.
-        outputs: place in what was returned, shape and dtype of every output.
+        constants: keyword arguments other than arrays.
+        outputs: path in the return value, shape and dtype of every output.
         parameters: the parameters, running statistics and carried state by name.
         state: the state that is not carried by name.
         modules: the submodules, the module itself first.
-        settings: path -> numbers that the meaning of a submodule depends on.
+        settings: path -> the numeric settings of a submodule.
         unreached: branches that were not run.
-        lacks: why there are no float64 results, "" where there are.
+        lacks: why float64 results are missing, "" if they exist.
         unstable: how the module is not deterministic, "" where it is.
-        notes: what a reader has to know.
+        notes: remarks for the reader.
         noise: precision -> variation -> how far the module is from itself.
         floors: precision -> tensor -> the same in units of the last place.
         perturbed: the same where inputs and weights were moved by one ulp; filled without float64 only.
         probes: precision -> position of a sample -> kind of probe -> tensor -> how far it moved (rms, largest); see
             `probes`.
-        tables: precision -> the tables of the module, where they are known.
+        tables: precision -> the tables of the module, where recorded.
         reach: parameters whose gradient is zero -> whether they are used, and whether a change changes the output.
         like: digest of the torch dump whose weights were used, "" for the module's own.
-        transfer: whether the weights that the module holds were replaced by those, too.
-        pairing: which parameter is which, in a dump that is like another.
+        transfer: whether the module's own weights were replaced by those, too.
+        pairing: the paired parameters, in a dump made with `like`.
         dropped: side, name and reason of the weights that such a pairing leaves out.
-        uses: name of a weight -> when it first meets what depends on the inputs; empty where that is not known.
+        uses: name of a weight -> position of its first operation that depends on the inputs; empty if unknown.
         calls: position of a sample -> the calls of submodules that were recorded on it, in order.
         environment: versions and precision switches.
         samples: the samples, in order.
@@ -163,7 +163,7 @@ def parse(data: Any) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse what is well-formed and can't be true."""
+    """Raise ValueError for a well-formed manifest whose fields contradict each other."""
     if not manifest.samples or manifest.samples[0] != FIRST:
         raise ValueError(f"samples do not begin with {tuple(FIRST)}")
     if len(set(manifest.samples)) < len(manifest.samples):

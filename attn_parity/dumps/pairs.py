@@ -1,4 +1,4 @@
-"""The pair that is recorded: a side with itself, or a side beside the dump of the other one."""
+"""The pair to record: a side with itself, or a side with the dump of the other one."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
 
 
 def match_weights(pair: Pair, like: Dump, runner: Live, rules: Any) -> None:
-    """Pair the weights of a side with those of a dump; what is ambiguous is settled by its stored float64 results.
+    """Pair the weights of a side with those of a dump; its stored float64 results settle ambiguous pairings.
 
     Raises:
-        ValueError: they can't be paired, or a rule drops what the samples of the dump draw at random.
+        ValueError: they cannot be paired, or a rule drops weights that the samples of the dump draw at random.
     """
     drawn = next((one for one in like.manifest.samples if one.kind == "own"), FIRST)
     dtype = like.manifest.dtypes[0]
@@ -119,9 +119,9 @@ def all_state(subject: Subject) -> Arrays:
 
 
 def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
-    """Return the weights and the state of a side that is recorded; a note names the state that a dump can't hold.
+    """Return the weights and the state of the side to record; a note names the state that a dump cannot hold.
 
-    The first side's state is apart from its weights, as the other side decides what is carried.
+    The first side's state is kept apart from its weights, because the other side decides which state is carried.
     """
     subject, held = pair.subject(side), pair.held[side]
     names = subject.state() if side == "first" else {}

@@ -1,6 +1,6 @@
-"""Writes what one side computes as a dump: weights, inputs, and the results of every sample that the judge takes.
+"""Write the computations of one side as a dump: weights, inputs, and the results of every sample that the judge takes.
 
-The samples are those of `compare`; what it would measure on them is written in place of judged, probes included.
+The samples are those of `compare`; the measurements, probes included, are written instead of judged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
 
 FIRST_LOOK = 0.6
-"""Share of it for what is always judged; the rest is for a second look."""
+"""Share of it for the measurements that are always judged; the rest is for a second look."""
 
 LEFT_OUT = f"judged on fewer samples, as a dump would have more than {MAX_BYTES >> 30} GiB with all of them"
 
@@ -72,27 +72,27 @@ def dump(
     """Write what a module computes into a folder: weights, inputs, outputs and all gradients of every sample.
 
     The torch side is dumped first. The Flax side is dumped like it, with the same weights and inputs, those that were
-    drawn included; without `like` a dump holds results of the module's own weights alone.
+    drawn included; without `like` a Flax dump holds results of the module's own weights alone.
 
     Args:
         module: one side, as `compare` takes it.
         inputs: as in `compare`; arrays, and plain values by keyword. None takes those of `like`.
-        folder: where to; it must be empty or not there.
+        folder: the target; it must be empty or missing.
         like: the torch dump whose weights, inputs, seeds, precisions and modes to use, for a Flax module.
-        rules: which parameter is which, with `like`; by default it is proposed.
-        transfer: with `like`, use the torch side's held weights, too; False keeps the module's own beside the drawn.
-        seeds: how many times numbers are drawn.
+        rules: pairing of the parameters, with `like`; by default proposed.
+        transfer: with `like`, use the torch side's own weights, too; False keeps this module's next to the drawn ones.
+        seeds: number of draws.
         first_seed: the first of them.
         modes: ``eager``, and ``jit``.
         dtypes: precisions; None is the module's own.
         device: ``cpu``, ``gpu`` or ``tpu``; None is where the module is.
         fixed: arguments that every sample takes as given; see `compare`.
-        vary: arguments of whole numbers that samples shuffle; see `compare`.
-        output: the entry of what the side returns that is dumped; see `compare`.
-        progress: called with what is done, how much of it, and how much there is.
+        vary: arguments of integers that samples shuffle; see `compare`.
+        output: the entry of the return value to dump; see `compare`.
+        progress: callback with the current stage, the work done and the total.
 
     Raises:
-        TypeError: the module is of neither framework.
+        TypeError: the module belongs to neither framework.
         ValueError: it can't be run or dumped; see `compare`.
     """
     framework = backends.framework_of(module)
@@ -258,7 +258,7 @@ class Recorder:
             return None
 
     def _unfused(self, sample: Sample, dtype: str) -> Run | None:
-        """Return the float64 results with softmax in place of fused attention; None where none runs."""
+        """Return the float64 results with softmax instead of fused attention; None if no fused attention runs."""
         if self.pair.effort.large or self.side in self.pair.lacks or not self.fuses:
             return None
         run: Run = self.runner.exact(self.side, sample, dtype, FLASH, STILL)
@@ -385,7 +385,7 @@ class Recorder:
 
 @dataclasses.dataclass
 class _Found:
-    """What a recorder notes while it writes; the fields are those of `Manifest`, and `zeros` leads to its `reach`."""
+    """Findings that a recorder gathers while it writes: fields of `Manifest`; `zeros` leads to its `reach`."""
 
     noise: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)

@@ -42,19 +42,19 @@ def compare_dumps(
 ) -> Report:
     """Judge two dumps as `compare` judges two modules.
 
-    Where they part is told by the outputs of submodules as both sides ran freely, which shows what differs in the
-    forward pass only.
+    The first divergence comes from the submodule outputs of both free runs, which show differences of the forward
+    pass only.
 
     Args:
         torch_dump: folder of the torch dump.
         flax_dump: folder of the Flax dump.
-        rules: which parameter is which, where the Flax dump is not like the torch dump.
-        command: the command that runs it again, for the report.
-        progress: called with what is done, how much of it, and how much there is.
+        rules: pairing of the parameters, if the Flax dump was not made like the torch dump.
+        command: the command to run again, for the report.
+        progress: callback with the current stage, the work done and the total.
 
     Raises:
-        DumpError: (a ValueError) a folder is not a whole dump.
-        ValueError: the two can't be compared.
+        DumpError: (a ValueError) a folder is not a complete dump.
+        ValueError: the two cannot be compared.
     """
     started = time.perf_counter()
     with np.errstate(all="ignore"):
@@ -74,7 +74,7 @@ class Replay:
         rules: see `compare_dumps`.
 
     Raises:
-        ValueError: the two can't be compared.
+        ValueError: the two cannot be compared.
     """
 
     live = False
@@ -129,9 +129,9 @@ class Replay:
     # ---- what the judge asks for
 
     def sample(self, planned: Planned) -> Sample | None:
-        """Return what tells a sample apart, if both dumps have it; its results are looked up.
+        """Return a sample that both dumps hold, or None; its results are looked up, so it has no weights.
 
-        Where both sides hold no other weights than their own, those are taken in place of drawn ones.
+        If the Flax dump was not made with `like`, samples of the sides' own weights replace those of drawn ones.
         """
         one = planned._replace(kind=planned.kind.replace("own", "held")) if self.alone else planned
         if any(one not in dump for dump in self.dumps.values()):
@@ -147,7 +147,7 @@ class Replay:
         return self.dumps[side].run(sample.planned, dtype, which)
 
     def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
-        """Look up the float64 results of one side; with softmax in place of fused attention, where that ran."""
+        """Look up the float64 results of one side; with softmax instead of fused attention, if recorded."""
         del seed
         dump = self.dumps[side]
         if mode == FLASH and self._stored_probes(side, sample, dtype).get(FLASH):
@@ -196,7 +196,7 @@ class Replay:
         return found
 
     def unstable(self) -> str:
-        """Return what a dump says of a module that is not deterministic."""
+        """Return a dump's description of nondeterminism, the first side's before the second's; "" without one."""
         return self.dumps["first"].manifest.unstable or self.dumps["second"].manifest.unstable
 
     def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
@@ -214,7 +214,7 @@ class Replay:
     # ---- names
 
     def _keys(self, side: Side) -> dict[str, list[str]]:
-        """Return name of a tensor -> the names under which a dump may hold what it says of it."""
+        """Return name of a tensor -> the names under which a dump may store its measures."""
         pair, others = self.pair, self.pair.second_names()
         sources = {
             f"grad {match.first.name}": f"grad {(match.first if side == 'first' else match.second).source}"

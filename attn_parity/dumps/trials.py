@@ -1,4 +1,4 @@
-"""Tries pairings of a pair out of which a side was recorded: what it would run is looked up."""
+"""Score candidate pairings against recorded results, which are looked up instead of run."""
 
 from __future__ import annotations
 

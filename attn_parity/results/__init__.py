@@ -1,1 +1,1 @@
-"""What a comparison found: the report, accepted differences, changes since another report."""
+"""Results of a comparison: the report, accepted differences, changes since another report."""

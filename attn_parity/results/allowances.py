@@ -1,4 +1,4 @@
-"""Differences that are known and accepted: what of a report they cover, and the verdict on the rest."""
+"""Known, accepted differences: the tensors of a report that they cover, and the verdict on the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .findings import Allowance, Divergence, ModuleNode, TensorVerdict, worst
 from .report import Report
 
 _PREFIXES = ("grad ", "weight ", "dropout ")
-"""What stands before the name of a parameter or submodule in the name of a tensor."""
+"""Prefixes of the name of a parameter or submodule in the name of a tensor."""
 
 
 def parse(texts: Sequence[str], what: str = "--allow") -> dict[str, str]:
@@ -32,10 +32,10 @@ def parse(texts: Sequence[str], what: str = "--allow") -> dict[str, str]:
 
 
 def checked(allow: Mapping[str, str] | Sequence[str], what: str = "allow") -> dict[str, str]:
-    """Return path -> reason of what a caller gave.
+    """Return path -> reason of the caller's allowances.
 
     Raises:
-        TypeError: it is no mapping of texts and no sequence of ``PATH=REASON``.
+        TypeError: `allow` is neither a mapping of strings nor a sequence of ``PATH=REASON``.
         ValueError: a path or a reason is empty.
     """
     if isinstance(allow, str):
@@ -54,15 +54,15 @@ def accept(
 ) -> Report:
     """Return the report with the verdict on all but the accepted differences.
 
-    A path covers the tensor of that name, the gradients of the parameters below it, and every difference that begins
-    in that submodule. Where each submodule that differs when it is fed the same numbers lies inside an accepted one,
-    the differences elsewhere follow from it, and are accepted with it.
+    A path covers the tensor of that name, the gradients of the parameters below it, and every difference that begins in
+    that submodule. If each submodule that differs on equal inputs is inside an accepted one, the differences elsewhere
+    follow from it, and are accepted with it.
 
     Args:
-        report: what was found.
+        report: the report of the comparison.
         allow: path -> reason.
-        left: what differs beside the accepted submodules when they give the other side's numbers: where it is,
-            ``nothing``, or ``unknown`` where that could not be tried.
+        left: the difference that remains when the accepted submodules return the other side's numbers: its location,
+        ``nothing``, or ``unknown`` if that could not be tried.
     """
     if not allow:
         return report
@@ -139,13 +139,13 @@ def _covers(path: str, tensor: TensorVerdict) -> bool:
 
 
 def _inside(path: str | None, paths: Iterable[str]) -> str:
-    """Return the accepted path that a submodule is or lies below, "" if there is none."""
+    """Return the accepted path that equals or contains the submodule's, "" if none does."""
     found = (one for one in paths if path is not None and (path == one or path.startswith(f"{one}.")))
     return next(found, "")
 
 
 def _follows(report: Report, covers: dict[str, list[str]]) -> str:
-    """Return the accepted path that all that differs follows from, "" if something else differs by itself."""
+    """Return the accepted path that explains all differences, "" if another submodule differs independently."""
     first = report.first_divergence
     path = "" if first is None else _inside(first.path, covers) or _inside(first.second_path, covers)
     if not path or report.tree is None:
@@ -160,7 +160,7 @@ def _follows(report: Report, covers: dict[str, list[str]]) -> str:
 
 
 def _guilty(node: ModuleNode) -> Iterator[ModuleNode]:
-    """Yield the submodules that differ by themselves: no submodule of theirs does."""
+    """Yield the innermost submodules that differ: those without a differing submodule inside."""
     inner = [found for child in node.children for found in _guilty(child)]
     yield from inner
     if not inner and node.verdict in ("different", "precision"):

@@ -1,4 +1,4 @@
-"""What has changed since a report that was kept: plain data of two reports in, the difference out."""
+"""Changes since a stored report, from the plain data of both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Changes:
 
     @property
     def _named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """What is said of tensors, and which they are."""
+        """Each kind of change in words, with the names of its tensors."""
         return (
             ("newly failing", self.failing),
             ("mended", self.mended),
@@ -66,7 +66,7 @@ class Changes:
         )
 
     def lines(self) -> list[str]:
-        """Return what a reader is told, at most three lines."""
+        """Return the changes as at most three lines of text."""
         before, now = self.verdict
         parts = [f"verdict {before} -> {now}" if before != now else f"verdict {now} as before"]
         parts += [f"{len(names)} {what} ({_some(names)})" for what, names in self._named if names]
@@ -86,7 +86,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """Return a report that was written as JSON.
 
     Raises:
-        ValueError: it can't be read, or is no report of `compare`.
+        ValueError: the file cannot be read, or does not hold a report of `compare`.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -100,10 +100,10 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def changes(before: Data, now: Data) -> Changes:
-    """Return what is other in a report than in its baseline, both as JSON-ready data.
+    """Return the changes of a report since its baseline, both as JSON-ready data.
 
     Raises:
-        ValueError: the baseline is no report of `compare`.
+        ValueError: the baseline is not a report of `compare`.
     """
     if not _is_report(before):
         raise ValueError("the baseline is not the data of a report of compare, as to_json() gives it")
@@ -134,7 +134,7 @@ def changes(before: Data, now: Data) -> Changes:
 
 
 def _is_report(data: Any) -> bool:
-    """Tell whether data holds what is compared here of a report."""
+    """Return whether data has the fields of a report that the comparison reads."""
     if not isinstance(data, Mapping) or data.get("verdict") not in SEVERITY:
         return False
     tensors, first = data.get("tensors"), data.get("first_divergence")

@@ -1,4 +1,4 @@
-"""What a `Report` consists of: verdicts of tensors, pairs, the module tree, where sides diverge. Plain data alone."""
+"""The contents of a `Report`: verdicts of tensors, pairs, the module tree, divergences. Plain data only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def worst(verdicts: Iterator[Verdict] | list[Verdict]) -> Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Worst:
-    """The element that is furthest off: sample, index, both values, and the float64 value (None if there is none)."""
+    """The element that is furthest off: sample, index, both values, and the float64 value (None without float64)."""
 
     sample: int
     index: tuple[int, ...]
@@ -66,7 +66,7 @@ class TensorVerdict:
         shape: its shape, the first side's axes.
         dtype: dtype in which precision was judged.
         verdict: the verdict.
-        message: one line that says why, empty when equal.
+        message: the reason in one line, empty when equal.
         side: label of the side that loses too much precision, for ``precision``.
         weights: ``held`` or ``own``: the weights that showed the worst.
         mode: ``eager`` or ``jit``: the run that showed the worst.
@@ -79,9 +79,9 @@ class TensorVerdict:
         bad: number of elements beyond the allowance that failed.
         count: number of elements over all samples.
         worst: the element that is furthest off.
-        sample: what showed the worst, in words: ``your weights``, ``random weights, seed 1``.
-        allowed: path of the allowance that covers the difference; such a tensor is no failure.
-        shards: the shards that the difference lies in, in words, where it is not in all of them.
+        sample: the sample with the worst element, in words: ``your weights``, ``random weights, seed 1``.
+        allowed: path of the allowance that covers the difference; such a tensor does not fail.
+        shards: the shards that differ, in words, unless all do.
     """
 
     name: str
@@ -141,7 +141,7 @@ class PairedParameter:
         first: its name on the first side.
         second: its name on the second side.
         pattern: einops pattern from the first side's axes to the second's.
-        how: what it rests on: ``rule``; ``name`` (with class and shape); ``order`` (of use on both sides); ``probe``
+        how: basis: ``rule``; ``name`` (with class and shape); ``order`` (of use on both sides); ``probe``
             (the outputs agree under it).
     """
 
@@ -156,21 +156,21 @@ class PairedParameter:
 
 @dataclasses.dataclass(frozen=True)
 class ModuleNode:
-    """One submodule of the first side and its counterpart; a tree of them is where a difference is looked for.
+    """One submodule of the first side and its counterpart; the localisation searches the tree of them.
 
-    Errors are relative to the largest value and None where there is nothing to compare.
+    Errors are relative to the largest value and None without a comparison.
 
     Attributes:
         path: dotted path on the first side, "" for the module itself; None for a submodule that only the second has.
         second_path: dotted path on the second side; None for a module without a counterpart.
-        first_type: class on the first side, "" if there is none.
-        second_type: class on the second side, "" if there is none.
-        verdict: of the module fed with the other side's activations; None where it was not run by itself.
+        first_type: class on the first side, "" without one.
+        second_type: class on the second side, "" without one.
+        verdict: of the module fed with the other side's activations; None if it was not run alone.
         error_in: difference of the inputs as the two sides ran freely.
         error_out: difference of the outputs as the two sides ran freely.
         forward_error: difference of the outputs when both are fed the same inputs.
         backward_error: difference of the gradients when both are fed the same inputs and cotangents.
-        message: what differs, or why it was not run by itself.
+        message: the difference, or why it was not run alone.
         first: whether this is the first divergence.
         children: the submodules, in order of execution.
     """
@@ -216,7 +216,7 @@ def itself(name: str) -> str:
 
 
 def between_words(path: str, between: Sequence[str]) -> str:
-    """Say between which calls inside a module code lies; the module stands for its own inputs and outputs."""
+    """Describe the calls inside a module between which code runs; the module's path means its inputs or its outputs."""
     first, second = between
     return f"between {'the inputs' if first == path else first} and {'the outputs' if second == path else second}"
 
@@ -245,17 +245,17 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The submodule, or the code between two, that differs although it was fed the same numbers.
+    """The submodule, or the code between two, that differs on equal inputs.
 
     Attributes:
         path: dotted path on the first side; "" is the module itself, outside its submodules.
         second_path: dotted path on the second side.
         direction: ``forward`` or ``backward``.
-        message: what differs there, in one line.
-        between: the two submodules of `path` between which the fault lies, where it is in the code around them.
-        hint: what the difference is consistent with, in one line.
+        message: the difference, in one line.
+        between: the two submodules of `path` around the fault, if it is in the code between them.
+        hint: a cause that the difference is consistent with, in one line.
         second_label: label of the second side.
-        candidates: the places that were not excluded, this one first.
+        candidates: the locations that were not excluded, this one first.
         first_name: class of the whole first side.
         second_name: class of the whole second side.
     """
@@ -280,7 +280,7 @@ class Divergence:
 
     @property
     def others(self) -> str:
-        """The other candidates in words, "" where there are none."""
+        """The other candidates in words, "" without any."""
         return "; ".join(one.words for one in self.candidates[1:])
 
     @property

@@ -1,4 +1,4 @@
-"""What `compare` found: a verdict per tensor, where the two first diverge, and what was not reached."""
+"""The report of `compare`: a verdict per tensor, the first divergence, and the parts that were not reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ParityError(AssertionError):
-    """The two sides are not equal; the message says what differs, where, and how to run it again.
+    """The two sides are not equal; the message names the differences, their location and the command to run again.
 
     Attributes:
         report: the `Report`, or the `TrainingReport`.
@@ -44,27 +44,27 @@ class Report:
     Attributes:
         verdict: ``equal``, ``precision``, ``different`` or ``inconclusive``.
         tensors: one judgement per tensor, in the order outputs, input gradients, parameter gradients.
-        first_divergence: where the two first differ; None when they are equal or it could not be told.
+        first_divergence: the first divergence; None when they are equal or it was not determined.
         tree: the module tree behind it; None unless it was looked for.
         unexercised: parameters that no comparison reached.
         invariances: parameters that the outputs do not depend on although they are used, such as a key bias.
         unreached: branches that were not run: dropout that is off, arguments that were not given.
-        pairing: which parameter is which.
-        noise: what the sides do to themselves: name of the variation -> relative difference.
-        notes: what a reader has to know, such as a side that has no float64.
-        message: what is missing, when the verdict is inconclusive; inputs that differ, when it is different.
-        seeds: how many times numbers were drawn.
-        samples: how many runs each verdict is pooled over.
+        pairing: the paired parameters.
+        noise: difference of each side from itself: name of the variation -> relative difference.
+        notes: remarks for the reader, such as a side without float64.
+        message: the reason of an inconclusive verdict; inputs that differ, for a different one.
+        seeds: number of draws.
+        samples: number of runs that each verdict pools.
         environment: versions, devices and precision switches.
         seconds: how long it took.
         peak_memory: largest resident memory of the process, in bytes.
-        command: the command that runs it again, "" when it was called from Python.
+        command: the command to run again, "" when called from Python.
         first_name: class of the first module.
         second_name: class of the second module.
-        first_label: what the first side is called: ``torch`` or ``flax`` where the frameworks differ, else ``first``.
-        second_label: what the second side is called.
+        first_label: label of the first side: ``torch`` or ``flax`` where the frameworks differ, else ``first``.
+        second_label: label of the second side.
         allowed: differences that were accepted beforehand.
-        changes: what is other than in the baseline; None without one.
+        changes: changes since the baseline; None without one.
         pictures: tensors of the first sample, for the HTML page.
     """
 
@@ -131,7 +131,7 @@ class Report:
         return f"{line}: {self.message}" if self.message else line
 
     def explain(self, most: int = 10) -> str:
-        """Return the summary, where the two diverge, and the worst tensors: what an exception says."""
+        """Return the text of an exception: the summary, the first divergence, and up to `most` failing tensors."""
         lines = [self.summary()]
         if self.first_divergence is not None:
             lines.append(str(self.first_divergence))
@@ -161,13 +161,13 @@ class Report:
         return as_text(self)
 
     def changes_since(self, baseline: Report | Mapping[str, Any] | str | Path) -> Changes:
-        """Return what is other than in an earlier report of the same pair.
+        """Return the changes since an earlier report of the same pair.
 
         Args:
             baseline: the report, its JSON data, or the file that it was written to.
 
         Raises:
-            ValueError: the file holds no report.
+            ValueError: the file does not hold a report.
         """
         if isinstance(baseline, Report):
             baseline = baseline.to_json()

@@ -1,1 +1,1 @@
-"""The numbers a pair is judged on: the calls that were given, and what is drawn."""
+"""The numbers a pair is judged on: the user's calls, and drawn weights and inputs."""

@@ -20,7 +20,7 @@ def as_arguments(inputs: Any) -> Arguments:
     """Return inputs (one array, a tuple of positional ones, a dict of keyword ones) as a call on NumPy arrays.
 
     Raises:
-        ModuleFailedError: there is no array in them.
+        ModuleFailedError: the inputs contain no array, or an array of another kind than numbers or bools.
     """
     if isinstance(inputs, Arguments):
         return inputs
@@ -106,7 +106,7 @@ class Rearranged:
 
 
 Counterpart = int | Rearranged | None
-"""The first side's array whose numbers one of the second holds, rearranged or not; None where there is none."""
+"""The first side's array with the numbers of one of the second's, rearranged or not; None without one."""
 
 
 def place_index(place: Counterpart) -> int | None:
@@ -115,11 +115,7 @@ def place_index(place: Counterpart) -> int | None:
 
 
 def alike(first: Arguments, second: Arguments) -> list[Counterpart]:
-    """Return, per array of the second call, that of the first which holds the same numbers; None for one of its own.
-
-    Numbers are the same if they are once both are rounded to the coarser of the two dtypes. One that stands in the same
-    place goes before others, one of the same shape before one that is rearranged.
-    """
+    """Return, per array of the second call, the counterpart with the same numbers in the first; None without one."""
     ours, theirs = first.leaves, second.leaves
     found: list[Counterpart] = [None] * len(theirs)
     free = list(range(len(ours)))
@@ -211,7 +207,7 @@ def like(arguments: Arguments, source: Arguments, matches: Sequence[Counterpart]
 
 
 def common_dtype(arrays: Arrays) -> str | None:
-    """Return the floating-point dtype that most elements have; None where there are none."""
+    """Return the floating-point dtype that most elements have; None without floating-point arrays."""
     sizes: dict[str, int] = {}
     for array in arrays.values():
         if is_float(array):

@@ -43,9 +43,9 @@ MANY = 10_000_000
 
 
 class Planned(NamedTuple):
-    """What tells a sample apart before it is drawn.
+    """Key of a sample before it is drawn.
 
-    `kind` is ``held`` (the pair's own weights) or ``own`` (drawn ones), followed by `` stress`` where the inputs are
+    `kind` is ``held`` (the pair's own weights) or ``own`` (drawn ones), followed by `` stress`` for inputs that are
     drawn to be hard; samples of one `group` differ by tiny moves only, `copy` 0 is not moved; a `seed` below 0 takes
     the inputs as given.
     """
@@ -62,10 +62,10 @@ FIRST = Planned("held", 0, 0, -1)
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One set of numbers for both sides: the first side's weights, the arguments of both calls, how it was planned.
+    """One set of numbers for both sides: the first side's weights, the arguments of both calls, and the sample's key.
 
-    `stress` says that the inputs were drawn to be hard: they are for the meaning of the two sides, whose precision may
-    well differ there.
+    `stress`: whether the inputs were drawn to be hard. Such samples judge the meaning of the two sides; their precision
+    may well differ there.
     """
 
     weights: Arrays
@@ -164,15 +164,15 @@ def draw_inputs(
     """Draw other numbers of the same shapes.
 
     Floating-point arrays keep their mean and spread; under `stress` their vectors (along the last axis) differ in size
-    by two orders of magnitude and some are nearly constant with a mean far from zero. What was nowhere negative stays
-    so. Masks (see `masks`) and whole numbers stay as they are.
+    by two orders of magnitude and some are nearly constant with a mean far from zero. Arrays without negative values
+    get none. Masks (see `masks`) and integers stay as they are.
 
     Args:
         arguments: the call.
         seed: of the random numbers.
         stress: draw hard inputs.
         fixed: arrays that stay as they are.
-        vary: arrays of whole numbers that are shuffled.
+        vary: arrays of integers to shuffle.
     """
     random = np.random.default_rng([*seed, 7])
     found = []

@@ -1,4 +1,4 @@
-"""What the arguments of `train` must be."""
+"""Check the arguments of `train`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(steps: Any, optimizer: Any, loss: Any, lr: Any, seed: Any, dropout: An
 
 
 def check_modules(torch_module: Any, flax_module: Any) -> None:
-    """Refuse what is not one module of each framework."""
+    """Raise TypeError unless the modules are a torch module and an NNX module, in this order."""
     for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
         if backends.framework_of(module) != wanted or isinstance(module, tuple):
             position = "first" if wanted == "torch" else "second"
@@ -43,7 +43,7 @@ def check_modules(torch_module: Any, flax_module: Any) -> None:
 
 
 def _described(module: Any) -> str:
-    """Return what a message calls what was given as a module."""
+    """Return the description of a wrong module argument for the message."""
     if not (isinstance(module, tuple) and len(module) == 2 and backends.framework_of(module) == "flax"):
         return type(module).__name__
     linen = f"the Linen module {type(module[0]).__name__} with its variables"

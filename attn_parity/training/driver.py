@@ -64,7 +64,7 @@ def train(
 ) -> TrainingReport:
     """Train a torch and a Flax module on the same data with the same dropout masks, and judge whether they train alike.
 
-    Both start from the weights that the torch module holds, or from those of a seed. The modules are left as they were.
+    Both start from the torch module's weights, or from those of a seed. The modules are left as they were.
 
     Args:
         torch_module: a ``torch.nn.Module``.
@@ -77,23 +77,23 @@ def train(
         dropout: True drops at the modules' own rates, with masks of one stream for both; a number sets the rate of
             every dropout layer; False drops nothing.
         loss: ``mse``, ``cross_entropy`` (the last axis holds logits, targets are whole numbers), or a pair of
-            functions, torch's and JAX's, of what the module returned and the targets.
+            functions, torch's and JAX's, of the module's output and the targets.
         lr: learning rate of a named optimizer.
         seed: of the first weights of both sides, the order of the data and the dropout masks; None leaves the weights
             to the torch module, and is 0 for the rest.
         dtype: ``float64`` trains both in float64; None in the modules' own precision.
-        rules: which parameter is which; by default it is proposed from names, classes and shapes.
+        rules: pairing of the parameters; by default proposed from names, classes and shapes.
         strict: pin every precision switch for the time of the training.
-        progress: called with what is done, how much of it, and how much there is.
-        html: file for a page that shows losses and the difference of each tensor; it is written anew while this
-            trains, and reloads itself in a browser. The last one is the report's.
+        progress: callback with the current stage, the work done and the total.
+        html: file for a page that shows losses and the difference of each tensor; it is rewritten during training
+            and reloads in a browser. The last version is the report's.
 
     Returns:
         The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
 
     Raises:
         TypeError: not one module of each framework.
-        ValueError: an argument is wrong, the modules can't be run or paired, or the page can't be written.
+        ValueError: an argument is wrong, the modules cannot be run or paired, or the page cannot be written.
     """
     started = time.perf_counter()
     live = LivePage(files.checked(html))
@@ -262,7 +262,7 @@ class _Training:
     def _explained(
         self, first: FirstDifference, before: Arrays, runs: Mapping[tuple[str, bool], Step], given: Arguments
     ) -> FirstDifference:
-        """Return a first difference; that of a running statistic with what its numbers are consistent with."""
+        """Return a first difference; for a running statistic, with a cause that its numbers are consistent with."""
         kind, _, name = first.tensor.partition(" ")
         if kind != "statistic":
             return first
@@ -286,7 +286,7 @@ class _Training:
         return {name: one for name, one in found.items() if name in trained}
 
     def _so_far(self, growth: dict[str, list[float]]) -> TrainingReport:
-        """Return what is known while it trains; whether the two are equal is not."""
+        """Return an intermediate report, with the verdict ``inconclusive`` because the training is not finished."""
         return TrainingReport(
             verdict="inconclusive",
             first_difference=self.judge.first,

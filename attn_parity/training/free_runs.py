@@ -28,7 +28,7 @@ DRIFT_FACTOR = 100.0
 """Free float64 runs may drift apart by this many times what one unit in the last place grows to."""
 
 GROWTH_FACTOR = 30.0
-"""A free run may drift from its own float64 run by this many times what the other side drifts, or one unit grows to."""
+"""Allowed drift of a free run from its float64 run, in multiples of the other side's or of the growth of one unit."""
 
 
 @dataclasses.dataclass

@@ -39,9 +39,9 @@ class Judge:
     """The measures of all steps so far, and the first difference that they show.
 
     Attributes:
-        first: where the two first differ; None as long as they don't.
+        first: the first difference; None as long as the two agree.
         synchronised: tensor kind -> largest difference per step; see `TrainingReport`.
-        notes: what a reader has to know.
+        notes: remarks for the reader of the report.
     """
 
     def __init__(self, pairing: Pairing, dtype: str, notes: list[str]):

@@ -24,7 +24,7 @@ class LivePage:
         self._last = float("-inf")
 
     def show(self, so_far: Callable[[], TrainingReport]) -> None:
-        """Write what is known so far, unless that was just done."""
+        """Write an intermediate page, unless one was written less than `LEAST_SECONDS` ago."""
         now = time.monotonic()
         if self.path is not None and now - self._last >= LEAST_SECONDS:
             self._write(so_far(), running=True)

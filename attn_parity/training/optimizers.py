@@ -1,4 +1,4 @@
-"""The named optimizers: the same update in torch and in optax, and what a reader has to know of how that is done."""
+"""The named optimizers: the same update in torch and in optax, with a note for the reader on how they were matched."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TrainingReport:
 
     Attributes:
         verdict: ``equal``, ``precision``, ``different`` or ``inconclusive``.
-        first_difference: where the two first differ; None unless they do.
+        first_difference: the first difference; None if the two agree.
         tensors: one judgement per tensor over all steps, each taken again from the same numbers.
         losses: run -> loss per step: ``torch``, ``flax``, ``torch float64``, ``flax float64``, and ``torch moved`` and
             ``torch float64 moved``, which start one unit in the last place off.
@@ -50,11 +50,11 @@ class TrainingReport:
         divergence: tensor -> largest difference per step between the sides that start from the same numbers, relative
             to the largest value of its kind, in float64.
         settings: how optimizers and dropout of the two sides were reconciled.
-        notes: what a reader has to know.
-        message: what is missing, when the verdict is inconclusive; where drift is to blame, what drifts.
+        notes: remarks for the reader.
+        message: the reason of an inconclusive verdict; for drift, the drifting quantity.
         steps: how many steps were taken.
         dtype: precision of the two sides.
-        pairing: which parameter is which.
+        pairing: the paired parameters.
         environment: versions, devices and precision switches.
         seconds: how long it took.
         torch_name: class of the torch module.

@@ -1,4 +1,4 @@
-"""What the judge of training and the trainers of both backends hand each other: steps and optimizer states."""
+"""Data that the judge of training exchanges with the trainers of both backends: steps and optimizer states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Hyperparameters:
 class Step:
     """Loss, gradients, and running statistics and carried state after one batch, by name.
 
-    `foreign` says that random numbers were drawn that are no dropout masks.
+    `foreign`: whether random numbers other than dropout masks were drawn.
     """
 
     loss: Array
