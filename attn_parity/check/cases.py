@@ -119,7 +119,7 @@ CASES: tuple[TwinCase, ...] = (
         return_weights=True,
     ),
 )
-"""Every variant without examples of its own runs every case; the first is also run through the other modes."""
+"""Every variant without examples runs every case; the first is also run through the other modes."""
 
 
 def cases_of(variant: Variant, is_brief: bool = False) -> tuple[TwinCase, ...]:
@@ -144,7 +144,7 @@ def cases_of(variant: Variant, is_brief: bool = False) -> tuple[TwinCase, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CaseNumbers:
-    """What a module is given: parameters under torch names, keyword inputs, and one cotangent per output."""
+    """Numbers for one module: parameters under torch names, keyword inputs, and one cotangent per output."""
 
     weights: Arrays
     inputs: Arrays

@@ -49,7 +49,7 @@ def judge_row(
 ) -> list[Cell]:
     """Judge all runs of a row: against the reference, against each other in float64, then each precision.
 
-    `losses` are what the formula of fused attention kernels costs either framework, which is allowed to both.
+    `losses`: the error that the formula of fused attention kernels costs either framework; both are allowed it.
     """
     variant, case = row.variant.name, row.case.name
     results: dict[backends.Framework, Results] = {}

@@ -28,7 +28,7 @@ from .report import Cell, LeftOut
 from .twin_runs import Tensors, TwinMode
 
 NAME = "dot_product_attention"
-"""What the command line and the rows call it."""
+"""Name in the command line and the rows."""
 
 REFERENCE = "reference"
 

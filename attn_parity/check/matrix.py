@@ -26,7 +26,7 @@ from .report import Cell, CheckReport, LeftOut
 from .twin_runs import COPIES, CheckRow, fused_losses, run_side
 
 AGAIN = 4
-"""A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
+"""Factor on the number of seeds for judging an apparently imprecise run again, on new seeds, before reporting it."""
 
 WORTH = 40
 """Programs that a process is worth: to start it and to import both frameworks takes as long as half of them."""
@@ -34,7 +34,7 @@ WORTH = 40
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
 
 _Judged = tuple[list[Cell], list[LeftOut]]
-"""A row: its cells, and what was left out of it."""
+"""The cells of a row, and the runs left out of it."""
 
 
 def check(
@@ -130,7 +130,7 @@ class _Work:
 
     @property
     def rows(self) -> list[str]:
-        """What the rows are called."""
+        """Names of the rows."""
         names = [f"{subject.variant.name} {subject.case.name}" for subject in self.subjects]
         return names + [f"{kernels.NAME} {case}" for case in self.kernel_cases]
 
@@ -144,9 +144,9 @@ class _Work:
         return self.rows[0] if len(self.rows) == 1 else self.rows[0].split()[0]
 
     def parts(self) -> list[_Work]:
-        """Return the work in parts for processes, in order: cases of a variant share what is compiled.
+        """Return the work in parts for processes, in order: cases of a variant share compiled code.
 
-        Handed out in this order they end together: what takes long is in front, the last ones take a second or two.
+        In this order the processes end together: slow parts come first, the last ones take a second or two.
         """
         grouped = itertools.groupby(
             self.subjects, lambda one: (one.variant.name, None if one.weights is None else one.case.name)
@@ -173,7 +173,7 @@ def _judge_in_processes(work: _Work, jobs: int) -> Generator[_Judged]:
 
 
 def _judge_part(part: _Work) -> list[_Judged]:
-    """Judge some rows in a process of their own."""
+    """Judge some rows in a separate process."""
     with seldom_collecting():
         return list(_judge_rows(part))
 

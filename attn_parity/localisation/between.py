@@ -39,9 +39,9 @@ class PairedCall:
         return self.calls["first"].order
 
     def differs(self, what: str, limit: float) -> bool | None:
-        """Tell whether ``inputs``, ``outputs`` or ``cotangents`` differ between the sides; None if that can't be told.
+        """Return whether ``inputs``, ``outputs`` or ``cotangents`` differ between the sides; None if undetermined.
 
-        One that takes whole numbers alone, a table of embeddings, was given the same if it returned the same.
+        The inputs of a step that takes only integers, such as an embedding table, are equal if its outputs are.
         """
         outputs = match_leaves(*(self.calls[side].outputs for side in SIDES))
         if what != "inputs":
@@ -56,7 +56,7 @@ class PairedCall:
         return found > limit
 
     def hands_on_to(self, following: PairedCall, limit: float) -> bool:
-        """Tell whether all that differs in what it returned is what another step was given, on either side as it is."""
+        """Return whether every differing output is an input of the following step, unchanged on either side."""
         for group in match_leaves(*(self.calls[side].outputs for side in SIDES)):
             one, two = (group.value(side, self.calls[side].outputs) for side in SIDES)
             if relative([(one, two)]) > limit and not any(
@@ -75,7 +75,7 @@ Gradients = Callable[[PairedCall | None], Mapping[Side, Sequence[Array | None]]]
 def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
     """Return the calls that were made during one call of a module, from all calls of one side.
 
-    A submodule that several modules share has its path in one of them only; it is told by when it was called.
+    A submodule that several modules share has its path in one of them only; the order of calls identifies it.
     """
     if not path:
         return [one for one in calls if one.path]
@@ -89,13 +89,13 @@ def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
 def steps_of(
     pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str], *, loose: bool = False
 ) -> list[PairedCall]:
-    """Return the steps of paired submodules in order of execution; one called more often on one side has none.
+    """Return the steps of paired submodules in order of execution; pairs with unequal numbers of calls have none.
 
     Args:
         pairs: first path -> second path of the nearest submodules.
         calls: the calls inside the module, by side.
-        exchanged: first paths of those that agree only if the sides exchange what they are fed.
-        loose: take the first calls of one that is called more often on one side.
+        exchanged: first paths of those that agree only if the sides exchange their inputs.
+        loose: pair the first calls of a submodule that is called more often on one side.
     """
     found = []
     for path, second_path in pairs.items():
@@ -197,16 +197,16 @@ def _branches(
 
 
 def _next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Call], path: str) -> str:
-    """Return the first submodule after a step that may get what the step returned, else the module's own end."""
+    """Return the path of the first submodule that may take a step's output, else the module's own path (its end)."""
     following = next_of(step, steps, whole)
     return path if following is None else following.path
 
 
 def next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Call]) -> PairedCall | None:
-    """Return the first step after one that may be given what it returned.
+    """Return the first later step that may take the output of this one; None if none does.
 
-    One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not, nor
-    is one that takes what such a one returned: a branch beside the step.
+    A step whose inputs all existed before (the module's inputs, inputs and outputs of earlier submodules) is excluded,
+    and so is one that takes only those and outputs of excluded steps: a parallel branch.
     """
     earlier = [one for one in steps if one.order <= step.order]
     there = list(whole["first"].arguments.leaves)

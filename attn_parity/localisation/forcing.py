@@ -1,4 +1,4 @@
-"""One pair of submodules by itself: fed the same numbers, forward and backward, by each side in turn."""
+"""Run one pair of submodules alone: on the same inputs, forward and backward, from each side in turn."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Feed:
 
 @dataclasses.dataclass(frozen=True)
 class CallTrial:
-    """What one pair of calls showed; differences are relative to the largest value and None where nothing was run.
+    """Measures of one pair of calls; differences are relative to the largest value and None if not run.
 
     Attributes:
         error_in: difference of the inputs as both sides ran freely.
         error_out: difference of the outputs as both sides ran freely.
-        forward: difference of the outputs, fed the same.
-        backward: difference of the gradients, fed the same.
+        forward: difference of the outputs, on the same inputs.
+        backward: difference of the gradients, on the same inputs.
         worst: the gradient that differs the most.
         exchanged: whether the sides agree only when one takes over the other's integers, or the order of its inputs.
-        problem: why it could not be run by itself.
+        problem: why it could not run alone.
     """
 
     error_in: float | None = None
@@ -77,14 +77,14 @@ def force(
     *,
     strict: bool = False,
 ) -> CallTrial:
-    """Run a pair of submodules by itself, fed by each side in turn.
+    """Run a pair of submodules alone, on the inputs of each side in turn.
 
     Args:
         runner: runs submodules.
-        pairing: which parameter is which.
+        pairing: the paired parameters.
         paths: their paths.
         calls: one call of each, as recorded.
-        limit: difference from which on other ways to feed the call are tried.
+        limit: difference above which other ways to feed the call are tried.
         strict: whether inputs are to be taken as they are (the whole module's).
     """
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
@@ -133,7 +133,7 @@ def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:
 
 
 def compare_freely(calls: dict[Side, Call], limit: float) -> CallTrial:
-    """Compare one recorded call of each side: only where the inputs agree do the outputs say something."""
+    """Compare one recorded call of each side; the outputs count only if the inputs agree and contain no integers."""
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
     error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
@@ -217,7 +217,7 @@ def evidence_of(
     calls: dict[Side, Call],
     known: Evidence,
 ) -> Evidence:
-    """Return what is known of a pair with its inputs, outputs, weights and gradients added."""
+    """Return the evidence on a pair with its inputs, outputs, weights and gradients added."""
     groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
     outputs = match_leaves(*(calls[side].outputs for side in SIDES))
     results = {side: calls[side].outputs for side in SIDES}

@@ -210,7 +210,7 @@ def _best_turn(one: Array, two: Array) -> tuple[int, AxisTurn] | None:
 
 
 def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[AxisTurn, bool]]:
-    """Yield the ways in which one shape may become the other, and whether only numbers can tell that it does."""
+    """Yield the axis orders that turn one shape into the other, and whether only numbers can confirm them."""
     plain = _plain_turn(one, two)
     if plain is not None:
         yield plain, False
@@ -225,7 +225,7 @@ def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[AxisTur
 
 
 def _orders(count: int) -> Iterator[tuple[int, ...]]:
-    """Yield the orders in which so many axes may lie on the other side."""
+    """Yield the possible orders of `count` axes on the other side; above `_MAX_AXES`, those that move a single axis."""
     if count <= _MAX_AXES:
         yield from itertools.permutations(range(count))
         return

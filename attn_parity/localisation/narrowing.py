@@ -1,4 +1,4 @@
-"""The code between submodules that all agree: which part of it is at fault, and what was not excluded."""
+"""Narrow down the code between submodules that all agree: the part at fault, and the parts not excluded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .tree import Node, nearest
 from .weighing import COPIES, measured
 
 SMALL_PART = 0.1
-"""Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
+"""Share of the worst submodule's loss below which a submodule is not reported as the start of a loss of precision."""
 
 Limit = Callable[[Node, Direction], float]
-"""Returns the largest relative difference of a pair of submodules that is none."""
+"""Returns the largest relative difference that is allowed for a pair of submodules."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Narrowing:
     def _inside(
         self, node: Node, calls: dict[Side, Call], direction: Direction, limit: float
     ) -> dict[Side, list[Call]] | None:
-        """Return what was called inside one call of the module, fed the same; None if it was never."""
+        """Return the calls inside one call of the module on the same inputs; None if they cannot be recorded."""
         free = compare_freely(calls, limit)
         as_recorded = not node.refed and (free.error_in or 0.0) <= limit
         if as_recorded and (direction == "forward" or self._same_cotangents(calls, limit)):
@@ -255,7 +255,7 @@ def _is_judged(node: Node) -> bool:
 
 
 def _judgeable(node: Node) -> Iterator[Node]:
-    """Yield the nearest submodules; those inside one that could not be run on both sides stand for it."""
+    """Yield the nearest judged submodules, descending into those that could not run on both sides."""
     for child in nearest(node):
         inner = [] if _is_judged(child) else [one for one in nearest(child) if one.path and one.second_path]
         if inner:
@@ -364,7 +364,7 @@ def _substitutes(steps: Sequence[PairedCall], side: Side, copy: int, dtype: str)
 
 
 def _value(group: LeafGroup, step: PairedCall, copy: int, number: int, dtype: str) -> Array:
-    """Return what a submodule returned on the first side, moved a little for each copy, in the working precision."""
+    """Return a submodule's output on the first side, moved slightly for each copy, in the working precision."""
     value = group.value("first", step.calls["first"].outputs)
     if copy:
         random = np.random.default_rng([copy, number, group.first[0]])

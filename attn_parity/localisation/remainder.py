@@ -1,7 +1,7 @@
-"""What is left of a difference when accepted submodules of the second side give the first side's numbers.
+"""The difference that remains when accepted submodules of the second side return the first side's numbers.
 
-They return what the first side's do, and hand back the gradients that the first side's would. If all else then agrees,
-the difference follows from them; if not, something else differs as well.
+They return the outputs of the first side's submodules, and propagate the first side's gradients. If all else then
+agrees, the difference follows from them; if not, something else differs as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .weighing import rounding
 
 Remainder = Divergence | Literal["nothing", "unknown"]
-"""Where something else differs; that nothing does; or that it can't be told."""
+"""The remaining divergence; ``nothing`` if all else agrees; ``unknown`` if undetermined."""
 
 
 def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: float = 0.0) -> Remainder:
@@ -124,7 +124,7 @@ def _apart(
 
 
 def _given_apart(first: Sequence[Call], second: Sequence[Call], path: str, second_path: str) -> float:
-    """Return how far apart is what the accepted submodule was given, which nothing behind it shows."""
+    """Return the largest difference of the accepted submodule's inputs, which nothing behind it shows."""
     mine, its = ([call for call in calls if call.path == one] for calls, one in ((first, path), (second, second_path)))
     found = [0.0]
     for one, two in zip(mine, its, strict=True):

@@ -1,9 +1,9 @@
-"""Where two modules first diverge, by teacher forcing: each submodule is fed the other side's activations.
+"""Find the first divergence of two modules by teacher forcing: each submodule gets the other side's activations.
 
 Both sides run once, freely, and every call of every submodule is recorded with its inputs, outputs and the gradient
-that reaches it. Then each submodule runs by itself on what the other side's counterpart was given, forward and
-backward, in both directions. One that differs although it was fed the same numbers is at fault, or one inside it is,
-or the code between those. Recorded results without modules to run are searched by their inputs and outputs alone.
+that reaches it. Then each submodule runs alone on the inputs of its counterpart, forward and backward, in both
+directions. A submodule that differs on the same inputs is at fault, or a submodule inside it, or the code between
+those. Without runnable modules, recorded results are searched by their inputs and outputs alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
 
 LIMIT = 1e-11
-"""Largest relative difference of a submodule in float64, by itself, fed the same numbers."""
+"""Largest relative difference allowed for a submodule run alone in float64 on the same inputs."""
 
 CAUSE = 1e-4
 """Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
 
 MAX_NODES = 64
-"""Up to so many submodules are all tried; of more, only those inside one that is at fault."""
+"""Number of submodules up to which all are tried; with more, only those inside a faulty one."""
 
 SURE = 1e-6
 """A larger difference in float64 is never rounding."""
@@ -210,7 +210,7 @@ class _Search:
                 self._try_below(child, total, done)
 
     def _try(self, node: Node) -> None:
-        """Run a pair by itself, fed by each side in turn; what can't be run is compared as both sides ran freely."""
+        """Run a pair alone, on the inputs of each side in turn; if that fails, compare the free runs."""
         for first, second in node.calls:
             calls: dict[Side, Call] = {"first": first, "second": second}
             try:
@@ -238,7 +238,7 @@ class _Search:
         return CallTrial(forward=used.get("forward"), backward=used.get("backward"), problem=problem)
 
     def _try_other_pairs(self, node: Node) -> None:
-        """Where several nested modules hold the same weights, take the pair of them that agrees, if there is one."""
+        """If several nested modules hold the same weights, take the pair of them that agrees, if any."""
         if not self._guilty(node, "forward") or self.runner is None or not node.path:
             return
         for path, second_path in self.others.get(node.path, ()):
@@ -291,11 +291,11 @@ class _Search:
         return node.rounding
 
     def _limit_of(self, node: Node, direction: Direction) -> float:
-        """Return the largest difference of a pair, fed the same, that is none: rounding, or tables inside it."""
+        """Return the largest allowed difference of a pair on the same inputs: rounding, or tables inside it."""
         return max(self.limits[direction], self._explained(node)[direction])
 
     def _explained(self, node: Node) -> dict[str, float]:
-        """Return the differences that tables in float32 inside a pair may cause by themselves."""
+        """Return the differences that tables in float32 inside a pair may cause alone."""
         if node.tables is None:
             node.tables = {"forward": 0.0, "backward": 0.0}
             if self.allowed is not None and self.runner is not None and node.calls:
@@ -324,7 +324,7 @@ class _Search:
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
     def _judged(self, node: Node) -> Iterator[Node]:
-        """Yield the nearest submodules that could be judged; those inside one that could not stand for it."""
+        """Yield the nearest judged submodules, descending into those that could not be judged."""
         for child in nearest(node):
             if self.aim == "precision" and child.forward is None and child.backward is None:
                 self._try(child)

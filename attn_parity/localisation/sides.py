@@ -1,4 +1,4 @@
-"""What localisation asks of a pair: two subjects, their weights and inputs on one sample, and how to run them."""
+"""The interface of localisation to a pair: two subjects, their weights and inputs on a sample, and how to run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..sides.large import is_large
 from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run, Substitute
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
-"""What a subject raises when a submodule can't be run by itself."""
+"""Errors of a subject whose submodule cannot run alone."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What is run on a mesh: every variant in sizes that devices can share, and small whole models.
+"""The modules to run on a mesh: every variant in sizes that devices can share, and small whole models.
 
-The examples of the specs have odd sizes, which is what finds faults on one device. Here heads must divide: they are
-multiplied, and what else a config says stays.
+The examples of the specs have odd sizes, which find faults on one device. On a mesh, heads must divide: they are
+multiplied, and the rest of a config stays.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     """Return the cases of some variants or models, by their class names; of all without names.
 
     Raises:
-        ValueError: a name that is none of them.
+        ValueError: a name is unknown.
     """
     wanted = {find_variant(name, tuple(MODELS)).name if name not in MODELS else name for name in variants}
     found = [
@@ -161,7 +161,7 @@ def _models() -> dict[str, Config]:
 
 
 MODELS = _models()
-"""Small whole models by their class, and what is special about them."""
+"""Small whole models by class -> their distinguishing config."""
 
 
 def _model(name: str, config: Config, seed: int) -> MeshCase:

@@ -1,4 +1,4 @@
-"""Processes that are a mesh of simulated devices: how they start, say how far they are, and fail together."""
+"""Processes that form a mesh of simulated devices: how they start, report progress, and fail together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ... import workers
 from ...adapters import load_adapter
 
 ROLES = ("tensor", "context", "fsdp")
-"""What an axis of the mesh may stand for; the axes are called what they stand for."""
+"""Roles of the axes of a mesh, which are also their names."""
 
 MAX_DEVICES = 16
 """Most devices that are simulated."""
@@ -26,7 +26,7 @@ MAX_DEVICES = 16
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
 
 FAILED = "failed"
-"""File in which processes that fail say why, in the order in which they do."""
+"""File in which failing processes write their errors, in the order in which they fail."""
 
 _POLL = 0.2
 """Seconds between two looks at how far the processes are."""
@@ -36,13 +36,13 @@ Outcome = TypeVar("Outcome")
 
 @dataclasses.dataclass(frozen=True)
 class MeshTask:
-    """What one process of a mesh does; its text is its name in messages.
+    """The work of one process of a mesh; its text is its name in messages.
 
     Attributes:
         framework: of the sharded modules.
         plain: framework of the plain ones.
         sizes: of the axes of the mesh, in order.
-        folder: where the processes meet, and the first one says how far it is.
+        folder: where the processes meet, and the first one reports progress.
         rank: number of the process.
     """
 
@@ -61,10 +61,10 @@ OfTask = TypeVar("OfTask", bound=MeshTask)
 
 
 def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> None:
-    """Refuse a mesh that can't be simulated.
+    """Check that a mesh can be simulated.
 
     Raises:
-        ValueError: an axis, a size or a method that is none.
+        ValueError: an axis, a size or the method is invalid.
     """
     for name, size in sizes.items():
         if name not in ROLES:
@@ -88,11 +88,11 @@ def installed() -> list[backends.Framework]:
 
 
 def chosen_frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
-    """Return the frameworks of some names; those that are installed without names.
+    """Return the frameworks with these names; without names, those that are installed.
 
     Raises:
-        ValueError: a name that is none.
-        MissingBackendError: it is not installed.
+        ValueError: a name is unknown.
+        MissingBackendError: a framework is not installed.
     """
     for name in wanted:
         if name not in FRAMEWORKS:
@@ -158,7 +158,7 @@ def told(folder: Path, progress: Callable[[str, int, int], None] | None, before:
 
 @contextlib.contextmanager
 def joined(task: MeshTask) -> Iterator[Any]:
-    """Return the mesh that a process is part of; where it fails, it says so to the others' reader."""
+    """Yield the mesh that a process is part of; write an error of the body to the file `FAILED`."""
     meshes = load_adapter(task.framework, "meshes")
     try:
         yield meshes.simulate(dict(task.sizes), task.rank, task.folder)

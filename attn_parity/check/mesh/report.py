@@ -1,4 +1,4 @@
-"""What a check on a mesh found: a row for each module, as a table and as JSON."""
+"""Report of a check on a mesh: a row for each module, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MeshReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all modules that can be shared out compute what the plain ones do, and there are any."""
+        """Whether no sharded module failed, and at least one equals its plain module."""
         return not self.failures and any(row.verdict == "equal" for row in self.rows)
 
     def table(self) -> rich.table.Table:

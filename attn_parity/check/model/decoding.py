@@ -1,4 +1,4 @@
-"""Decoding judged: a block run through its cache gives what it gives all at once, on both sides and across them."""
+"""Judge decoding: a block run through its cache gives its one-pass output, on both sides and across them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Twin:
         self.backend: Any = backends.load(name)
 
     def block(self, index: int, *, numbered: bool = False) -> Any:
-        """Return a block with its weights; `numbered` has each element of the checkpoint hold a number of its own."""
+        """Return a block with its weights; `numbered`: give each element of the checkpoint a distinct number."""
         return self._part("DecoderBlock", self.config.blocks[index], f"trf_blocks.{index}.", None, numbered)
 
     def ends(self, rows: int, *, numbered: bool = False) -> Any:
@@ -46,7 +46,7 @@ class Twin:
         return module
 
     def run(self, function: Any, array: Array) -> Array:
-        """Return what a part or a method of one makes of an array."""
+        """Apply a part, or a method of one, to an array."""
         with self.backend.precision(self.dtype):
             found: Array = self.backend.call(function, array)
         return found
@@ -80,13 +80,13 @@ class Theirs:
         return self._library.ends(self._config, rows, state, "float64" if numbered else self.dtype)
 
     def run(self, function: Any, array: Array) -> Array:
-        """Return what a part or a method of one makes of an array."""
+        """Apply a part, or a method of one, to an array."""
         found: Array = self.backend.call(function, array)
         return found
 
 
 Maker = Twin | Theirs
-"""What makes the parts of a model, one at a time, for one side of a comparison."""
+"""Maker of the parts of a model, one at a time, for one side of a comparison."""
 
 
 def dtype_of(folder: Path) -> str:

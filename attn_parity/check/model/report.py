@@ -1,4 +1,4 @@
-"""What the judge says of a whole model, as data and as lines of text."""
+"""The verdict on a whole model, as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...results.findings import SEVERITY, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class WorstTensor:
-    """A tensor of a part that is furthest beyond what it may be: its name, its verdict, and why."""
+    """The tensor of a part that exceeds its allowance most: its name, its verdict, and the reason."""
 
     name: str
     verdict: str
@@ -20,18 +20,18 @@ class WorstTensor:
 
 @dataclasses.dataclass(frozen=True)
 class PairVerdict:
-    """What the judge says of two sides of a part.
+    """The verdict on two sides of a part.
 
     Attributes:
         first: the first side: ``transformers`` or ``torch``.
         second: the second one: ``flax``.
         verdict: as `compare` has it.
-        place: path of the first divergence within the model, in our names; "" where there is none.
-        direction: ``forward`` or ``backward``; "" where there is none.
-        hint: what it may be.
-        worst: the tensors that are furthest off, none if all are equal.
+        place: path of the first divergence within the model, in our names; "" without one.
+        direction: ``forward`` or ``backward``; "" without one.
+        hint: a possible cause.
+        worst: the tensors that are furthest off; empty if all are equal.
         tensors: how many were compared.
-        notes: what a reader has to know.
+        notes: remarks for the reader.
         seconds: time it took.
     """
 
@@ -53,8 +53,8 @@ class Decoding:
 
     Attributes:
         verdict: ``equal``, ``different`` or ``precision``.
-        apart: side -> how far its float64 results with and without a cache are apart, as a part of the largest value.
-        message: what is wrong; "" where nothing is.
+        apart: side -> difference of its float64 results with and without a cache, relative to the largest value.
+        message: the reason; "" if equal.
     """
 
     verdict: Verdict
@@ -64,17 +64,17 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class PartVerdict:
-    """What the judge says of a part of a model.
+    """The verdict on a part of a model.
 
     Attributes:
         name: ``trf_blocks.3``, or ``ends`` for embeddings, last norm and head.
         verdict: the worst of its pairs', and of decoding.
-        place: path of the first divergence within the model; "" where there is none.
-        direction: ``forward`` or ``backward``; "" where there is none.
-        hint: what it may be.
+        place: path of the first divergence within the model; "" without one.
+        direction: ``forward`` or ``backward``; "" without one.
+        hint: a possible cause.
         seconds: time the judgement took.
-        pairs: what each pair of sides came to.
-        decoding: what decoding with a cache came to; None where there is none.
+        pairs: the verdict on each pair of sides.
+        decoding: the verdict on decoding with a cache; None if it was not judged.
     """
 
     name: str

@@ -208,7 +208,7 @@ class _Walk:
             self.progress(name, len(self.parts), len(self.names))
 
     def _judge(self, name: str, make: Callable[..., Any], made: dict[str, Any], inputs: Array, block: Any) -> None:
-        """Judge a part by each pair of sides that there is."""
+        """Judge a part by each available pair of sides."""
         self._tell(name)
         begin = time.perf_counter()
         pairs = []
@@ -243,7 +243,7 @@ class _Walk:
 
 
 def _unknown_model() -> type[Exception]:
-    """Return what is raised where `transformers` is not installed or does not know a model."""
+    """Return the exception for `transformers` missing or not supporting a model."""
     found: type[Exception] = load_adapter("torch", "hugging_face").UnknownModelError
     return found
 
