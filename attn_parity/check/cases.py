@@ -123,11 +123,11 @@ CASES: tuple[TwinCase, ...] = (
 
 
 def cases_of(variant: Variant, is_brief: bool = False) -> tuple[TwinCase, ...]:
-    """Return the cases that a variant runs: its own examples, or those that all variants of sizes share.
+    """Return the cases that a variant runs: its examples, or the shared cases of variants without examples.
 
     Args:
         variant: the variant.
-        is_brief: of its own examples the first without float16, and the meaning alone of the others.
+        is_brief: run the first example without float16, and the others in float64 only.
     """
     if not variant.examples:
         return CASES

@@ -110,7 +110,7 @@ def judge_tensors(
     rows: int = 0,
     losses: Losses | None = None,
 ) -> tuple[TensorVerdict, ...]:
-    """Judge every tensor that a framework gives by what the other one gives, over all samples.
+    """Judge every tensor of a framework against the other one's, over all samples.
 
     Args:
         low: framework -> results of each sample in the precision of `way`.
@@ -118,7 +118,7 @@ def judge_tensors(
         way: how the framework that is judged ran.
         copies: samples of one group, in a row.
         rows: vectors that the gradient of a parameter sums over.
-        losses: what the formula of fused attention kernels costs either framework, which is allowed to both.
+        losses: error that the formula of fused attention kernels costs either framework; both are allowed it.
     """
     side, other = SIDE_OF[way.framework], SIDE_OF[OTHER[way.framework]]
     scales = [_scales(one, two) for one, two in zip(exact["torch"], exact["flax"], strict=True)]

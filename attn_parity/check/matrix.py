@@ -56,19 +56,19 @@ def check(
         cases: names of cases; empty = all.
         dtypes: names of precisions to run in every case, compiled as users compile them; empty = those that each case
             names. float64 always runs, as the proof of the meaning.
-        seeds: how many times numbers are drawn, each with a few slightly moved copies; statistics are pooled over all.
+        seeds: number of draws, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
-        subjects: what to check instead of variants times cases (real weights).
+        subjects: rows to check instead of variants times cases (real weights).
         jobs: number of processes; None: as many as there are cores and work for, at most `workers.MAX_JOBS`. With 1
             everything runs in this process. More of them are fresh interpreters that know nothing of what was changed
             in this one: a function replaced here, a flag set by a call. The report is the same but for the seconds.
-        progress: called as ``progress(what was done, done, total)``, in the order of the rows.
+        progress: called as ``progress(row, done, total)``, in the order of the rows.
 
     Returns:
         The report; ``report.passed`` says whether everything held.
 
     Raises:
-        ValueError: a name that is not known, or fewer than one seed or process.
+        ValueError: a name is unknown, or fewer than one seed or process.
         MissingBackendError: a framework is not installed.
         WorkerDiedError: a process was killed.
     """

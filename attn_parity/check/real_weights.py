@@ -31,7 +31,7 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     Args:
         path: a ``.safetensors`` file, or a folder with checkpoints and its ``config.json``.
         layout: name of its layout, such as ``"hf-bert"``.
-        settings: what names can't say: ``{"num_heads": 12}``; else read from ``config.json`` beside the file.
+        settings: ``{"num_heads": 12}``; by default read from ``config.json`` next to the file.
 
     Raises:
         ValueError: no such file or layout, no tensor of that layout in it, or the number of heads is nowhere given.

@@ -1,4 +1,4 @@
-"""What a check found: cells of the matrix with their verdicts, as a table, as JSON, and as messages to start from."""
+"""Results of a check: cells of the matrix with their verdicts, as a table, as JSON, and as messages for debugging."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Cell:
         variant: name of the variant.
         case: name of the case.
         dtype: precision of the run.
-        what: what was compared with what.
+        what: the two compared runs, in words.
         verdict: ``equal``, ``different`` (in meaning), ``precision`` (one side loses more than its share) or
-            ``inconclusive`` (it could not be run).
+        ``inconclusive`` (it could not be run).
         tensors: the judged tensors.
-        command: the command that runs it again.
+        command: the command to run it again.
         message: why it is inconclusive.
-        notes: what a reader has to know about how it was run.
+        notes: remarks for the reader on how it was run.
     """
 
     variant: str
@@ -43,7 +43,7 @@ class Cell:
     notes: tuple[str, ...] = ()
 
     def explain(self) -> str:
-        """Describe what is wrong, enough to start debugging."""
+        """Describe the failure in enough detail to start debugging."""
         lines = [f"{self.verdict}: {self.variant}, {self.case}, {self.dtype}, {self.what}"]
         if self.message:
             lines.append(f"  {self.message}")
@@ -56,12 +56,12 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Cells that were not run: an implementation of attention in a case that it does not serve here.
+    """Cells that were not run: an implementation of attention in a case that it does not serve on this machine.
 
     Attributes:
-        variant: what the row is called.
+        variant: name of the row.
         case: name of the case.
-        reason: why it can't run it: this machine, this installation, or what the case asks for.
+        reason: why it cannot run: the machine, the installation, or a requirement of the case.
     """
 
     variant: str
@@ -74,11 +74,11 @@ class CheckReport:
     """Result of `attn_bridge.parity.check`.
 
     Attributes:
-        cells: what was judged.
+        cells: the judged cells.
         environment: versions of Python and of the packages, and the machine.
-        seeds: how many times numbers were drawn.
+        seeds: number of draws.
         seconds: how long it took.
-        left_out: what was not run, and why.
+        left_out: the cells that were not run, with reasons.
     """
 
     cells: tuple[Cell, ...]
@@ -109,7 +109,7 @@ class CheckReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader has to know about how it was run, each once."""
+        """The cells' remarks on how they were run, each once."""
         return tuple(dict.fromkeys(note for cell in self.cells for note in cell.notes))
 
     def summary(self) -> str:
@@ -166,7 +166,7 @@ class CheckReport:
 
 
 def _group(variant: str) -> str:
-    """Return the heading of a variant, which for the implementations of attention is no class."""
+    """Return the heading of a variant; ``implementations`` for names without a class."""
     return next((one.group for one in VARIANTS if one.name == variant), "implementations")
 
 

@@ -54,7 +54,7 @@ class Results:
     Attributes:
         low: results per way of running.
         exact: per precision, float64 results on the numbers of that precision.
-        notes: what a reader has to know about how it was run.
+        notes: remarks for the reader on how it was run.
     """
 
     low: dict[TwinMode, list[Tensors]] = dataclasses.field(default_factory=dict)
@@ -64,9 +64,9 @@ class Results:
 
 @dataclasses.dataclass(frozen=True)
 class CheckRow:
-    """What is checked: a variant in one case, with weights of its own if they are given.
+    """A row of the check: a variant in one case, with drawn or given weights.
 
-    `options` are the command-line options that choose those weights.
+    `options` are the command-line options that choose given weights.
     """
 
     variant: Variant
@@ -250,7 +250,7 @@ _last = threading.local()
 
 
 def _twin(framework: backends.Framework, row: CheckRow, dtype: str) -> _Twin:
-    """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a precision)."""
+    """Return a twin; layers of one size share compiled code (each thread keeps its last twin of a precision)."""
     arguments = tuple(row.case.arguments(row.variant).items())
     key = (row.variant.name, arguments, row.returns_weights)
     twins: dict[Any, tuple[Any, _Twin]] = _last.__dict__

@@ -120,11 +120,11 @@ def located(
     Also returns whether there are no other places: a difference of gradients was seen to come through these.
 
     Args:
-        path: the module; it stands for its own inputs (first) and outputs (second).
+        path: the module; its path means its inputs (first) or its outputs (second).
         steps: the calls of its submodules, in order; the module was fed the same on both sides.
         whole: the call of the module.
         direction: of the fault.
-        limit: largest difference that is none.
+        limit: largest difference that is allowed.
         backward: returns the gradients with respect to the inputs of a call, None for the module's own.
     """
     if not steps:

@@ -105,9 +105,9 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
 def other_layouts(
     first: Sequence[Array], second: Sequence[Array], groups: Sequence[LeafGroup]
 ) -> list[list[LeafGroup]]:
-    """Return the groups with another axis moved, where the numbers agree in none, so that only shapes told the axes.
+    """Return the groups with another axis moved, for groups whose axes only the shapes determine.
 
-    ``(B, 4, 4, 4)`` may be an image with its channels first or last.
+    Those are groups whose numbers agree in no order. ``(B, 4, 4, 4)`` may be an image with its channels first or last.
     """
     unsure: dict[int, dict[tuple[int, ...], AxisTurn]] = {}
     for position, group in enumerate(groups):

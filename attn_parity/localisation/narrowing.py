@@ -34,7 +34,7 @@ class Narrowed:
     Attributes:
         candidates: the places that were not excluded, the likeliest first.
         steps: the calls of submodules in it, in order of execution.
-        chain: the two calls around the fault by order of execution alone, for what is known of the numbers there.
+        chain: the two calls around the fault by order of execution alone.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -121,7 +121,7 @@ class Narrowing:
     def _behind(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
     ) -> tuple[list[tuple[str, str]], Sequence[PairedCall]]:
-        """Return the code in front of what is given something else, by the calls that feed it, and these calls."""
+        """Return the candidates in front of the first step with differing inputs, and the calls that feed it."""
         path, limit = node.path or "", self._limit_of(node, "forward")
         target = next((step for step in steps if step.path == chain[1] and step.differs("inputs", limit)), None)
         sources = self._sources(node, calls, steps, target)
@@ -136,7 +136,7 @@ class Narrowing:
     def _before(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
     ) -> list[tuple[str, str]]:
-        """Return the code behind what gets another gradient, by the calls that take what it returned."""
+        """Return the candidates behind a call with a differing gradient, up to the calls that take its output."""
         path = node.path or ""
         sources = self._sources(node, calls, steps, None)
         number = max((i for i, step in enumerate(steps) if step.path == chain[0]), default=INPUTS)
@@ -161,7 +161,7 @@ class Narrowing:
         return weights + sum(leaf.size for step in steps for leaf in step.calls["first"].outputs) + 1
 
     def _within(self, node: Node, chain: tuple[str, str]) -> tuple[str, str]:
-        """Return the paths of the innermost module around both ends that could not be judged by itself."""
+        """Return the paths of the innermost module around both ends that could not be judged alone."""
         found = node
         while True:
             inner = next((one for one in _unjudged(found) if _holds(one, chain)), None)

@@ -136,7 +136,10 @@ def _given_apart(first: Sequence[Call], second: Sequence[Call], path: str, secon
 def _place(
     calls: Mapping[Side, Sequence[Call]], pairs: Mapping[str, str], limit: float
 ) -> tuple[str, tuple[str, str] | None]:
-    """Return the submodule whose code differs, and between which of its own, by the first call that is given others."""
+    """Return the module whose code differs, and the two submodules around the fault (None: in the module itself).
+
+    The first call with differing inputs or outputs, in order of execution, decides.
+    """
     second: dict[str, list[Call]] = {}
     for call in calls["second"]:
         second.setdefault(call.path, []).append(call)

@@ -95,12 +95,12 @@ def find_in_calls(
     *,
     outputs_agree: bool = False,
 ) -> Localisation:
-    """Do so for recorded calls; without a runner the recorded numbers alone are looked at.
+    """Like `find`, for recorded calls; without a runner only the recorded numbers are compared.
 
     Args:
         sides: the pair.
         calls: side -> all calls, the whole module's (path "") among them.
-        runner: runs submodules by themselves.
+        runner: runs submodules alone.
         aim: see `find`.
         allowed: see `find`.
         outputs_agree: see `find`.

@@ -26,14 +26,15 @@ class Sides:
     """Two subjects, paired, and one sample of numbers.
 
     Attributes:
-        subjects: side -> what has ``modules()`` and ``settings()``, and for a live pair ``run()`` and ``record()``.
-        pairing: which parameter is which.
+        subjects: side -> subject or dump, with ``modules()`` and ``settings()``; live ones also have ``run()`` and
+        ``record()``.
+        pairing: the paired parameters.
         arguments: side -> the call of the whole module.
         weights: side -> weights by name, in the working precision.
         dtype: the working precision.
         lacks: side -> why it has no float64.
-        labels: side -> what people call it.
-        progress: called with what is done, how much of it, and how much there is.
+        labels: side -> its name in messages.
+        progress: callback with the current stage, the work done and the total.
         tables: side -> positions of the arrays of the whole call that only this side is given.
         judged: sides whose loss of precision is looked for.
     """
@@ -169,7 +170,7 @@ def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:
 
 
 def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:
-    """Return a pair and one sample of it, or what it holds, as localisation takes them."""
+    """Return a pair with a sample, or with its own weights and arguments, as `Sides`."""
     arguments = pair.arguments if sample is None else sample.arguments
     weights = pair.held if sample is None else {side: pair.weights(sample, side) for side in SIDES}
     subjects = {side: pair.subject(side) for side in SIDES}

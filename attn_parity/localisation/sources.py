@@ -1,8 +1,8 @@
-"""Which calls feed a piece of code, found by moving what they return while all other calls keep theirs.
+"""Find the calls that feed a piece of code: move the outputs of one while all others keep theirs.
 
-With the outputs of every submodule held, what is left of a module is its own code. A call that changes the input in
-question when its outputs are moved feeds it directly; all others are excluded. Where the parts that come from several
-calls are added up, the part that answers differently on the two sides is the one at fault.
+With the outputs of every submodule fixed, only the module's own code still computes. A call feeds the input in question
+directly if moving its outputs changes that input; all others are excluded. If the code adds terms from several calls,
+the term that responds differently on the two sides is at fault.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FEWEST, MOST = 3, 96
 """Bounds of the number of runs on each side."""
 
 MAX_SOURCES = 6
-"""Most sources whose parts are told apart; each costs two runs on each side."""
+"""Most sources whose terms are separated; each costs two runs on each side."""
 
 ANSWERS = 1e-12
-"""Relative change of an input above which it depends on what was moved; float64 computes the same bits otherwise."""
+"""Relative change of an input above which it depends on the moved outputs; float64 gives the same bits otherwise."""
 
 ADDS_UP = 1e-9
 """Relative difference below which two answers are the same, or add up to a third."""
@@ -53,7 +53,7 @@ class Sources:
         whole: its call on each side, given the same inputs.
         steps: the calls in it, in order of execution.
         target: the step in question; None for the module's own outputs.
-        limit: largest relative difference that is none.
+        limit: largest relative difference that is allowed.
         size: elements of outputs and weights of one run.
     """
 
@@ -93,7 +93,7 @@ class Sources:
             return []
 
     def fed_by(self, position: int) -> list[PairedCall | None]:
-        """Return the steps that take what a call returned, None for the module's outputs; nothing if unknown."""
+        """Return the steps that take a call's output, None for the module's outputs; an empty list if unknown."""
         try:
             base, moved = (self._rerun("first", positions) for positions in ((), (position,)))
         except FAILURES:
@@ -128,7 +128,7 @@ class Sources:
     # ---- who feeds it
 
     def _feeding(self, side: Side) -> list[int]:
-        """Return the positions of the calls that the target depends on directly; the likeliest is tried by itself."""
+        """Return the positions of the calls that the target depends on directly; the likeliest is tried separately."""
         before = [i for i, step in enumerate(self._steps) if step is not self._target]
         if self._target is not None:
             before = [i for i in before if self._steps[i].order < self._target.order] or before
@@ -303,13 +303,13 @@ def _rest(whole: Sequence[Array], parts: Sequence[Sequence[Array]]) -> list[Arra
 def edges(
     steps: Sequence[PairedCall], target: PairedCall | None, found: Sequence[int] | None, path: str
 ) -> list[tuple[str, str]]:
-    """Return the places between which the code at fault may lie, the likeliest first: the call that began last.
+    """Return the candidate locations of the code at fault, the likeliest first: the call that began last.
 
     Args:
         steps: the calls in the module.
         target: see `Sources`.
         found: the positions of the calls that feed it; None for all that began before.
-        path: the module, which stands for its own inputs and outputs.
+        path: the module; its path means its own inputs and outputs.
     """
     before = [i for i, step in enumerate(steps) if target is None or step.order < target.order]
     known = [INPUTS, *before] if found is None else found

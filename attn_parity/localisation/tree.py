@@ -1,4 +1,4 @@
-"""The tree of submodules: which is which, their recorded calls, and what was found out about each."""
+"""The tree of submodules: paired paths, their recorded calls, and the measures of each pair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = 10**6
 
 @dataclasses.dataclass
 class Node:
-    """A submodule of the first side with its counterpart; one that only the second side has stands beside them."""
+    """A submodule of the first side with its counterpart, or a submodule that only the second side has."""
 
     path: str | None
     second_path: str | None
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def paths(self) -> dict[Side, str]:
-        """The path on each side, "" where there is none."""
+        """The path on each side, "" without one."""
         return {"first": self.path or "", "second": self.second_path or ""}
 
     @property
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def exchanged(self) -> bool:
-        """Whether it agrees in some call only when the sides exchange what they are fed."""
+        """Whether it agrees in some call only when the sides exchange their inputs."""
         return any(trial.exchanged for trial in self.trials)
 
     @property
@@ -117,7 +117,7 @@ def build(
         pairs: first path -> second path.
         modules: the submodules of each side, a parent before its children.
         calls: all calls of each side.
-        labels: what the sides are called.
+        labels: names of the sides.
     """
     found = {side: _by_path(calls[side]) for side in SIDES}
     types = {module.path: module.type for module in modules["second"]}
@@ -172,7 +172,7 @@ def _by_path(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 
 def _why_not(second_path: str | None, mine: Sequence[Call], its: Sequence[Call], labels: Mapping[Side, str]) -> str:
-    """Say why a pair is not tried by itself, or in part only."""
+    """Return why a pair is not run alone, or only for some of its calls; "" otherwise."""
     names = {side: label.replace("flax", "Flax") for side, label in labels.items()}
     if second_path is None:
         return "no counterpart"

@@ -89,7 +89,7 @@ def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
 def weigh(
     runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]
 ) -> tuple[dict[str, float], dict[str, Side], str]:
-    """Judge the precision of a pair by itself, on the first side's inputs.
+    """Judge the precision of a pair alone, on the first side's inputs.
 
     Returns the share of the allowance that the worse side took, forward and backward, which side that is, and a
     problem.

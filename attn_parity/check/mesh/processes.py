@@ -109,10 +109,10 @@ def process_count(framework: backends.Framework, sizes: Mapping[str, int]) -> in
 
 
 def results_of(function: Callable[[OfTask], list[Outcome]], tasks: list[OfTask]) -> list[Outcome]:
-    """Run the processes of a mesh, and return what the first one found; all of them find the same.
+    """Run the processes of a mesh, and return the result of the first one; all of them return the same.
 
     Raises:
-        ValueError: one of them failed; the message is that of the first that did.
+        ValueError: a process failed; the message is that of the first failure.
     """
     try:
         return next(iter(list(workers.run(function, tasks, len(tasks), str))))

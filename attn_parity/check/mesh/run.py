@@ -33,12 +33,12 @@ from .report import MeshReport, MeshRow
 
 @dataclasses.dataclass(frozen=True)
 class CheckTask(MeshTask):
-    """What one process of a mesh judges.
+    """The modules that one process of a mesh judges.
 
     Attributes:
         method: how queries meet keys of other devices.
         variants: names of classes.
-        seeds: how many times numbers are drawn.
+        seeds: number of draws.
         dtypes: precisions to judge in.
     """
 
@@ -58,23 +58,23 @@ def check_mesh(
     seeds: int = 2,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> MeshReport:
-    """Share variants out over simulated devices, and judge each against a plain module.
+    """Shard variants over simulated devices, and judge each against a plain module.
 
-    JAX takes the processor for several devices, in a process of its own; torch has as many processes, which speak by
-    gloo. Flax modules are compared with plain torch ones where torch is installed, so that the chain from one framework
-    to the other, which ``check`` proves, goes through both.
+    JAX simulates the devices on the CPU, in a separate process; torch uses a process per device, connected by gloo.
+    Flax modules are compared with plain torch ones where torch is installed, so that the chain from one framework to
+    the other, which ``check`` proves, goes through both.
 
     Args:
-        sizes: size of each axis of the mesh: of ``tensor``, ``context`` and ``fsdp`` those that there are.
+        sizes: size of each axis of the mesh: any of ``tensor``, ``context`` and ``fsdp``.
         variants: class names, of models too; all by default.
         method: ``all_gather``, ``ring`` or ``ulysses``.
         frameworks: ``torch``, ``flax``; those that are installed by default.
-        dtypes: precisions to judge in, beside the meaning, which float64 proves; float32 by default.
-        seeds: how many times numbers are drawn.
+        dtypes: precisions to judge in, in addition to float64; float32 by default.
+        seeds: number of draws.
         progress: called as ``progress(what was done, done, total)``.
 
     Raises:
-        ValueError: an axis, a size, a name or a method that is none.
+        ValueError: an axis, a size, a name or a method is invalid.
         MissingBackendError: a framework is not installed.
         WorkerDiedError: a process was killed.
     """

@@ -98,17 +98,17 @@ class PartVerdict:
 
 @dataclasses.dataclass(frozen=True)
 class ModelReport:
-    """What the judge says of a whole model.
+    """The verdict on a whole model.
 
     Attributes:
         folder: of the model.
-        against: the folder whose weights the other side has.
+        against: the folder of the other side's weights.
         parts: embeddings and head, then the blocks in order.
         kl: of every token, the Kullback-Leibler divergence of one side's distribution from the other's, in nats, summed
-            over the vocabulary, ``(B, T)``.
-        seconds: time of it all.
-        oracle: what the Flax twin is judged by: ``transformers``, or ``torch`` for the torch twin alone.
-        notes: what a reader has to know, such as why `transformers` is not asked.
+        over the vocabulary, ``(B, T)``.
+        seconds: total time.
+        oracle: the reference of the Flax twin: ``transformers``, or ``torch`` for the torch twin alone.
+        notes: remarks for the reader, such as why `transformers` is not used.
         dtype: precision of the weights, in which it is judged.
         stopped: whether it was interrupted, so that parts and logits are missing.
     """

@@ -1,8 +1,7 @@
-"""Which parameter of one side is which of the other, read off two modules loaded from one numbered checkpoint.
+"""Pair the parameters of two modules by their elements, loaded from one numbered checkpoint.
 
-Each element of the checkpoint holds a number of its own (`checkpoints.readers.NumberedReader`), so that what both sides
-made of a tensor (fused, split, turned, rows in another order) shows which of their elements are the same, whatever
-their names.
+Each element of the checkpoint is a distinct number (`checkpoints.readers.NumberedReader`). Equal numbers on both sides
+are the same element, however a side fused, split, transposed or reordered the tensor, and whatever its name.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ class _Run:
 def pair(
     first: Arrays, second: Arrays, first_parameters: Mapping[str, Parameter], second_parameters: Mapping[str, Parameter]
 ) -> Pairing | None:
-    """Return the pairing that numbered weights say; None where one side's elements are not all those of the other.
+    """Return the pairing that numbered weights imply; None unless both sides have the same elements.
 
     Args:
         first: the first side's weights.
         second: the second side's.
-        first_parameters: what the first side says of them.
-        second_parameters: what the second side does.
+        first_parameters: the first side's parameters by name.
+        second_parameters: the second side's.
     """
     if sum(one.size for one in first.values()) != sum(one.size for one in second.values()):
         return None

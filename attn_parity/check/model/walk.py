@@ -66,7 +66,7 @@ def check_model(
         tokens: tokens of each.
         seeds: how many times the judge draws numbers for a part.
         seed: of the tokens.
-        progress: called with a part's name, how many are done, and how many there are.
+        progress: called with a part's name, the number of finished parts and the total.
 
     Returns:
         The report; after Ctrl-C, of what was judged before.
