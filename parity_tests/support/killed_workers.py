@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from attn_bridge.checkpoints import accompanying
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.checkpoints.workers.places import local
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
+
+from .forks import in_a_process
 
 TASK = 4096
 
@@ -52,19 +53,6 @@ def die_at(moment: int) -> None:
     ):
         for name in names:
             counted(home, name)
-
-
-def in_a_process(work: Callable[[], object]) -> int:
-    """Do something in a process of its own, and return its exit status, negative if it was killed."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def tree(path: Path) -> dict[str, bytes]:
