@@ -1,4 +1,4 @@
-"""The indexer that chooses the keys of a query by scores of its own (DeepSeek-V3.2, arXiv 2512.02556).
+"""The indexer, whose scores choose the keys of a query (DeepSeek-V3.2, arXiv 2512.02556).
 
 Twins: `jax_attn.lightning_indexer`, `torch_attn.lightning_indexer`. Letters: b batch, t query position, s key position,
 h head of the indexer, c channel of a head.
@@ -73,12 +73,12 @@ class LightningIndexer(nnx.Module):
         """Restrict `mask` to the keys with the highest scores; of equal ones the first.
 
         Args:
-            asking: what queries are made of.
-            x: input of the attention, which the heads' weights are made of.
+            asking: input of the projection to queries.
+            x: input of the attention, which also gives the weights of the heads.
             key: of `keys`, of all tokens so far.
             tables: cosines and sines of the positions of `x`; None does not turn anything.
             mask: which query sees which of the keys.
-            num_heads: heads of the attention, which `mask` may tell apart.
+            num_heads: heads of the attention; `mask` may differ per head.
         """
         config = self.config
         queries, keys = x.shape[1], key.shape[1]

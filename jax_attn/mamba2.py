@@ -95,7 +95,7 @@ class Mamba2(nnx.Module):
             The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
 
         Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)

@@ -67,7 +67,7 @@ def _model_type(source: str) -> str:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} can't be read as JSON: {error}") from error
-    found = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(found, str):
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(model_type, str):
         raise ValueError(f"{path} has no model_type")
-    return found
+    return model_type

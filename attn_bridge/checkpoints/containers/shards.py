@@ -145,8 +145,8 @@ def _absent(names: Collection[str]) -> list[str]:
 
     They count from 1, or from 0 where one of them has that number.
     """
-    found = [match for match in map(_NUMBERED.fullmatch, names) if match]
-    models = {(match["stem"], int(match["count"]), match["ending"]) for match in found}
+    numbered = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    models = {(match["stem"], int(match["count"]), match["ending"]) for match in numbered}
     wanted = []
     for stem, count, ending in sorted(models):
         start = 0 if f"{stem}-{0:05}-of-{count:05}{ending}" in names else 1

@@ -154,8 +154,8 @@ def _row_table(row: Row) -> dict[str, Any]:
 def _source(source: KeySource) -> Written:
     if isinstance(source.value, tuple):
         return list(source.value)
-    found: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
-    return {**found, "power": source.power} if source.power != 1.0 else found
+    written: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
+    return {**written, "power": source.power} if source.power != 1.0 else written
 
 
 def _key(key: str) -> str:

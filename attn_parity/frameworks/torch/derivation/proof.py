@@ -94,8 +94,8 @@ def read(reader: FamilyReader, keys: Mapping[str, Any]) -> DecoderConfig:
 
 def as_file(config: Any) -> dict[str, Any]:
     """Return the config.json that `transformers` writes for a config."""
-    found: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
-    return found
+    keys: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    return keys
 
 
 def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, Any], seed: int = 0) -> ModelPair:
@@ -340,8 +340,8 @@ def _made(subject: ModelClass, keys: Mapping[str, Any], seed: int) -> tuple[nn.M
                 subject.kept[name] = theirs, as_file(subject.config(keys)), logits
         except Exception:  # what transformers raises for a config that it can't run is of any class
             return None
-    found: tuple[nn.Module, dict[str, Any], Tensor] | None = subject.kept[name]
-    return found
+    instance: tuple[nn.Module, dict[str, Any], Tensor] | None = subject.kept[name]
+    return instance
 
 
 def prove(subject: ModelClass, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:

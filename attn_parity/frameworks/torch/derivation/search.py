@@ -174,19 +174,19 @@ def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
     changes: list[dict[str, Any]] = [{}]
     if isinstance(subject.defaults.get("rope_parameters"), dict):
         changes.append({"rope_parameters": {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}})
-    found = []
-    for one in changes:
-        keys = subject.keys(**one)
+    probes = []
+    for change in changes:
+        keys = subject.keys(**change)
         try:
             with promoted(), torch.no_grad():
                 model = subject.instance(keys)
                 logits = model(proof.sample(1), use_cache=False).logits
         except Exception:
-            if not one:
+            if not change:
                 raise
             continue
-        found.append((model, proof.as_file(subject.config(keys)), logits))
-    return found
+        probes.append((model, proof.as_file(subject.config(keys)), logits))
+    return probes
 
 
 def _is_equal(description: Description, model: Any, file: dict[str, Any], logits: torch.Tensor) -> bool:
@@ -232,9 +232,9 @@ def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
     rotary = defaults.get("rope_parameters")
     if not isinstance(rotary, dict) or rotary.get("rope_type", "default") != "default" or "full_attention" in rotary:
         return defaults
-    found = {key: value for key, value in defaults.items() if key != "rope_parameters"}
+    keys = {key: value for key, value in defaults.items() if key != "rope_parameters"}
     part = rotary.get("partial_rotary_factor")
-    return found if part is None else {**found, "partial_rotary_factor": part}
+    return keys if part is None else {**keys, "partial_rotary_factor": part}
 
 
 def _pattern(subject: ModelClass) -> tuple[str, ...]:
@@ -280,17 +280,17 @@ def _where(
 
 def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
     """Return name -> output of submodules, in order of calls."""
-    found: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str, module: Any, arguments: Any, out: Any) -> None:
-        found.setdefault(name, out[0] if isinstance(out, tuple) else out)
+        outputs.setdefault(name, out[0] if isinstance(out, tuple) else out)
 
     handles = [model.get_submodule(name).register_forward_hook(functools.partial(keep, name)) for name in names]
     with promoted(), torch.no_grad():
         model(proof.sample(1))
     for handle in handles:
         handle.remove()
-    return found
+    return outputs
 
 
 # ---- repair and tidy
@@ -373,11 +373,11 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
         for field, source in description.fields.items()
         if (field, source.value) not in _USUAL or source.key
     }
-    found = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
-    for layout in known.candidates(found.layout):
-        if _is_same(subject, parts, found, layout):
-            return dataclasses.replace(found, layout=layout.name, rows=(), prefixes=())
-    return found
+    tidied = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
+    for layout in known.candidates(tidied.layout):
+        if _is_same(subject, parts, tidied, layout):
+            return dataclasses.replace(tidied, layout=layout.name, rows=(), prefixes=())
+    return tidied
 
 
 _USUAL = {

@@ -166,9 +166,9 @@ def _part(
 ) -> tuple[str, dict[str, str]]:
     names = {name: role for role, some in roles.items() for name in some}
     for child in order:
-        found = {names[name]: name for name, _ in getattr(block, child).named_children() if name in names}
-        if any(role in found for role in needed):
-            return child, found
+        children = {names[name]: name for name, _ in getattr(block, child).named_children() if name in names}
+        if any(role in children for role in needed):
+            return child, children
     shown = ", ".join(f"{child} ({type(getattr(block, child)).__name__})" for child in order)
     raise DerivationError(f"no {what} layers of ours among {shown}; the nearest have {' or '.join(needed)}")
 

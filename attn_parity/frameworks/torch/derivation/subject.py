@@ -86,12 +86,12 @@ class ModelClass:
     @property
     def defaults(self) -> dict[str, Any]:
         """The values of a config that is made without keys."""
-        found: dict[str, Any] = self.config_class().to_dict()
+        defaults: dict[str, Any] = self.config_class().to_dict()
         if not dataclasses.is_dataclass(self.config_class):
-            return found
+            return defaults
         plain = {field.name: field.default for field in dataclasses.fields(self.config_class)}
         # None stands for a number that depends on others of the file.
-        return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in found.items()}
+        return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in defaults.items()}
 
     def keys(self, **changes: Any) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
@@ -134,10 +134,10 @@ def _tensors(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _learned(model: nn.Module) -> dict[str, Tensor]:
     """Return name -> parameter or saved buffer, each once."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
     saved = model.state_dict(keep_vars=True)
-    found |= {name: one for name, one in model.named_buffers() if name in saved and one.is_floating_point()}
-    return found
+    tensors |= {name: one for name, one in model.named_buffers() if name in saved and one.is_floating_point()}
+    return tensors
 
 
 def _lift(model: nn.Module) -> None:
