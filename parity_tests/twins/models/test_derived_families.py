@@ -1,0 +1,34 @@
+"""Families that are data compute in torch and in Flax what their class of `transformers` computes."""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_bridge.models.derived import known
+from attn_parity.frameworks.torch.derivation import proof, subject
+from attn_parity.frameworks.torch.running.promotion import promoted
+
+DESCRIPTIONS = {description.model_type: description for description in known.DESCRIPTIONS}
+ODD = ("cohere", "exaone4", "glm4", "jais2", "starcoder2", "vaultgemma")
+"""Families of one kind of norm, block or rotary positions each; the others have the parts of these or of Llama."""
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name in ODD else pytest.param(name, marks=pytest.mark.full) for name in DESCRIPTIONS]
+)
+def test_a_derived_family_is_the_same_in_both_frameworks(model_type):
+    model, reader = subject.find(model_type), proof.reader_of(DESCRIPTIONS[model_type])
+    with promoted():
+        pair = proof.make_pair(model, reader, model.keys())
+        proof.check_logits(pair, "the usual instance")
+    proof.check_jax(pair)
+
+
+def test_a_flax_model_of_another_family_is_seen():
+    model, reader = subject.find("glm4"), proof.reader_of(DESCRIPTIONS["glm4"])
+    with promoted():
+        pair = proof.make_pair(model, reader, model.keys())
+    other = proof.make_pair(model, reader, model.keys(), seed=1)
+    pair.theirs = other.theirs
+    with pytest.raises(proof.WrongError, match="logits of the Flax model differ"):
+        proof.check_jax(pair)
