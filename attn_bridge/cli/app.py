@@ -84,11 +84,8 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status; without `arguments` the process is the command's own."""
-    user_code = load_judge("commands.user_code")
     if arguments is not None:
-        status = run(list(arguments), is_own=False)
-        user_code.hush()
-        sys.exit(status)
+        sys.exit(run(list(arguments), is_own=False))
     try:
         status = _run_own(sys.argv[1:])
     except SystemExit as error:
@@ -96,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    user_code.end(status)
+    load_judge("commands.user_code").end(status)
 
 
 def _run_own(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from pathlib import Path
@@ -322,9 +323,20 @@ def test_the_command_owns_a_process_started_with_its_arguments(arguments, is_own
     asked = []
     monkeypatch.setattr(app, "run", lambda arguments, is_own: asked.append(is_own) or 0)
     monkeypatch.setattr(sys, "argv", ["attn-bridge"])
+    # What ends a command's own process would end this one some seconds later.
+    monkeypatch.setattr("attn_parity.commands.user_code.end", sys.exit)
     with pytest.raises(SystemExit):
         main(arguments)
     assert asked == [is_own]
+
+
+def test_a_call_that_ran_user_code_leaves_the_streams_of_the_process_open(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("made.py").write_text("def make():\n    return {}\n")
+    with pytest.raises(SystemExit):
+        main(["digest", "made.py:make"])
+    os.write(1, b"after the command")
+    assert capfd.readouterr().out.endswith("after the command")
 
 
 def test_too_little_memory_is_one_line(monkeypatch, capsys):
