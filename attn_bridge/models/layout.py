@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -33,6 +34,15 @@ MAX_SIZE = (1 << 31) - 1
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Settings = Mapping[str, Any]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _rows(index: Index[Row], name: str) -> tuple[Row, ...]:
+    """Return the rows that may cover a name.
+
+    Detection asks every layout; a process that converts several checkpoints asks about the same names again.
+    """
+    return tuple(index.find(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +191,7 @@ class Layout:
             if len(best[1]) == len(names) or (best[1] and not any(name.startswith(prefix) for name in names)):
                 continue
             found = {}
-            rows = {kind: some for kind, bare in samples.items() if (some := self._theirs[prefix].find(bare))}
+            rows = {kind: some for kind, bare in samples.items() if (some := _rows(self._theirs[prefix], bare))}
             for name, bare, kind in zip(names, bares, kinds, strict=True) if rows else ():
                 hits = [
                     (row, values)
