@@ -14,7 +14,7 @@ from .grouped_query_attention import GroupedQueryAttentionConfig
 from .layer_norm import LayerNormConfig
 from .linear_attention import LinearAttentionConfig
 from .mixture_of_experts import MixtureOfExpertsConfig
-from .model import ModelConfig, below, count_blocks, table
+from .model import ModelConfig, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig
 
@@ -157,7 +157,7 @@ class DecoderConfig(ModelConfig):
         """Embeddings, the blocks one by one, the last norm, and the head, unless it is tied."""
         return (
             *self.embedding_parameters,
-            *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
+            *below_blocks(self.blocks),
             *self.head_parameters,
         )
 

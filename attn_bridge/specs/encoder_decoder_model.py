@@ -14,7 +14,7 @@ from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
 from .feed_forward import Activation, FeedForwardConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
-from .model import ModelConfig, Shape, below, check_ids, count_blocks, table
+from .model import ModelConfig, Shape, below, below_blocks, check_ids, count_blocks, table
 
 Side = Literal["torch", "flax"]
 Place = Literal["pre", "post"]
@@ -204,7 +204,7 @@ class StackConfig(Config):
             *((table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),) if self.vocab_size is not None else ()),
             table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
-            *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
+            *below_blocks(self.blocks),
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
         )
 

@@ -70,6 +70,13 @@ def below(prefix: str, rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
     return tuple(dataclasses.replace(row, rule=row.rule.prefixed(prefix, prefix)) for row in rows)
 
 
+def below_blocks(blocks: Iterable[Config]) -> tuple[Parameter, ...]:
+    """Return the rows of the blocks of a model, below ``trf_blocks``; those of equal blocks are made once."""
+    blocks = tuple(blocks)
+    made = {block: block.parameters for block in dict.fromkeys(blocks)}
+    return tuple(row for i, block in enumerate(blocks) for row in below(f"trf_blocks.{i}", made[block]))
+
+
 def check_ids(
     dtype: str, shape: Shape, *, longest: int | None = None, longest_name: str = "context_length", name: str = "ids"
 ) -> None:

@@ -306,7 +306,8 @@ class Rotary:
         self._check_dim(dim)
         if dim > head_dim:
             raise ValueError(f"dim of Rotary ({dim}) must be at most head_dim ({head_dim})")
-        self.frequencies(dim)  # a scaling with numbers for other channels says so here
+        if self.scaling is not None:
+            self.frequencies(dim)  # a scaling with numbers for other channels says so here
         return dim
 
     def frequencies(self, dim: int) -> Floats:
