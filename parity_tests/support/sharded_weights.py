@@ -268,13 +268,13 @@ def what_does_not_fit_is_said_as_of_a_plain_module(side: Any, folder: Path) -> N
 
 
 def transfers_are_exact_both_ways(side: Any, folder: Path) -> None:
-    """Between plain and shared modules of both frameworks, and a dtype that changes."""
+    """Between shared modules of both frameworks, and a plain one on either end; the dtype changes."""
     other = Flax() if side.side == "torch" else None
     assert other is not None
     for name, dtype in MODELS[1:]:
         config, arrays = numbers(name, dtype, seed=1)
         for source_side, target_side in ((side, other), (other, side)):
-            for ways in ((False, False), (False, True), (True, False), (True, True)):
+            for ways in ((False, True), (True, False), (True, True)):
                 source = build(source_side, name, config, arrays, shared=ways[0])
                 target = build(target_side, name, config, numbers(name)[1], shared=ways[1])
                 parts = target_side.parts(target) if ways[1] else {}

@@ -51,7 +51,7 @@ def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int, Regio
     """Cut a tensor into contiguous boxes of at most `PIECE` bytes.
 
     Yields:
-        Its first element, its end (exclusive), and the box; none spans tiles along the axis that it is cut on.
+        Its first element, its end (exclusive), and the box, which may span tiles.
     """
     if not math.prod(shape):
         return
@@ -63,12 +63,11 @@ def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int, Regio
     most = max(PIECE // max(inner * itemsize, 1), 1)
     whole = tuple((0, size) for size in shape[axis + 1 :])
     for number, above in enumerate(itertools.product(*(range(size) for size in shape[:axis]))):
-        for first, last in _bounds(shape)[axis]:
-            for start in range(first, last, most):
-                stop = min(start + most, last)
-                base = number * shape[axis]
-                box = (*((at, at + 1) for at in above), (start, stop), *whole)
-                yield (base + start) * inner, (base + stop) * inner, box
+        base = number * shape[axis]
+        for start in range(0, shape[axis], most):
+            stop = min(start + most, shape[axis])
+            box = (*((at, at + 1) for at in above), (start, stop), *whole)
+            yield (base + start) * inner, (base + stop) * inner, box
 
 
 class TiledDigest:
