@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from attn_bridge.parity import check_model
 from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
 from attn_bridge.weights.rows import LayoutError
-from attn_parity.check.model import decoding
+from attn_parity.check.model import decoding, walk
 from attn_parity.check.model.report import ModelReport
 from attn_parity.frameworks.jax import decoded as flax_decoded
 from attn_parity.frameworks.torch import decoded as torch_decoded
@@ -41,6 +44,8 @@ FAULTS = {
     "last norm": ("model.norm.weight", lambda one: np.ones_like(one), "final_norm"),
     "head": ("lm_head.weight", lambda one: one[:, ::-1].copy(), "out_head"),
 }
+ALL_PARTS = ("head", "gate", "key")
+"""A fault for each part, in the order of parts."""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +56,32 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(folder) -> ModelReport:
+def checked(folder) -> tuple[int, str, ModelReport]:
+    """Check a right model by the command: return its status, its output and the report."""
+    reports, shown = [], io.StringIO()
+
+    def keep(*arguments, **options):
+        reports.append(check_model(*arguments, **options))
+        return reports[0]
+
+    with mock.patch.object(walk, "check_model", keep), contextlib.redirect_stdout(shown):
+        status = run(["check", "--model", str(folder), "--seeds", "1", "--json", "-"])
+    return status, shown.getvalue(), reports[0]
+
+
+@pytest.fixture(scope="module")
+def report(checked) -> ModelReport:
     """Return the report of a right model."""
-    return check_model(folder, seeds=1)
+    return checked[2]
+
+
+@pytest.fixture(scope="module")
+def shallow(folder, tmp_path_factory) -> Path:
+    """Return the same model with one block, for faults that are alike in each."""
+    path = tmp_path_factory.mktemp("shallow") / "llama"
+    arrays = changed(folder, path, num_hidden_layers=1)
+    save_file({name: one for name, one in arrays.items() if ".layers.1." not in name}, path / "model.safetensors")
+    return path
 
 
 def changed(folder: Path, target: Path, **config: object) -> dict[str, np.ndarray]:
@@ -73,63 +101,72 @@ def test_a_right_model_is_equal_in_every_part(report):
     assert 0 <= np.max(report.kl) < 1e-9
 
 
-def test_a_right_model_ends_the_command_with_0(folder, capsys):
-    assert run(["check", "--model", str(folder), "--seeds", "1", "--oracle", "torch", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["passed"] is True
+def test_a_right_model_ends_the_command_with_0(checked):
+    status, shown, _ = checked
+    assert status == 0
+    assert json.loads(shown)["passed"] is True
 
 
 def wide(folder: Path, target: Path, factor: float = 1.0) -> Path:
     """Copy a model folder in float64, with one of its weights scaled."""
     arrays = {name: array.astype(np.float64) for name, array in changed(folder, target, dtype="float64").items()}
-    arrays["model.layers.1.mlp.up_proj.weight"] *= factor
+    arrays["model.layers.0.mlp.up_proj.weight"] *= factor
     save_file(arrays, target / "model.safetensors")
     return target
 
 
-def test_a_float64_model_is_judged_in_float64(folder, tmp_path):
-    found = check_model(wide(folder, tmp_path / "wide"), tmp_path / "wide", seeds=1)
-    assert [part.verdict for part in found.parts] == ["equal"] * 3
+def test_a_float64_model_is_judged_in_float64(shallow, tmp_path):
+    found = check_model(wide(shallow, tmp_path / "wide"), tmp_path / "wide", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal"] * 2
     assert found.dtype == "float64"
 
 
 @pytest.mark.full  # the search of the place takes a minute
-def test_a_fault_of_a_float64_model_is_placed(folder, tmp_path):
-    wrong = wide(folder, tmp_path / "wrong", 1 + 1e-9)
-    found = check_model(wide(folder, tmp_path / "wide"), wrong, oracle="torch", seeds=1)
-    assert [part.verdict for part in found.parts] == ["equal", "equal", "different"]
-    assert found.first_divergence.place == "trf_blocks.1.ff.fc2"
+def test_a_fault_of_a_float64_model_is_placed(shallow, tmp_path):
+    wrong = wide(shallow, tmp_path / "wrong", 1 + 1e-9)
+    found = check_model(wide(shallow, tmp_path / "wide"), wrong, oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "different"]
+    assert found.first_divergence.place == "trf_blocks.0.ff.fc2"
 
 
-@cover.some("fault", list(FAULTS), always=list(FAULTS)[::3])
-def test_a_fault_is_placed_at_its_block(folder, tmp_path, fault):
-    name, change, place = FAULTS[fault]
+@cover.some("faults", [ALL_PARTS, *((fault,) for fault in FAULTS)], always=[ALL_PARTS])
+def test_faults_are_placed_at_their_blocks(folder, tmp_path, faults):
     arrays = changed(folder, tmp_path / "wrong")
-    arrays[name] = change(arrays[name])
+    for fault in faults:
+        name, change, _ = FAULTS[fault]
+        arrays[name] = change(arrays[name])
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
     found = check_model(folder, tmp_path / "wrong", seeds=1)
     assert not found.passed
     wrong = [part for part in found.parts if part.verdict != "equal"]
-    assert [part.verdict for part in wrong] == ["different"]
+    assert [part.verdict for part in wrong] == ["different"] * len(faults)
     assert wrong[0] is found.first_divergence
-    assert wrong[0].place == place
-    assert np.max(found.kl) > 0
+    assert [part.place for part in wrong] == [FAULTS[fault][2] for fault in faults]
+    assert np.max(found.kl) > 1e-9
 
 
-def test_a_fault_ends_the_command_with_1_and_its_place(folder, tmp_path, capsys):
+def test_the_command_shows_a_fault_and_ends_with_1(folder, tmp_path, capsys):
+    """On the terminal, in JSON and on the page; blocks behind the fault are equal."""
     arrays = changed(folder, tmp_path / "wrong")
-    arrays["model.layers.1.mlp.up_proj.weight"] *= 1.02
+    arrays["model.layers.0.mlp.up_proj.weight"] *= 1.02
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
-    report = tmp_path / "report.json"
-    status = run(
-        ["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--seeds", "1", "--json", str(report)]
-    )
-    assert status == 1
+    report, html = tmp_path / "report.json", tmp_path / "page.html"
+    arguments = ["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--oracle", "torch"]
+    sizes = ["--seeds", "1", "--tokens", "5", "--batch", "3"]
+    assert run([*arguments, *sizes, "--json", str(report), "--html", str(html)]) == 1
     shown = capsys.readouterr().out
-    assert "first divergence: trf_blocks.1.ff.fc2 (forward)" in shown
+    assert "first divergence: trf_blocks.0.ff.fc2 (forward)" in shown
     assert "2 of 3 parts equal" in shown
     written = json.loads(report.read_text())
     assert written["passed"] is False
-    assert [part["verdict"] for part in written["parts"]] == ["equal", "equal", "different"]
+    assert [part["verdict"] for part in written["parts"]] == ["equal", "different", "equal"]
+    assert np.max(written["kl"]) > 1e-9  # the fault reaches the logits
+    page = html.read_text()
+    for name in ("ends", "trf_blocks.0", "trf_blocks.1"):
+        assert f">{name} <" in page
+    assert "trf_blocks.0.ff.fc2" in page
+    assert page.count("<rect") == 15
+    assert "decoding with a cache: equal" in page
 
 
 def test_another_number_of_layers_than_the_configs_is_refused(folder, tmp_path):
@@ -148,11 +185,11 @@ def test_all_missing_tensors_are_named(folder, tmp_path):
     assert all(name in str(caught.value) for name in missing)
 
 
-def test_a_config_on_the_other_side_is_judged_too(folder, tmp_path):
-    changed(folder, tmp_path / "other", rms_norm_eps=1e-3)
-    found = check_model(folder, tmp_path / "other", oracle="torch", seeds=1)
-    assert [part.verdict for part in found.parts] == ["different"] * 3
-    assert [part.place for part in found.parts] == ["final_norm", "trf_blocks.0.norm1", "trf_blocks.1.norm1"]
+def test_a_config_on_the_other_side_is_judged_too(shallow, tmp_path):
+    changed(shallow, tmp_path / "other", rms_norm_eps=1e-3)
+    found = check_model(shallow, tmp_path / "other", oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["different"] * 2
+    assert [part.place for part in found.parts] == ["final_norm", "trf_blocks.0.norm1"]
 
 
 def test_transformers_judges_and_so_does_the_torch_twin(report):
@@ -167,8 +204,8 @@ def test_transformers_judges_and_so_does_the_torch_twin(report):
         assert 0 <= max(part.decoding.apart.values()) < 1e-12
 
 
-def test_models_unknown_to_transformers_are_judged_by_torch(folder, tmp_path):
-    torch_attn.DecoderModel.from_pretrained(folder).save_pretrained(tmp_path / "ours")
+def test_models_unknown_to_transformers_are_judged_by_torch(shallow, tmp_path):
+    torch_attn.DecoderModel.from_pretrained(shallow).save_pretrained(tmp_path / "ours")
     found = check_model(tmp_path / "ours", seeds=1)
     assert found.passed
     assert found.oracle == "torch"
@@ -178,12 +215,12 @@ def test_models_unknown_to_transformers_are_judged_by_torch(folder, tmp_path):
 
 
 @pytest.mark.parametrize("side", ["torch", "flax"])
-def test_decoding_that_gives_something_else_is_different(folder, monkeypatch, side):
+def test_decoding_that_gives_something_else_is_different(shallow, monkeypatch, side):
     home, call = {"torch": (torch_decoded, "forward"), "flax": (flax_decoded, "__call__")}[side]
     right = getattr(home.Decoded, call)
     monkeypatch.setattr(home.Decoded, call, lambda self, x: right(self, x) * (1 + 1e-9))
-    found = check_model(folder, oracle="torch", seeds=1)
-    assert [part.verdict for part in found.parts] == ["equal", "different", "different"]
+    found = check_model(shallow, oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "different"]
     assert found.parts[1].place == "trf_blocks.0 (decoding)"
     assert found.parts[1].decoding.message.startswith(f"{side}: with a cache")
 
@@ -195,9 +232,9 @@ STRETCHED = {
 
 
 @pytest.mark.parametrize("scaling", STRETCHED)
-def test_decoding_past_a_change_of_angles_is_equal(folder, tmp_path, scaling):
+def test_decoding_past_a_change_of_angles_is_equal(shallow, tmp_path, scaling):
     """Cached keys stay turned by the angles of their time, here and in `transformers`."""
-    model = torch_attn.DecoderModel.from_pretrained(folder)
+    model = torch_attn.DecoderModel.from_pretrained(shallow)
     arrays = {name: one.numpy() for name, one in model.state_dict().items() if name != "out_head.weight"}
     rotary = Rotary(500.0, scaling=STRETCHED[scaling])
     blocks = [one.replace(attention=one.attention.replace(position=rotary)) for one in model.config.blocks]
@@ -208,7 +245,7 @@ def test_decoding_past_a_change_of_angles_is_equal(folder, tmp_path, scaling):
         arrays["out_head.weight"] = model.state_dict()["out_head.weight"].numpy()
     save_file(arrays, tmp_path / "ours" / "model.safetensors")
     found = check_model(tmp_path / "ours", oracle="torch", seeds=1, tokens=12)
-    assert [(part.verdict, part.place) for part in found.parts] == [("equal", "")] * 3
+    assert [(part.verdict, part.place) for part in found.parts] == [("equal", "")] * 2
     assert all(0 < max(part.decoding.apart.values()) < 1e-12 for part in found.parts[1:])
 
 
@@ -237,14 +274,14 @@ def test_decoding_is_judged_where_the_angles_stay(case):
 
 
 @pytest.mark.parametrize("oracle", ["transformers", "torch"])
-def test_large_weights_are_judged_as_small_ones_are(folder, tmp_path, monkeypatch, oracle):
+def test_large_weights_are_judged_as_small_ones_are(shallow, tmp_path, monkeypatch, oracle):
     monkeypatch.setattr(large, "LARGE", 64)
-    arrays = changed(folder, tmp_path / "wrong")
-    arrays["model.layers.1.mlp.up_proj.weight"] *= 1.0001
+    arrays = changed(shallow, tmp_path / "wrong")
+    arrays["model.layers.0.mlp.up_proj.weight"] *= 1.0001
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
-    found = check_model(folder, tmp_path / "wrong", oracle=oracle, seeds=1)
-    assert [part.verdict for part in found.parts] == ["equal", "equal", "different"]
-    assert found.parts[2].place == "trf_blocks.1.ff.fc2"
+    found = check_model(shallow, tmp_path / "wrong", oracle=oracle, seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "different"]
+    assert found.parts[1].place == "trf_blocks.0.ff.fc2"
 
 
 def test_an_interrupted_walk_reports_what_it_has(folder, tmp_path, capsys):
@@ -257,22 +294,6 @@ def test_an_interrupted_walk_reports_what_it_has(folder, tmp_path, capsys):
     assert found.stopped
     assert not found.passed
     assert "interrupted" in found.lines()[-1]
-
-
-def test_the_page_shows_every_part(folder, tmp_path, capsys):
-    arrays = changed(folder, tmp_path / "wrong")
-    arrays["model.layers.0.mlp.down_proj.weight"] *= 1.02
-    save_file(arrays, tmp_path / "wrong" / "model.safetensors")
-    arguments = ["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--oracle", "torch"]
-    assert (
-        run([*arguments, "--seeds", "1", "--tokens", "5", "--batch", "3", "--html", str(tmp_path / "page.html")]) == 1
-    )
-    page = (tmp_path / "page.html").read_text()
-    for name in ("ends", "trf_blocks.0", "trf_blocks.1"):
-        assert f">{name} <" in page
-    assert "trf_blocks.0.ff.fc3" in page
-    assert page.count("<rect") == 15
-    assert "decoding with a cache: equal" in page
 
 
 BAD = {
@@ -310,14 +331,14 @@ def test_a_tied_head_with_numbers_of_its_own_is_refused(folder, tmp_path):
         check_model(tmp_path / "wrong")
 
 
-def test_layers_that_transformers_does_not_load_use_torch(folder, monkeypatch):
+def test_layers_that_transformers_does_not_load_use_torch(shallow, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise hugging_face.UnknownModelError("transformers does not load model.layers.0.self_attn.extra.weight")
 
     monkeypatch.setattr(hugging_face, "layer", refuse)
-    found = check_model(folder, seeds=1)
+    found = check_model(shallow, seeds=1)
     assert found.passed
-    assert [[pair.first for pair in part.pairs] for part in found.parts[1:]] == [["torch"], ["torch"]]
+    assert [[pair.first for pair in part.pairs] for part in found.parts[1:]] == [["torch"]]
     assert found.notes == (
         "transformers does not load model.layers.0.self_attn.extra.weight: the torch twin alone is the measure",
     )
