@@ -8,8 +8,6 @@ import importlib.util
 import itertools
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +212,11 @@ def assert_close_in_float64(result: np.ndarray, expected: np.ndarray) -> None:
     assert error.max() <= 1e-12 * largest, f"at {worst}: {result[worst]} and {expected[worst]}, largest {largest}"
 
 
-def test_the_example_prints_equal_for_every_layer() -> None:
-    run = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in run.stdout.splitlines() if re.match(r" +\d ", line)]
+def test_the_example_prints_equal_for_every_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert not ended.value.code
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if re.match(r" +\d ", line)]
     assert [(row[0], row[-1]) for row in rows] == [(str(layer), "equal") for layer in range(NUM_LAYERS)]
 
 
