@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
-from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
 from .decoding.cache import KeyValueCache, View, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .positions import alibi_bias, apply_rotary, rotary_tables
+from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
@@ -30,7 +30,7 @@ from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class GroupedQueryAttention(nnx.Module):
-    """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo and BLOOM run it.
+    """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo, BLOOM and T5 run it.
 
     Args:
         config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
@@ -65,6 +65,9 @@ class GroupedQueryAttention(nnx.Module):
             self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
         if config.sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
+        if isinstance(config.position, RelativeBias):
+            shape = (config.position.num_buckets, config.num_heads)
+            self.relative_bias = nnx.Param(jnp.zeros(shape, param_dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(CachedAttentionCall)
@@ -106,15 +109,12 @@ class GroupedQueryAttention(nnx.Module):
         else:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
-        bias = None
-        if isinstance(config.position, Alibi):
-            bias = alibi_bias(config.num_heads, at, view.positions, functional.wide_dtype(batch))
         result = functional.dot_product_attention(
             query,
             view.key,
             view.value,
             mask=view.mask,
-            bias=bias,
+            bias=self._bias(at, view.positions, functional.wide_dtype(batch)),
             scale=config.scale,
             softcap=config.softcap,
             sinks=self.sinks[...] if config.sinks else None,
@@ -147,6 +147,18 @@ class GroupedQueryAttention(nnx.Module):
             query = apply_rotary(query, cos, sin, config.position.pairing)
             key = apply_rotary(key, cos, sin, config.position.pairing)
         return query, key, value
+
+    def _bias(
+        self, query_positions: Int[Array, "... t"], key_positions: Int[Array, "... s"], dtype: Any
+    ) -> Float[Array, "... h t s"] | None:
+        """Return what the position adds to the scores; None if nothing."""
+        position = self.config.position
+        if isinstance(position, Alibi):
+            return alibi_bias(self.config.num_heads, query_positions, key_positions, dtype)
+        if isinstance(position, RelativeBias):
+            buckets = relative_buckets(position, query_positions, key_positions)
+            return relative_bias(self.relative_bias[...], buckets, dtype)
+        return None
 
     def init_cache(self, batch_size: int, capacity: int, *, rolling: bool = False) -> KeyValueCache:
         """Return a cache without tokens, for `batch_size` sequences of at most `capacity` tokens.

@@ -1,4 +1,4 @@
-"""Positions in attention: rotary tables and how they turn heads (arXiv 2104.09864), ALiBi's bias (arXiv 2108.12409).
+"""Positions in attention: rotary (arXiv 2104.09864), ALiBi (arXiv 2108.12409), relative bias (arXiv 1910.10683).
 
 The twin is `torch_attn.positions`. Nothing is kept between calls: tables follow from the positions at hand.
 Letters: b batch, t query position, s key position, h head, i pair of channels, c channel of a head.
@@ -13,7 +13,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
 
 
 def rotary_tables(
@@ -88,3 +88,40 @@ def alibi_bias(
     slopes = jnp.asarray(Alibi().slopes(num_heads), dtype)
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     return -slopes[:, None, None] * distance[..., None, :, :].astype(dtype)
+
+
+def relative_buckets(
+    position: RelativeBias, query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"]
+) -> Int[Array, "... T S"]:
+    """Return the bucket of every pair of query and key: the row of the table of biases.
+
+    Args:
+        position: buckets and directions.
+        query_positions: integers ``(T,)`` or ``(B, T)``.
+        key_positions: integers ``(S,)`` or ``(B, S)``.
+
+    Returns:
+        Integers ``(T, S)``, or ``(B, T, S)`` where positions have a batch axis.
+    """
+    later = key_positions[..., None, :] - query_positions[..., :, None]
+    bounds = jnp.asarray(position.bounds())
+    if not position.bidirectional:
+        return jnp.searchsorted(bounds, jnp.maximum(-later, 0), side="right")
+    buckets = jnp.searchsorted(bounds, jnp.abs(later), side="right")
+    return jnp.where(later > 0, buckets + position.num_per_direction, buckets)
+
+
+def relative_bias(
+    table: Float[Array, "buckets H"], buckets: Int[Array, "... T S"], dtype: Any
+) -> Float[Array, "... H T S"]:
+    """Return what a relative bias adds to the scores.
+
+    Args:
+        table: number per bucket and head.
+        buckets: rows of the table, of `relative_buckets`.
+        dtype: float32 or float64, in which gradients of a row are added up.
+
+    Returns:
+        ``(H, T, S)``, or ``(B, H, T, S)`` where `buckets` have a batch axis.
+    """
+    return rearrange(table.astype(dtype)[buckets], "... t s h -> ... h t s")

@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Any, Never
 
 import torch
 from einops import rearrange
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from attn_bridge.masks import Mask
-from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
 from .decoding.cache import KeyValueCache, View, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .positions import alibi_bias, apply_rotary, rotary_tables
+from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
@@ -30,7 +30,7 @@ from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class GroupedQueryAttention(Resettable):
-    """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo and BLOOM run it.
+    """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo, BLOOM and T5 run it.
 
     Args:
         config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
@@ -67,12 +67,17 @@ class GroupedQueryAttention(Resettable):
             self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
+        if isinstance(config.position, RelativeBias):
+            shape = (config.position.num_buckets, config.num_heads)
+            self.relative_bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @torch.no_grad()
     def _reset_own(self) -> None:
         if self.config.sinks:
             self.sinks.zero_()
+        if isinstance(self.config.position, RelativeBias):
+            self.relative_bias.zero_()
 
     @typed_as(CachedAttentionCall)
     def forward(
@@ -112,15 +117,12 @@ class GroupedQueryAttention(Resettable):
         else:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
-        bias = None
-        if isinstance(config.position, Alibi):
-            bias = alibi_bias(config.num_heads, at, view.positions, functional.wide_dtype(batch))
         result = functional.dot_product_attention(
             query,
             view.key,
             view.value,
             mask=view.mask,
-            bias=bias,
+            bias=self._bias(at, view.positions, functional.wide_dtype(batch)),
             scale=config.scale,
             softcap=config.softcap,
             sinks=self.sinks if config.sinks else None,
@@ -153,6 +155,18 @@ class GroupedQueryAttention(Resettable):
             query = apply_rotary(query, cos, sin, config.position.pairing)
             key = apply_rotary(key, cos, sin, config.position.pairing)
         return query, key, value
+
+    def _bias(
+        self, query_positions: Int[Tensor, "... t"], key_positions: Int[Tensor, "... s"], dtype: Any
+    ) -> Float[Tensor, "... h t s"] | None:
+        """Return what the position adds to the scores; None if nothing."""
+        position = self.config.position
+        if isinstance(position, Alibi):
+            return alibi_bias(self.config.num_heads, query_positions, key_positions, dtype)
+        if isinstance(position, RelativeBias):
+            buckets = relative_buckets(position, query_positions, key_positions)
+            return relative_bias(self.relative_bias, buckets, dtype)
+        return None
 
     def init_cache(self, batch_size: int, capacity: int, *, rolling: bool = False) -> KeyValueCache:
         """Return a cache without tokens, for `batch_size` sequences of at most `capacity` tokens.

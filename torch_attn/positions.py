@@ -1,4 +1,4 @@
-"""Positions in attention: rotary tables and how they turn heads (arXiv 2104.09864), ALiBi's bias (arXiv 2108.12409).
+"""Positions in attention: rotary (arXiv 2104.09864), ALiBi (arXiv 2108.12409), relative bias (arXiv 1910.10683).
 
 The twin is `jax_attn.positions`. Nothing is kept between calls: tables follow from the positions at hand.
 Letters: b batch, t query position, s key position, h head, i pair of channels, c channel of a head.
@@ -6,16 +6,19 @@ Letters: b batch, t query position, s key position, h head, i pair of channels, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
 
 from .shards import is_sharded, on_parts
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def rotary_tables(
@@ -98,3 +101,52 @@ def alibi_bias(
     slopes = torch.as_tensor(Alibi().slopes(num_heads), device=query_positions.device).to(dtype)
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     return -slopes[:, None, None] * distance[..., None, :, :].to(dtype)
+
+
+def relative_buckets(
+    position: RelativeBias, query_positions: Int[Tensor, "... T"], key_positions: Int[Tensor, "... S"]
+) -> Int[Tensor, "... T S"]:
+    """Return the bucket of every pair of query and key: the row of the table of biases.
+
+    Args:
+        position: buckets and directions.
+        query_positions: integers ``(T,)`` or ``(B, T)``.
+        key_positions: integers ``(S,)`` or ``(B, S)``.
+
+    Returns:
+        Integers ``(T, S)``, or ``(B, T, S)`` where positions have a batch axis.
+    """
+    later = key_positions[..., None, :] - query_positions[..., :, None]
+    bounds = torch.tensor(position.bounds(), device=later.device)
+    if not position.bidirectional:
+        return torch.bucketize(torch.clamp(-later, min=0), bounds, right=True)
+    buckets = torch.bucketize(torch.abs(later), bounds, right=True)
+    return torch.where(later > 0, buckets + position.num_per_direction, buckets)
+
+
+def relative_bias(
+    table: Float[Tensor, "buckets H"], buckets: Int[Tensor, "... T S"], dtype: Any
+) -> Float[Tensor, "... H T S"]:
+    """Return what a relative bias adds to the scores.
+
+    Args:
+        table: number per bucket and head.
+        buckets: rows of the table, of `relative_buckets`.
+        dtype: float32 or float64, in which gradients of a row are added up.
+
+    Returns:
+        ``(H, T, S)``, or ``(B, H, T, S)`` where `buckets` have a batch axis.
+    """
+    if is_sharded(table):
+        return _bias_by_heads(table, buckets, dtype)
+    return rearrange(nn.functional.embedding(buckets, table.to(dtype)), "... t s h -> ... h t s")
+
+
+def _bias_by_heads(table: DTensor, buckets: Int[Tensor, "... T S"], dtype: Any) -> Tensor:
+    """Return the bias that devices share: each computes that of its part of the heads."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    cuts = [one if one == Shard(1) else Replicate() for one in table.placements]
+    part = relative_bias(table.redistribute(placements=cuts).to_local(), buckets, dtype)
+    by_heads = [Shard(part.ndim - 3) if one == Shard(1) else one for one in cuts]
+    return DTensor.from_local(part, table.device_mesh, by_heads, run_check=False)

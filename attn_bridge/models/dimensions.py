@@ -77,6 +77,7 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "q_norm.scale": ("query norm",),
     "k_norm.scale": ("key norm",),
     "sinks": ("heads",),
+    "relative_bias": ("", "heads"),
     **{f"lambda_{letter}{number}": ("head",) for letter in "qk" for number in (1, 2)},
 }
 _LATENT: dict[str, tuple[str, ...]] = {

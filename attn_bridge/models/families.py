@@ -36,6 +36,7 @@ from . import (
     qwen3_moe,
     qwen3_next,
     smollm3,
+    t5,
 )
 from .derived import known
 from .family import AttentionLayer, Family
@@ -76,6 +77,7 @@ HAND_WRITTEN: tuple[Any, ...] = (
     deepseek,
     diffllama,
     encoder_decoder,
+    t5,
 )
 
 FAMILIES: dict[str, Family] = {

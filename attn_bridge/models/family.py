@@ -30,6 +30,9 @@ _INDEX = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]+)\.")
 _ATTENTIONS = {"self_attn", "encoder_attn"}
 """Names of both attentions of a decoder's layer, whose tensors have the same names and shapes."""
 
+_SIDES = {"encoder", "decoder"}
+"""Names of both stacks of UMT5, whose layers have tensors of the same names and shapes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
@@ -158,6 +161,9 @@ class AttentionLayer:
         given, own = (text.rstrip(".").rpartition(".")[2] for text in (prefix, self.prefix))
         if given != own and {given, own} == _ATTENTIONS:
             raise ValueError(f"state holds {given} ({prefix.rstrip('.')}), not {own}")
+        sides = [_SIDES & set(text.split(".")) for text in (prefix, self.prefix)]
+        if all(sides) and sides[0] != sides[1]:
+            raise ValueError(f"state holds the {min(sides[0])} ({prefix.rstrip('.')}), not the {min(sides[1])}")
         numbers = _INDEX.findall(prefix)
         if numbers and int(numbers[-1]) != self.layer:
             raise ValueError(f"state holds layer {numbers[-1]} ({prefix.rstrip('.')}), not layer {self.layer}")

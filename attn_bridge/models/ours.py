@@ -45,6 +45,7 @@ MODERN = [
     ),
     *(f"{{path}}{name}.weight" for name in ("W_index_query", "W_index_key", "W_index_weights")),
     *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
+    "{path}relative_bias",
 ]
 """Names of projections that attention after chapter 3 adds."""
 

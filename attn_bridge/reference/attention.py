@@ -133,8 +133,8 @@ def attend(
         )
         return context[0], weights[0]
     shape = (*query.shape[:3], key.shape[2])
-    dtype = np.result_type(query, key, value, *(() if sinks is None else (sinks,)))
     added = np.broadcast_to(0.0 if bias is None else bias, shape)
+    dtype = np.result_type(query, key, value, added, *(() if sinks is None else (sinks,)))
     visible = visible_keys(shape, causal=causal, attention_mask=attention_mask)
     weights = np.zeros(shape, dtype)
     context = np.zeros((*shape[:3], value.shape[-1]), dtype)

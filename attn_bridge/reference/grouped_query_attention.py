@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..specs import Alibi, GroupedQueryAttentionConfig, Rotary
+from ..specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
 from .rms_norm import rms_norm
 from .rotary import number, rotate
@@ -49,7 +49,7 @@ def reference(
         causal=False,
         attention_mask=restricted(config.mask, attention_mask, tokens),
         softcap=config.softcap,
-        bias=_distances(config.num_heads, positions) if isinstance(config.position, Alibi) else None,
+        bias=_bias(config, parameters, positions),
         sinks=as_double(parameters["sinks"]) if config.sinks else None,
     )
     context = merge_heads(context)
@@ -66,6 +66,32 @@ def _norms(
         rms_norm(query, parameters["q_norm.scale"], eps=eps, unit_offset=unit_offset),
         rms_norm(key, parameters["k_norm.scale"], eps=eps, unit_offset=unit_offset),
     )
+
+
+def _bias(
+    config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], positions: np.ndarray
+) -> np.ndarray | None:
+    """Return what the position adds to the scores ``([b,] h, t, t)``; None if nothing."""
+    if isinstance(config.position, RelativeBias):
+        later = positions[..., None, :] - positions[..., :, None]
+        buckets = np.array([_bucket(config.position, int(offset)) for offset in later.ravel()]).reshape(later.shape)
+        return np.moveaxis(as_double(parameters["relative_bias"])[buckets], -1, -3)
+    return _distances(config.num_heads, positions) if isinstance(config.position, Alibi) else None
+
+
+def _bucket(position: RelativeBias, later: int) -> int:
+    """Return the bucket of a key that is `later` positions behind its query, as the code of T5 (1910.10683) does."""
+    count, first = position.num_buckets, 0
+    if position.bidirectional:
+        count //= 2
+        first = count if later > 0 else 0
+    distance = abs(later) if position.bidirectional else max(-later, 0)
+    exact = count // 2
+    if distance < exact:
+        return first + distance
+    # In float32, as in all published code: weights were trained with its roundings.
+    share = np.log(np.float32(distance) / np.float32(exact)) / np.float32(np.log(position.max_distance / exact))
+    return first + min(exact + int(share * np.float32(count - exact)), count - 1)
 
 
 def _distances(num_heads: int, positions: np.ndarray) -> np.ndarray:

@@ -51,7 +51,17 @@ from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from .position import Alibi, LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Rotary, Scaling, YaRNScaling
+from .position import (
+    Alibi,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NTKScaling,
+    RelativeBias,
+    Rotary,
+    Scaling,
+    YaRNScaling,
+)
 from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
@@ -93,6 +103,7 @@ __all__ = [
     "Parameter",
     "QKNorm",
     "RMSNormConfig",
+    "RelativeBias",
     "Rotary",
     "Router",
     "Scaling",

@@ -1,7 +1,7 @@
 """Attention whose query heads share key/value heads in groups (Ainslie et al., arXiv 2305.13245), as models run it.
 
 With as many key/value heads as query heads it is multi-head attention (arXiv 1706.03762), with one it is multi-query
-attention (arXiv 1911.02150). What Llama, Mistral, Qwen, Gemma, gpt-oss, OLMo and BLOOM add is a piece each.
+attention (arXiv 1911.02150). What Llama, Mistral, Qwen, Gemma, gpt-oss, OLMo, BLOOM and T5 add is a piece each.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
-from ..masks import Mask, causal, chunked, prefix, sliding_window
+from ..masks import Mask, causal, chunked, full, prefix, sliding_window
 from ..printable import printable
 from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import Axis, Config, Example, Parameter, Variant, linear, matrix, vector
 from .model import below
-from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
+from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
 
 
@@ -53,7 +53,7 @@ class GroupedQueryAttentionConfig(Config):
         d_out: width of the output; `d_in` by default.
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the output projection has one.
-        position: `Rotary`, `Alibi`, or None where positions come with the input.
+        position: `Rotary`, `Alibi`, `RelativeBias`, or None where positions come with the input.
         qk_norm: norms of query and key.
         mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
         scale: factor of the scores; ``head_dim ** -0.5`` by default.
@@ -72,7 +72,7 @@ class GroupedQueryAttentionConfig(Config):
     d_out: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    position: Rotary | Alibi | None = None
+    position: Rotary | Alibi | RelativeBias | None = None
     qk_norm: QKNorm | None = None
     mask: Mask = dataclasses.field(default_factory=causal)
     scale: float | None = None
@@ -95,7 +95,8 @@ class GroupedQueryAttentionConfig(Config):
         self._resolve("key_bias", self.qkv_bias)
         self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate")
         self._require_rates("dropout")
-        for name, kinds in (("position", (Rotary, Alibi)), ("qk_norm", (QKNorm,)), ("mask", (Mask,))):
+        positions = (Rotary, Alibi, RelativeBias)
+        for name, kinds in (("position", positions), ("qk_norm", (QKNorm,)), ("mask", (Mask,))):
             value = getattr(self, name)
             if not isinstance(value, kinds) and (value is not None or name == "mask"):
                 names = [kind.__name__ for kind in kinds] + (["None"] if name != "mask" else [])
@@ -144,7 +145,7 @@ class GroupedQueryAttentionConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Three projections, the gate, the output projection, the two norms, and the sinks: those that there are."""
+        """Three projections, gate, output projection, two norms, sinks, table of a relative bias: those in use."""
         query_width, key_width, head_dim, d_out = self._sizes
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
@@ -163,6 +164,11 @@ class GroupedQueryAttentionConfig(Config):
                 for row in below(name, norm.parameters)
             ),
             *((vector("sinks", self.num_heads, "heads"),) if self.sinks else ()),
+            *(
+                (matrix("relative_bias", self.position.num_buckets, self.num_heads, ("buckets", heads)),)
+                if isinstance(self.position, RelativeBias)
+                else ()
+            ),
         )
 
 
@@ -212,6 +218,18 @@ EXAMPLES = (
         GroupedQueryAttentionConfig(12, 6, qkv_bias=True, out_bias=True, position=Alibi()),
         mask="padding",
         return_weights=True,
+    ),
+    Example(
+        "t5-encoder",
+        GroupedQueryAttentionConfig(
+            12, 6, head_dim=4, position=RelativeBias(10, 8, bidirectional=True), mask=full(), scale=1.0
+        ),
+        mask="padding",
+        return_weights=True,
+        dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "t5-decoder", GroupedQueryAttentionConfig(10, 4, 2, 3, position=RelativeBias(4, 8), scale=1.0), mask="per-head"
     ),
     Example(
         "one-kv-head",

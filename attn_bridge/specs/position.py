@@ -1,8 +1,8 @@
-"""Where a token stands, as data: rotary positions with their scalings, and ALiBi; read by both backends.
+"""Positions of tokens, as data: rotary with its scalings, ALiBi, relative bias; read by both backends.
 
 Rotary positions turn each pair of channels of query and key by an angle that grows with the position (RoPE, Su et al.,
-arXiv 2104.09864); ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409).
-Frequencies are computed here, in float64, once for both backends; what depends on the positions is theirs.
+arXiv 2104.09864); ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409); a
+relative bias adds a learned number per head and range of distances (T5, Raffel et al., arXiv 1910.10683). Frequencies are computed here, in float64, once for both backends; what depends on the positions is theirs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ __all__ = [
     "LongRoPEScaling",
     "NTKScaling",
     "Pairing",
+    "RelativeBias",
     "Rotary",
     "Scaling",
     "YaRNScaling",
 ]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+MAX_DISTANCE = (1 << 31) - 1
+"""Positions are int32 in JAX."""
 
 Pairing = Literal["half", "interleaved"]
 """Which channels turn together: ``half`` the i-th of both halves (Hugging Face), ``interleaved`` neighbours (Meta)."""
@@ -335,6 +339,65 @@ class Alibi:
         slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
         slopes += [2.0 ** (-4.0 * (2 * i + 1) / whole) for i in range(num_heads - whole)]
         return np.array(slopes)
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeBias:
+    """A learned number per head and bucket of distances, added to the scores (T5, arXiv 1910.10683).
+
+    The first half of the buckets has a distance each, the other half ranges of distances that grow by a constant
+    factor up to `max_distance`; the last bucket also has all larger distances.
+
+    Attributes:
+        num_buckets: rows of the table.
+        max_distance: distance at which the ranges end.
+        bidirectional: whether later keys have buckets of their own, the second half of the table; else all of them
+            have that of distance 0.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_buckets", "max_distance"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} of RelativeBias must be an integer, got {type(value).__name__}")
+            if value > MAX_DISTANCE:
+                raise ValueError(f"{name} of RelativeBias ({printable(value)}) must be at most {MAX_DISTANCE}")
+            object.__setattr__(self, name, value.__index__())
+        if not isinstance(self.bidirectional, bool):
+            raise TypeError(f"bidirectional of RelativeBias must be a bool, got {type(self.bidirectional).__name__}")
+        least = 4 if self.bidirectional else 2
+        if self.num_buckets < least:
+            raise ValueError(f"num_buckets of RelativeBias ({self.num_buckets}) must be at least {least}")
+        if self.max_distance <= self.num_exact:
+            raise ValueError(
+                f"max_distance of RelativeBias ({self.max_distance}) must be above the {self.num_exact} distances "
+                "with buckets of their own"
+            )
+
+    @property
+    def num_per_direction(self) -> int:
+        """Number of buckets for the keys on one side of a query."""
+        return self.num_buckets // 2 if self.bidirectional else self.num_buckets
+
+    @property
+    def num_exact(self) -> int:
+        """Number of distances, from 0, that have a bucket of their own."""
+        return self.num_per_direction // 2
+
+    def bounds(self) -> list[int]:
+        """Return the smallest distance of each bucket after the first, ascending.
+
+        The formula of T5 takes the logarithm of each distance in float32. Whole numbers decide as it does, and the
+        same in both frameworks; the small factor keeps a distance that is a bound from being rounded off it.
+        """
+        exact, ranges = self.num_exact, self.num_per_direction - self.num_exact
+        growth = self.max_distance / exact
+        ends = (exact * growth ** (k / ranges) * (1.0 - 1e-12) for k in range(1, ranges))
+        return [*range(1, exact + 1), *(math.ceil(end) for end in ends)]
 
 
 def _indices(dim: int) -> Floats:

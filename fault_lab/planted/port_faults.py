@@ -12,15 +12,18 @@ from typing import Any
 
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.specs import Config
-from attn_bridge.specs.position import Alibi, Pairing, Rotary
+from attn_bridge.specs.position import Alibi, Pairing, RelativeBias, Rotary
 from attn_bridge.weights import Rules
 
 from .block_faults import Fault
 from .pairs import Pair, draw_modern
 from .port_reads import (
     Reads,
+    bias_transposed,
+    buckets_off_by_one,
     channels_value_first,
     channels_value_last,
+    direction_swapped,
     groups_tiled,
     inside_out,
     maps_interleaved,
@@ -99,6 +102,22 @@ def _other_pairing(config: Any) -> Mapping[str, Any]:
     return {"position": dataclasses.replace(config.position, pairing=pairing)}
 
 
+def _other_bias(changes: Callable[[RelativeBias], RelativeBias]) -> Changes:
+    """Return the change of a config's relative bias; none if it has another position or stays the same."""
+
+    def changed(config: Any) -> Mapping[str, Any]:
+        if not isinstance(config.position, RelativeBias):
+            return {}
+        position = changes(config.position)
+        return {} if position == config.position else {"position": position}
+
+    return changed
+
+
+def _scaled_scores(config: Any) -> Mapping[str, Any]:
+    return {"scale": config.head_dim**-0.5} if isinstance(config.position, RelativeBias) else {}
+
+
 def _turning(config: Any) -> int:
     """Return how many channels turn: two are a pair of either kind."""
     width: int = config.rope_dim if hasattr(config, "rope_dim") else config.position.width(config.head_dim)
@@ -106,6 +125,10 @@ def _turning(config: Any) -> int:
 
 
 _no_scaling = _other_position(lambda rope: dataclasses.replace(rope, scaling=None))
+_default_distance = _other_bias(lambda bias: RelativeBias(bias.num_buckets, bidirectional=bias.bidirectional))
+_no_ranges = _other_bias(lambda bias: dataclasses.replace(bias, max_distance=bias.num_per_direction))
+"""With as many distances as buckets, each distance has a bucket of its own, up to 11 of them."""
+_other_sides = _other_bias(lambda bias: dataclasses.replace(bias, bidirectional=not bias.bidirectional))
 _whole_head = _other_position(lambda rope: dataclasses.replace(rope, dim=None))
 
 
@@ -150,6 +173,13 @@ PORT_FAULTS: tuple[PortFault, ...] = (
             "ALiBi left out",
             _otherwise("position", lambda c: None if isinstance(c.position, Alibi) else c.position),
         ),
+        ("grouped-bias-off-by-one", "relative bias of the next bucket", buckets_off_by_one),
+        ("grouped-bias-direction", "relative bias of the distance from key to query", direction_swapped),
+        ("grouped-bias-without-ranges", "buckets of one distance each, without logarithmic ranges", _no_ranges),
+        ("grouped-bias-default-distance", "max_distance of the relative bias left at 128", _default_distance),
+        ("grouped-bias-other-sides", "buckets of a decoder in an encoder, or the reverse", _other_sides),
+        ("grouped-bias-transposed", "table of the relative bias read as (head bucket)", bias_transposed),
+        ("grouped-bias-with-scale", "scores scaled although the model has no scale", _scaled_scores),
         (
             "grouped-qk-norm-offset",
             "norms of query and key with 1 + weight for weight, or the other way round",

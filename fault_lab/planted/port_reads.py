@@ -6,11 +6,13 @@ Each way of reading is a function of the config; it returns nothing where that c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from einops import rearrange
+
+from attn_bridge.specs.position import RelativeBias
 
 Reads = Callable[[Any], "tuple[Read, ...]"]
 """Config -> what is read in the place of what."""
@@ -25,12 +27,14 @@ class Read:
         source: name of the one that is read instead, a bias only where it has one.
         order: which index of the source each index is; () as they stand.
         axis: the axis that is put into this order, 0 or -1, counted in the torch layout; a bias only has the first.
+        is_transposed: whether a square matrix is read with its axes exchanged.
     """
 
     target: str
     source: str
     order: tuple[int, ...] = ()
     axis: int = 0
+    is_transposed: bool = False
 
 
 def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) -> dict[str, Any]:
@@ -39,7 +43,8 @@ def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) 
     Args:
         reads: what is read in the place of what.
         held: all tensors, of either framework, by their names there.
-        transposed: whether the axes of everything but vectors stand the other way round, as in Flax.
+        transposed: whether the axes of layers' matrices stand the other way round, as in Flax; a bare matrix has the
+            same axes in both frameworks.
     """
     found = {}
     for one in reads:
@@ -50,12 +55,12 @@ def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) 
             source = one.source if name == one.target else f"{one.source}.{last}"
             tensor = held.get(source, held[name])
             if one.order and not (one.axis and tensor.ndim == 1):
-                turned = transposed and tensor.ndim > 1
+                turned = transposed and tensor.ndim > 1 and name != one.target
                 tensor = tensor.T if turned else tensor
                 order = np.array(one.order)
                 tensor = tensor[order] if one.axis == 0 else tensor[..., order]
                 tensor = tensor.T if turned else tensor
-            found[name] = tensor
+            found[name] = tensor.T if one.is_transposed else tensor
     return found
 
 
@@ -109,7 +114,43 @@ def groups_tiled(config: Any) -> tuple[Read, ...]:
     norm = getattr(config, "qk_norm", None)
     moved = [Read(name, name, rows) for name in ("W_query", "W_gate")]
     moved += [Read("q_norm", "q_norm", rows)] if norm is not None and norm.scope == "full" else []
+    moved += [Read("relative_bias", "relative_bias", heads, -1)]
     return *moved, Read("sinks", "sinks", heads), Read("out_proj", "out_proj", rows, -1)
+
+
+def _rows_of_bias(order: Callable[[RelativeBias], Iterable[int]]) -> Reads:
+    """Read the rows of the table of a relative bias in an order."""
+
+    def reads(config: Any) -> tuple[Read, ...]:
+        if not isinstance(config.position, RelativeBias):
+            return ()
+        return (Read("relative_bias", "relative_bias", tuple(order(config.position))),)
+
+    return reads
+
+
+def _later_by_one(position: RelativeBias) -> Iterable[int]:
+    count = position.num_per_direction
+    return (row - row % count + min(row % count + 1, count - 1) for row in range(position.num_buckets))
+
+
+def _other_direction(position: RelativeBias) -> Iterable[int]:
+    """Return the rows for distances with the opposite sign: past keys count as later ones, and the reverse."""
+    if not position.bidirectional:
+        return (0 for _ in range(position.num_buckets))
+    half = position.num_per_direction
+    return ((row + half) % (2 * half) if row % half else row for row in range(position.num_buckets))
+
+
+buckets_off_by_one = _rows_of_bias(_later_by_one)
+direction_swapped = _rows_of_bias(_other_direction)
+
+
+def bias_transposed(config: Any) -> tuple[Read, ...]:
+    """Read the table of a relative bias as (head, bucket), where it is square."""
+    if not isinstance(config.position, RelativeBias) or config.position.num_buckets != config.num_heads:
+        return ()
+    return (Read("relative_bias", "relative_bias", is_transposed=True),)
 
 
 def maps_interleaved(config: Any) -> tuple[Read, ...]:

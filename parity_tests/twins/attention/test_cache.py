@@ -16,7 +16,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import masks
 from attn_bridge.reference.grouped_query_attention import reference
-from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, Rotary
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, RelativeBias, Rotary
 
 BATCH, TOKENS, WIDTH = 3, 9, 10
 STEPS = (4, 2, 1, 1, 1)
@@ -25,6 +25,9 @@ SIZES = (WIDTH, 6, 2, 4)
 CONFIGS = {
     "rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(), qkv_bias=True),
     "alibi, window": GroupedQueryAttentionConfig(*SIZES, position=Alibi(), mask=masks.sliding_window(3), sinks=True),
+    "relative bias, window": GroupedQueryAttentionConfig(
+        *SIZES, position=RelativeBias(6, 5), mask=masks.sliding_window(7), scale=1.0
+    ),
     "chunked": GroupedQueryAttentionConfig(*SIZES, position=Rotary(dim=2), mask=masks.chunked(4), softcap=2.0),
 }
 
