@@ -1,7 +1,7 @@
 """T5, mT5 and UMT5: relative bias, scores without a scale; attention layers only.
 
-A config is that of one stack, as `transformers` makes it: with ``is_decoder`` the decoder's, without the encoder's. Of T5
-and mT5 the first layer has the table of biases, which the other layers use as well; each layer of UMT5 has its own.
+A config is that of one stack, as `transformers` makes it: with ``is_decoder`` the decoder's, else the encoder's. In T5
+and mT5, all layers use the table of biases that the first layer has; each layer of UMT5 has its own.
 """
 
 from __future__ import annotations

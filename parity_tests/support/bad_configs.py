@@ -58,6 +58,7 @@ VALID: dict[str, Any] = {
         specs.NTKScaling(2.0, 8),
         specs.Llama3Scaling(8.0, 1.0, 4.0, 16),
         specs.YaRNScaling(4.0, 16, attention_factor=1.1),
+        specs.RelativeBias(),
         specs.LongRoPEScaling((1.0, 2.0), (3.0, 4.0), 8, attention_factor=1.1),
         DECODER_BLOCK,
         specs.DecoderConfig(9, 6, (DECODER_BLOCK,), NORM, num_positions=7, logit_softcap=3.0),
@@ -110,6 +111,9 @@ OWN_RULES = {
     *(("ExpertGroups", name) for name in ("number", "chosen")),
     ("Rotary", "base"),
     ("Rotary", "dim"),
+    ("RelativeBias", "num_buckets"),
+    ("RelativeBias", "max_distance"),
+    ("RelativeBias", "bidirectional"),
     ("DifferentialAttentionConfig", "lambda_init"),
     ("DecoderConfig", "num_positions"),
     ("StackConfig", "position_offset"),
@@ -175,7 +179,7 @@ RULES: tuple[BadConfig, ...] = (
     ),
     *_kinds(
         "GroupedQueryAttentionConfig",
-        {"position": "Rotary or Alibi or None", "qk_norm": "QKNorm or None", "mask": "Mask"},
+        {"position": "Rotary or Alibi or RelativeBias or None", "qk_norm": "QKNorm or None", "mask": "Mask"},
     ),
     BadConfig("GroupedQueryAttentionConfig", {"mask": None}, TypeError, "mask must be a Mask, got NoneType"),
     _choices("QKNorm", "scope", "'head', 'full'"),
@@ -248,6 +252,23 @@ RULES: tuple[BadConfig, ...] = (
     BadConfig("Rotary", {"dim": True}, TypeError, "dim of Rotary must be an integer, got bool"),
     BadConfig("Rotary", {"dim": 4.0}, TypeError, "dim of Rotary must be an integer, got float"),
     *_kinds("Rotary", {"scaling": "Scaling or None"}),
+    *_relations(
+        "RelativeBias",
+        ({"num_buckets": 1}, "num_buckets of RelativeBias (1) must be at least 2"),
+        ({"num_buckets": 3, "bidirectional": True}, "num_buckets of RelativeBias (3) must be at least 4"),
+        (
+            {"max_distance": 16},
+            "max_distance of RelativeBias (16) must be above the 16 distances with buckets of their own",
+        ),
+        ({"max_distance": 1 << 31}, "max_distance of RelativeBias (2147483648) must be at most 2147483647"),
+    ),
+    BadConfig(
+        "RelativeBias", {"num_buckets": True}, TypeError, "num_buckets of RelativeBias must be an integer, got bool"
+    ),
+    BadConfig(
+        "RelativeBias", {"max_distance": 9.0}, TypeError, "max_distance of RelativeBias must be an integer, got float"
+    ),
+    BadConfig("RelativeBias", {"bidirectional": 1}, TypeError, "bidirectional of RelativeBias must be a bool, got int"),
     *(
         row
         for name in ("NTKScaling", "Llama3Scaling", "YaRNScaling", "LongRoPEScaling")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import specs
-from attn_bridge.masks import sliding_window
+from attn_bridge.masks import full, sliding_window
 
 LOG2, LOG3 = math.log(2), math.log(3)
 
@@ -83,6 +83,21 @@ def rotary(name: str, channel: int, cosine: float, **options: Any) -> Case:
     config = specs.GroupedQueryAttentionConfig(2, 1, 1, 4, scale=1.0, position=specs.Rotary(**options))
     later = shares(exp(cosine), exp(1.0))
     return Case(name, config, parameters, [[2, 0], [2 * later[0] + 6 * later[1], 0]], [[[1, 0], later]])
+
+
+def relative(name: str, position: specs.RelativeBias, factors: list[float], weights: Any, **changes: Any) -> Case:
+    """Return a case whose scores are a relative bias alone; `factors` of the buckets are its exponentials."""
+    tokens = len(weights)
+    parameters = {
+        "W_query.weight": np.zeros((1, tokens)),
+        "W_key.weight": np.zeros((1, tokens)),
+        "W_value.weight": np.arange(tokens)[None, :],
+        "out_proj.weight": np.eye(tokens, 1),
+        "relative_bias": np.log(factors)[:, None],
+    }
+    config = specs.GroupedQueryAttentionConfig(tokens, 1, head_dim=1, position=position, scale=1.0, **changes)
+    means = [sum(at * weight for at, weight in enumerate(row)) for row in weights]
+    return Case(name, config, parameters, np.outer(means, np.eye(tokens)[0]), [weights], np.eye(tokens))
 
 
 def normed(query: float, factor: float = 1.0) -> list[float]:
@@ -160,6 +175,21 @@ GROUPED = (
         },
         [[0, 0, 0], [2 * later[1] for later in ALIBI]],
         [[[1, 0], later] for later in ALIBI],
+    ),
+    # Distances 0 to 4 have the buckets 0, 1, 2, 2 and 3: the last range begins at 2 * sqrt(8 / 2) = 4.
+    relative(
+        "relative bias of a decoder",
+        specs.RelativeBias(4, 8),
+        [1.0, 2.0, 3.0, 5.0],
+        [shares(*row) for row in ([1, 0, 0, 0, 0], [2, 1, 0, 0, 0], [3, 2, 1, 0, 0], [3, 3, 2, 1, 0], [5, 3, 3, 2, 1])],
+    ),
+    # No distance has the bucket 2: a later key is at least one token away.
+    relative(
+        "relative bias of an encoder",
+        specs.RelativeBias(4, 2, bidirectional=True),
+        [1.0, 2.0, 9.0, 3.0],
+        [shares(1, 3), shares(2, 1)],
+        mask=full(),
     ),
     rotary("rotary halves", 1, math.cos(1 / 2), base=4.0),
     rotary("rotary neighbours", 1, math.cos(1.0), base=4.0, pairing="interleaved"),
