@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
 
+from .signatures import DType
+
 
 def rotary_tables(
     rotary: Rotary, positions: Int[Array, "... T"], dim: int, dtype: Any
@@ -112,9 +114,9 @@ def relative_buckets(
 
 
 def relative_bias(
-    table: Float[Array, "buckets H"], buckets: Int[Array, "... T S"], dtype: Any
+    table: Float[Array, "buckets H"], buckets: Int[Array, "... T S"], dtype: DType
 ) -> Float[Array, "... H T S"]:
-    """Return what a relative bias adds to the scores.
+    """Return the relative bias of the scores.
 
     Args:
         table: number per bucket and head.

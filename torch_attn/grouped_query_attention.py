@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
@@ -157,9 +157,9 @@ class GroupedQueryAttention(Resettable):
         return query, key, value
 
     def _bias(
-        self, query_positions: Int[Tensor, "... t"], key_positions: Int[Tensor, "... s"], dtype: Any
+        self, query_positions: Int[Tensor, "... t"], key_positions: Int[Tensor, "... s"], dtype: DType
     ) -> Float[Tensor, "... h t s"] | None:
-        """Return what the position adds to the scores; None if nothing."""
+        """Return the bias of the scores that follows from positions; None without one."""
         position = self.config.position
         if isinstance(position, Alibi):
             return alibi_bias(self.config.num_heads, query_positions, key_positions, dtype)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
 
 from .shards import is_sharded, on_parts
+from .signatures import DType
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -125,9 +126,9 @@ def relative_buckets(
 
 
 def relative_bias(
-    table: Float[Tensor, "buckets H"], buckets: Int[Tensor, "... T S"], dtype: Any
+    table: Float[Tensor, "buckets H"], buckets: Int[Tensor, "... T S"], dtype: DType
 ) -> Float[Tensor, "... H T S"]:
-    """Return what a relative bias adds to the scores.
+    """Return the relative bias of the scores.
 
     Args:
         table: number per bucket and head.
@@ -142,7 +143,7 @@ def relative_bias(
     return rearrange(nn.functional.embedding(buckets, table.to(dtype)), "... t s h -> ... h t s")
 
 
-def _bias_by_heads(table: DTensor, buckets: Int[Tensor, "... T S"], dtype: Any) -> Tensor:
+def _bias_by_heads(table: DTensor, buckets: Int[Tensor, "... T S"], dtype: DType) -> Tensor:
     """Return the bias that devices share: each computes that of its part of the heads."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

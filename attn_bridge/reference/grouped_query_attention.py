@@ -71,7 +71,7 @@ def _norms(
 def _bias(
     config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], positions: np.ndarray
 ) -> np.ndarray | None:
-    """Return what the position adds to the scores ``([b,] h, t, t)``; None if nothing."""
+    """Return the bias of the scores that follows from positions ``([b,] h, t, t)``; None without one."""
     if isinstance(config.position, RelativeBias):
         later = positions[..., None, :] - positions[..., :, None]
         buckets = np.array([_bucket(config.position, int(offset)) for offset in later.ravel()]).reshape(later.shape)

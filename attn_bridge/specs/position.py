@@ -352,8 +352,8 @@ class RelativeBias:
     Attributes:
         num_buckets: rows of the table.
         max_distance: distance at which the ranges end.
-        bidirectional: whether later keys have buckets of their own, the second half of the table; else all of them
-            have that of distance 0.
+        bidirectional: whether later keys have separate buckets, the second half of the table; else all of them share
+            the bucket of distance 0.
     """
 
     num_buckets: int = 32
@@ -376,7 +376,7 @@ class RelativeBias:
         if self.max_distance <= self.num_exact:
             raise ValueError(
                 f"max_distance of RelativeBias ({self.max_distance}) must be above the {self.num_exact} distances "
-                "with buckets of their own"
+                "that do not share a bucket"
             )
 
     @property
@@ -386,7 +386,7 @@ class RelativeBias:
 
     @property
     def num_exact(self) -> int:
-        """Number of distances, from 0, that have a bucket of their own."""
+        """Number of distances, from 0, that do not share a bucket."""
         return self.num_per_direction // 2
 
     def bounds(self) -> list[int]:

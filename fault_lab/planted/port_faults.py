@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attn_bridge.masks import causal, sliding_window
-from attn_bridge.specs import Config
+from attn_bridge.specs import Config, GroupedQueryAttentionConfig
 from attn_bridge.specs.position import Alibi, Pairing, RelativeBias, Rotary
 from attn_bridge.weights import Rules
 
@@ -105,17 +105,13 @@ def _other_pairing(config: Any) -> Mapping[str, Any]:
 def _other_bias(changes: Callable[[RelativeBias], RelativeBias]) -> Changes:
     """Return the change of a config's relative bias; none if it has another position or stays the same."""
 
-    def changed(config: Any) -> Mapping[str, Any]:
+    def changed(config: GroupedQueryAttentionConfig) -> Mapping[str, RelativeBias]:
         if not isinstance(config.position, RelativeBias):
             return {}
         position = changes(config.position)
         return {} if position == config.position else {"position": position}
 
     return changed
-
-
-def _scaled_scores(config: Any) -> Mapping[str, Any]:
-    return {"scale": config.head_dim**-0.5} if isinstance(config.position, RelativeBias) else {}
 
 
 def _turning(config: Any) -> int:
@@ -127,7 +123,7 @@ def _turning(config: Any) -> int:
 _no_scaling = _other_position(lambda rope: dataclasses.replace(rope, scaling=None))
 _default_distance = _other_bias(lambda bias: RelativeBias(bias.num_buckets, bidirectional=bias.bidirectional))
 _no_ranges = _other_bias(lambda bias: dataclasses.replace(bias, max_distance=bias.num_per_direction))
-"""With as many distances as buckets, each distance has a bucket of its own, up to 11 of them."""
+"""With as many distances as buckets, no two distances share a bucket, up to 11 of them."""
 _other_sides = _other_bias(lambda bias: dataclasses.replace(bias, bidirectional=not bias.bidirectional))
 _whole_head = _other_position(lambda rope: dataclasses.replace(rope, dim=None))
 
@@ -179,7 +175,11 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ("grouped-bias-default-distance", "max_distance of the relative bias left at 128", _default_distance),
         ("grouped-bias-other-sides", "buckets of a decoder in an encoder, or the reverse", _other_sides),
         ("grouped-bias-transposed", "table of the relative bias read as (head bucket)", bias_transposed),
-        ("grouped-bias-with-scale", "scores scaled although the model has no scale", _scaled_scores),
+        (
+            "grouped-bias-with-scale",
+            "scores scaled although the model has no scale",
+            _otherwise("scale", lambda c: c.head_dim**-0.5 if isinstance(c.position, RelativeBias) else c.scale),
+        ),
         (
             "grouped-qk-norm-offset",
             "norms of query and key with 1 + weight for weight, or the other way round",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from attn_bridge.specs.position import RelativeBias
+from attn_bridge.specs import GroupedQueryAttentionConfig, RelativeBias
 
 Reads = Callable[[Any], "tuple[Read, ...]"]
 """Config -> what is read in the place of what."""
@@ -121,7 +121,7 @@ def groups_tiled(config: Any) -> tuple[Read, ...]:
 def _rows_of_bias(order: Callable[[RelativeBias], Iterable[int]]) -> Reads:
     """Read the rows of the table of a relative bias in an order."""
 
-    def reads(config: Any) -> tuple[Read, ...]:
+    def reads(config: GroupedQueryAttentionConfig) -> tuple[Read, ...]:
         if not isinstance(config.position, RelativeBias):
             return ()
         return (Read("relative_bias", "relative_bias", tuple(order(config.position))),)
@@ -146,7 +146,7 @@ buckets_off_by_one = _rows_of_bias(_later_by_one)
 direction_swapped = _rows_of_bias(_other_direction)
 
 
-def bias_transposed(config: Any) -> tuple[Read, ...]:
+def bias_transposed(config: GroupedQueryAttentionConfig) -> tuple[Read, ...]:
     """Read the table of a relative bias as (head, bucket), where it is square."""
     if not isinstance(config.position, RelativeBias) or config.position.num_buckets != config.num_heads:
         return ()

@@ -258,7 +258,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"num_buckets": 3, "bidirectional": True}, "num_buckets of RelativeBias (3) must be at least 4"),
         (
             {"max_distance": 16},
-            "max_distance of RelativeBias (16) must be above the 16 distances with buckets of their own",
+            "max_distance of RelativeBias (16) must be above the 16 distances that do not share a bucket",
         ),
         ({"max_distance": 1 << 31}, "max_distance of RelativeBias (2147483648) must be at most 2147483647"),
     ),
