@@ -21,6 +21,7 @@ from typing import Any
 from attn_bridge import backends
 from attn_bridge.printable import printable
 
+from .sides.libraries import KINDS, as_side
 from .stack import raised_at
 
 EXAMPLE = "example_inputs"
@@ -31,7 +32,7 @@ MAX_TEXT = 300
 
 _OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_attn", "jax_attn")
 _FRAMEWORKS = ("torch", "jax", "flax", "numpy")
-_KINDS = "a torch.nn.Module, an nnx.Module, (Linen module, variables) or parity.function(f, weights)"
+_KINDS = f"a torch.nn.Module, an nnx.Module, (Linen module, variables), {KINDS} or parity.function(f, weights)"
 
 REPLACEABLE = frozenset(
     {"print", "input", "open", "breakpoint", "exit", "quit", "help", "copyright", "credits", "license"}
@@ -84,12 +85,13 @@ class Factory:
         Raises:
             ValueError: it raises, or gives something else.
         """
-        side = self.target
+        side = as_side(self.target)
         if backends.framework_of(side) is None:
             if not callable(side):
                 raise ValueError(f"{self.name} is of type {type(side).__name__}, not a factory")
             with seeded(seed), guarded(self.name):
                 side = self.target()
+            side = as_side(side)
         if backends.framework_of(side) is not None:
             return side
         if _is_linen(side):

@@ -20,6 +20,7 @@ from ..samples import calls
 from ..samples.sampling import OutputStructure
 from ..sides.dropout_masks import differences
 from ..sides.dtypes import class_of, is_float
+from ..sides.libraries import KINDS, as_side
 from ..sides.modes import IN_TRAIN_MODE, Modes, called_with
 from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject
 
@@ -98,7 +99,7 @@ def prepare(
 
 
 def subject_of(value: Any, device: str | None = None, what: str = "module") -> Subject:
-    """Return a runnable subject: a torch module, an NNX module, a Linen module with its variables, or a function.
+    """Return a runnable subject: a torch, NNX or Linen module, a module of another library, or a function.
 
     Args:
         value: the side.
@@ -109,6 +110,7 @@ def subject_of(value: Any, device: str | None = None, what: str = "module") -> S
         TypeError: the value is of another type.
         MissingBackendError: its framework is not installed.
     """
+    value = as_side(value)
     framework = backends.framework_of(value)
     if framework is None:
         raise TypeError(_refusal(value, what))
@@ -127,7 +129,7 @@ def _held(subjects: tuple[Subject, Subject], labels: Mapping[Side, str]) -> tupl
 def _refusal(value: Any, what: str) -> str:
     """Return the error message for a value that is not a side."""
     rule = (
-        f"{what} must be a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or "
+        f"{what} must be a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables), {KINDS} or "
         "parity.function(f, weights)"
     )
     kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}

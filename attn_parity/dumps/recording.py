@@ -28,6 +28,7 @@ from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
 from ..sides.dtypes import wide
+from ..sides.libraries import as_side
 from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict.measures import ZERO, scale_of
@@ -95,6 +96,7 @@ def dump(
         TypeError: the module belongs to neither framework.
         ValueError: it can't be run or dumped; see `compare`.
     """
+    module = as_side(module)
     framework = backends.framework_of(module)
     if like is not None and framework == "torch":
         raise ValueError("the torch side is dumped first, and Flax like it")

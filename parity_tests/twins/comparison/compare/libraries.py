@@ -1,0 +1,111 @@
+"""Stand-ins for Equinox, Haiku and Keras, of which the judge uses these names alone, as sides with one linear layer.
+
+The packages are not installed where the tests run; where they are, `test_sides_of_libraries` takes them as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class _EquinoxModule:
+    def __init_subclass__(cls) -> None:
+        data = [name for name in cls.__annotations__ if name != "inference"]
+        jax.tree_util.register_dataclass(dataclasses.dataclass(cls), data, ["inference"])
+
+
+_EquinoxModule.__module__, _EquinoxModule.__qualname__ = "equinox._module._module", "Module"
+
+
+class EquinoxLinear(_EquinoxModule):
+    """Takes one example, and drops everything unless it is in inference mode."""
+
+    weight: jax.Array
+    bias: jax.Array
+    inference: bool = False
+
+    def __call__(self, x, key=None):
+        if x.ndim != 1:
+            raise TypeError(f"one example has one axis, got {x.ndim}")
+        return (self.weight @ x + self.bias) * self.inference
+
+
+def fake_equinox() -> ModuleType:
+    library: Any = ModuleType("equinox")
+    library.is_array = lambda leaf: isinstance(leaf, jax.Array)
+    library.partition = lambda model, of_kind: (model, None)
+    library.combine = lambda weights, static: weights
+    library.filter_vmap = lambda call: jax.vmap(call)
+    library.nn = SimpleNamespace(inference_mode=lambda model: dataclasses.replace(model, inference=True))
+    return library
+
+
+class Transformed(NamedTuple):
+    init: Any
+    apply: Any
+
+
+class TransformedWithState(NamedTuple):
+    init: Any
+    apply: Any
+
+
+Transformed.__module__ = TransformedWithState.__module__ = "haiku._src.transform"
+
+
+def haiku_linear() -> Transformed:
+    def apply(params, rng, x):
+        assert rng is None
+        return x @ params["linear"]["w"] + params["linear"]["b"]
+
+    return Transformed(lambda rng, x: {"linear": {"w": jnp.ones((8, 4)), "b": jnp.zeros(4)}}, apply)
+
+
+def haiku_shifted() -> TransformedWithState:
+    """A linear layer behind the mean of a state."""
+
+    def apply(params, state, x):
+        return (x - state["linear"]["mean"]) @ params["linear"]["w"] + params["linear"]["b"], state
+
+    params = {"linear": {"w": jnp.ones((8, 4)), "b": jnp.zeros(4)}}
+    return TransformedWithState(lambda rng, x: (params, {"linear": {"mean": jnp.zeros(8)}}), apply)
+
+
+class _KerasLayer:
+    built = True
+
+    def call(self, inputs, training=None):
+        raise NotImplementedError
+
+
+_KerasLayer.__module__, _KerasLayer.__qualname__ = "keras.src.layers.layer", "Layer"
+
+
+class KerasDense(_KerasLayer):
+    _call_has_training_arg = True
+
+    def __init__(self) -> None:
+        shapes = {"dense/kernel": (8, 4), "dense/bias": (4,)}
+        self.trainable_variables = [SimpleNamespace(path=name, value=jnp.ones(shape)) for name, shape in shapes.items()]
+        self.non_trainable_variables: list[Any] = []
+
+    def stateless_call(self, trained, others, x, training):
+        assert training is False
+        return x @ trained[0] + trained[1], others
+
+
+def fake_keras(backend: str = "jax") -> ModuleType:
+    library: Any = ModuleType("keras")
+    library.backend = SimpleNamespace(backend=lambda: backend)
+    return library
+
+
+def install(monkeypatch: Any, library: ModuleType) -> None:
+    """Have the judge import a stand-in."""
+    monkeypatch.setitem(sys.modules, library.__name__, library)
