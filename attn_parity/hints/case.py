@@ -145,6 +145,32 @@ def widths_of(case: Case) -> list[int]:
     return sorted(int(size) for size in sizes | parts if MIN <= size <= 1 << 16)
 
 
+PLAIN: dict[str, float] = {
+    text.format(number): function(number)
+    for number in (2, 3)
+    for text, function in (
+        ("{}", float),
+        ("sqrt({})", math.sqrt),
+        ("1/sqrt({})", lambda number: 1 / math.sqrt(number)),
+        ("1/{}", lambda number: 1 / number),
+    )
+}
+"""Numbers that code scales by for reasons of its own (the gain of a ReLU, the mean of two branches): two widths with
+such a ratio are no evidence where nothing attends and no setting gives the width."""
+
+
+def scale_named(ratio: float, case: Case) -> str:
+    """Name a ratio by a plain number, or by the widths of a place that it may be made of."""
+    plain = next((text for text, number in PLAIN.items() if abs(abs(ratio) / number - 1) < CLOSE), "")
+    if not plain:
+        return named(ratio, widths_of(case))
+    sign = "-" if ratio < 0 else ""
+    widths = named(ratio, widths_of(case)) if case.counts or case.may_hold("attention") else ""
+    if "width" not in widths:
+        return f" = {sign}{plain}: consistent with another scale"
+    return f" = {sign}{plain}{widths.partition(':')[0]}: consistent with a scale by this number or by another width"
+
+
 def named(ratio: float, widths: Sequence[int]) -> str:
     """Name a ratio by the widths that it may be made of."""
     magnitude = abs(ratio)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .case import FIT, Array, Case, divisors, named, ratio_of, widths_of
+from .case import FIT, Array, Case, divisors, ratio_of, scale_named
 
 FEW = 64
 """Rows that are looked at first, so that what does not hold costs little."""
@@ -27,7 +27,7 @@ def _constant_ratio(case: Case) -> str:
     if f"{ratio:.6g}" == "1":  # roundings, which a scale explains as well as anything
         return ""
     first, second = case.labels
-    return f"{second} is {ratio:.6g} times {first} everywhere{named(ratio, widths_of(case))}"
+    return f"{second} is {ratio:.6g} times {first} everywhere{scale_named(ratio, case)}"
 
 
 def _padding_row(case: Case) -> str:
@@ -215,7 +215,7 @@ def _normalised(case: Case) -> str:
     if recognised and float(np.ptp(known)) <= 0.05 * abs(middle - 1):
         return f"{before}{recognised}"
     if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
-        return f"{before} but for weight and bias{named(middle, widths_of(case))}"
+        return f"{before} but for weight and bias{scale_named(middle, case)}"
     measured = (
         f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} times"
     )

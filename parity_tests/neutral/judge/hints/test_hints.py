@@ -101,7 +101,14 @@ PLANTED = {
         X * 2,
         [],
         {"first_settings": {"head_dim": 4}},
-        "= sqrt(4) = sqrt(16/4): consistent with a scale by another width",
+        "= 2 = sqrt(4) = sqrt(16/4): consistent with a scale by this number or by another width",
+    ),
+    "a plain number that two widths have as their ratio": (
+        X,
+        X / math.sqrt(2),
+        [],
+        {"first_weights": {"fc.weight": draw(8, 16)}},
+        "= 1/sqrt(2): consistent with another scale",
     ),
     "a scale without a name": (X, X * 1.7, [], {}, "Flax is 1.7 times torch everywhere: consistent with another scale"),
     "the sign": (X, -X, [], {}, "Flax is -1 times torch everywhere: the sign is exchanged"),
@@ -537,7 +544,7 @@ def test_weights_and_inputs_of_any_shape_are_taken(output, given, weight):
 
 def test_settings_of_other_things_are_no_widths():
     other = {"max_positions": 4, "num_kv_heads": None}
-    assert hint(X, X * 2, first_settings=other) == hint(X, X * 2)
+    assert hint(X, X * 2, path="attn", first_settings=other) == hint(X, X * 2, path="attn")
 
 
 def test_a_hint_has_at_most_two_parts():
