@@ -102,6 +102,11 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
+def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
+    """Tell whether both calls have floating-point arrays, and no two of these hold equally many numbers by shape."""
+    return all(any(is_float(one) for one in leaves) for leaves in (first, second)) and not match_leaves(first, second)
+
+
 def other_layouts(
     first: Sequence[Array], second: Sequence[Array], groups: Sequence[LeafGroup]
 ) -> list[list[LeafGroup]]:

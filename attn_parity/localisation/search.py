@@ -9,6 +9,7 @@ those. Without runnable modules, recorded results are searched by their inputs a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -21,7 +22,8 @@ from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
-from .narrowing import SMALL_PART, Narrowing
+from .leaves import shaped_apart
+from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
@@ -136,9 +138,17 @@ class _Search:
         if direction is None:
             return self._found_in_whole_numbers()
         node = self.root
+        reshaped: Node | None = None
         while (child := self._worst_child(node, direction)) is not None:
+            reshaped = self._reshaped_before(node, child) if direction == "forward" else None
+            if reshaped is not None:
+                break
             node = child
-        if self.aim == "meaning":
+        if reshaped is not None and child is not None:
+            places = (reshaped, child)
+            code = Narrowed(tuple(Candidate(one.paths["first"], one.paths["second"]) for one in places))
+            node = reshaped
+        elif self.aim == "meaning":
             code = self.narrowing.narrowed(node, direction)
         else:
             code = self.narrowing.losing(node, self.enough)
@@ -323,6 +333,22 @@ class _Search:
             bad = self._unhealed(node, bad)
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
+    def _reshaped_before(self, node: Node, bad: Node) -> Node | None:
+        """Return the first submodule that turns the same inputs into other shapes, where these reach one at fault.
+
+        The call after it and the one at fault get other shapes as well: the code between does not make up for them.
+        """
+        if self.aim == "precision" or not bad.calls or not _get_other_shapes(bad):
+            return None
+        inside = [one for one in walk(node) if one is not node and one.calls and one.order <= bad.order]
+        leaves = [one for one in inside if not any(other.calls for child in one.children for other in walk(child))]
+        leaves = sorted({id(one): one for one in (*leaves, bad)}.values(), key=lambda one: one.order)
+        for one, following in itertools.pairwise(leaves):
+            outputs = (call.outputs for call in one.calls[0])
+            if shaped_apart(*outputs) and not _get_other_shapes(one) and _get_other_shapes(following):
+                return one
+        return None
+
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest judged submodules, descending into those that could not be judged."""
         for child in nearest(node):
@@ -409,3 +435,8 @@ class _Search:
     def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
         return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
+
+
+def _get_other_shapes(node: Node) -> bool:
+    """Tell whether the first call of a submodule gets arrays of other shapes on the two sides."""
+    return shaped_apart(*(call.arguments.leaves for call in node.calls[0]))

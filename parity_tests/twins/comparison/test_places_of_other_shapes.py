@@ -1,0 +1,78 @@
+"""A submodule that returns other shapes, in front of others that differ: the place is where the shapes part."""
+
+from __future__ import annotations
+
+import numpy as np
+from flax import nnx
+from torch import nn
+
+from attn_bridge.parity import compare
+
+X = np.random.default_rng(0).normal(size=(1, 4, 6, 6)).astype(np.float32)
+
+
+class Bottleneck(nn.Module):
+    """Halves the image in its second convolution, as ResNet v1.5 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 2, 1, bias=False)
+        self.conv2 = nn.Conv2d(2, 2, 3, stride=2, padding=1, bias=False)
+        self.conv3 = nn.Conv2d(2, 4, 1, bias=False)
+        self.shortcut = nn.Conv2d(4, 4, 1, stride=2, bias=False)
+
+    def forward(self, x):
+        return self.conv3(self.conv2(self.conv1(x)).relu()) + self.shortcut(x)
+
+
+class FlaxBottleneck(nnx.Module):
+    """Halves it in the first one, as the paper does."""
+
+    def __init__(self, strides=(2, 1), kernel=3):
+        def conv(width_in, width, size, stride):
+            return nnx.Conv(width_in, width, (size, size), stride, padding=size // 2, use_bias=False, rngs=nnx.Rngs(0))
+
+        self.conv1, self.conv2 = conv(4, 2, 1, strides[0]), conv(2, 2, kernel, strides[1])
+        self.conv3, self.shortcut = conv(2, 4, 1, 1), conv(4, 4, 1, 2)
+
+    def __call__(self, x):
+        x = x.transpose(0, 2, 3, 1)
+        found = self.conv3(nnx.relu(self.conv2(self.conv1(x)))) + self.shortcut(x)
+        return found.transpose(0, 3, 1, 2)
+
+
+def test_a_stride_on_the_first_of_two_convolutions_begins_there():
+    divergence = compare(Bottleneck(), FlaxBottleneck(), X, seeds=1).first_divergence
+    assert divergence.path == "conv1"
+    assert [one.path for one in divergence.candidates] == ["conv1", "conv2"]
+    assert divergence.hint == "stride is (1, 1) in torch and 2 in Flax"
+    assert "its outputs have other shapes: (1, 2, 6, 6) and (1, 3, 3, 2)" in divergence.message
+
+
+def test_a_right_stride_is_equal():
+    assert compare(Bottleneck(), FlaxBottleneck((1, 2)), X, seeds=1).verdict == "equal"
+
+
+class Padded(nn.Module):
+    """A causal convolution that returns 2 positions more, which are cut off; the projection behind it scales."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv1d(4, 4, 3, padding=2), nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.out(self.conv(x)[..., :-2].transpose(1, 2))
+
+
+class FlaxPadded(nnx.Module):
+    def __init__(self):
+        self.conv = nnx.Conv(4, 4, (3,), padding="CAUSAL", rngs=nnx.Rngs(0))
+        self.out = nnx.LayerNorm(4, epsilon=1e-2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.out(self.conv(x.transpose(0, 2, 1)))
+
+
+def test_other_shapes_that_are_made_up_for_are_not_the_place():
+    divergence = compare(Padded(), FlaxPadded(), X[:, :, 0], seeds=1).first_divergence
+    assert [one.path for one in divergence.candidates] == ["out"]
