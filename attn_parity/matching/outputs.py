@@ -161,28 +161,41 @@ class Trials:
         return {}
 
     def without_effect(self, side: Side, names: Collection[str]) -> list[str]:
-        """Return those of some weights that can be NaN without a change of the outputs."""
+        """Return those of some weights that can be NaN without a change of the outputs.
+
+        The side holds its own weights, or drawn ones where these leave fewer of the outputs NaN: zeros of a tree that
+        only has its shapes may be divided by.
+        """
         held = self._pair.held[side]
         some = [name for name in names if name in held and is_float(held[name])]
-        before = self._outputs(side, []) if some else None
-        if before is None:
+        before = self._outputs(side, held) if some else None
+        if before is not None and _nans(before):
+            drawn = draw_weights(self._pair.subject(side).parameters(), held, (0, 1))
+            other = self._outputs(side, drawn)
+            held, before = (drawn, other) if other is not None and _nans(other) < _nans(before) else (held, before)
+        if before is None or _nans(before) == 1.0:
             return []
-        if self._is_idle(side, some, before):
+        if self._is_idle(side, held, some, before):
             return some
-        return [name for name in some[:MAX_IDLE] if len(some) > 1 and self._is_idle(side, [name], before)]
+        return [name for name in some[:MAX_IDLE] if len(some) > 1 and self._is_idle(side, held, [name], before)]
 
-    def _is_idle(self, side: Side, names: Sequence[str], before: Run) -> bool:
-        run = self._outputs(side, names)
+    def _is_idle(self, side: Side, held: Arrays, names: Sequence[str], before: Run) -> bool:
+        run = self._outputs(side, {**held, **{name: np.full_like(held[name], np.nan) for name in names}})
         if run is None:
             return False
         pairs = zip(before.outputs, run.outputs, strict=True)
         return all(np.array_equal(one, two, equal_nan=is_float(one)) for one, two in pairs)
 
-    def _outputs(self, side: Side, poisoned: Sequence[str]) -> Run | None:
-        """Run a side with its own weights, some of them NaN; None where it refuses such numbers."""
-        pair, held = self._pair, self._pair.held[side]
-        weights = {**held, **{name: np.full_like(held[name], np.nan) for name in poisoned}}
+    def _outputs(self, side: Side, weights: Arrays) -> Run | None:
+        """Run a side with some weights; None where it refuses such numbers."""
+        pair = self._pair
         with contextlib.suppress(Exception):  # what raises on NaN uses the number
             found: Run = pair.subject(side).run(weights, pair.arguments[side])
             return found
         return None
+
+
+def _nans(run: Run) -> float:
+    """Return the largest share of an output's numbers that are NaN."""
+    shares = [float(np.isnan(one).mean()) for one in run.outputs if is_float(one) and one.size]
+    return max(shares, default=0.0)

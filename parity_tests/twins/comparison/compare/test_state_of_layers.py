@@ -266,3 +266,17 @@ def test_a_wrong_constant_is_not_overwritten(second):
     first = TorchTable(persistent=True)
     first.register_buffer("scale", torch.tensor(0.125))
     assert compare(first, second(), X, seeds=1).verdict == "different"
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, "equal"), (1.01, "different")])
+def test_vectors_of_a_spectral_norm_are_carried_to_a_tree_of_zeros(power, verdict):
+    """Zeros divided by zeros are NaN whatever u and v are, which shows nothing about their effect."""
+
+    def call(weights, x):
+        sigma = weights["u"] @ weights["kernel"].T @ weights["v"]
+        return x @ (weights["kernel"] / sigma * power) + weights["bias"]
+
+    zeros = {"kernel": jnp.zeros((8, 6)), "bias": jnp.zeros(6), "u": jnp.zeros(6), "v": jnp.zeros(8)}
+    report = compare(torch.nn.utils.spectral_norm(nn.Linear(8, 6)).eval(), function(call, zeros), X, seeds=1)
+    assert report.verdict == verdict
+    assert len(report.pairing) == 4
