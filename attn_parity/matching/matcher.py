@@ -5,9 +5,11 @@ Comes in: a pair and what the caller knows. Goes out: a `Pairing`, or a refusal 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from attn_bridge import backends
@@ -17,6 +19,7 @@ from attn_bridge.weights import Rules, WeightsMismatchError
 from ..pair import SIDES, Pair, weights_held, widened
 from ..pairing import (
     AGREE,
+    Match,
     Pairing,
     Partial,
     Suited,
@@ -40,6 +43,9 @@ from .state import Carrying
 
 NEARER = 0.5
 """Share of their distance that outputs may keep when state that fits by shape alone is carried next to a fault."""
+
+LEAVES = ("weight", "bias", "kernel", "scale", "embedding", "w", "b")
+"""Names of tensors that a layer calls all of its own by."""
 
 OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
 
@@ -77,22 +83,50 @@ def _found(pair: Pair, sides: tuple[Any, Any], rules: Any, trials: Trials, *, fo
         matcher, found = _by_names(pair, rules, matcher, fold=fold)
         found = matcher.with_state(found)
     pair.notes += state.notes(pair, matcher.carrying.state, found)
-    pair.notes += _renamed(found)
+    pair.notes += _renamed(found, matcher.trials)
     return found
 
 
-def _renamed(pairing: Pairing) -> Iterator[str]:
-    """Name the layers with names of their own that trial runs alone paired: they may be exchanged, not renamed."""
+def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
+    """Name the layers that trial runs alone paired, as neither names nor the order of use do: they may be exchanged."""
     probed = [match for match in pairing.matches if match.how == "probe"]
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
+    unnamed = [
+        (one, two, match)
+        for one, two, match in zip(first, second, probed, strict=True)
+        if not {*one.words} & {*two.words}
+    ]
+    crossed = _crossed([match for *_, match in unnamed], trials)
     layers = {
-        one.layer: two.layer
-        for one, two in zip(first, second, strict=True)
-        if _is_word(one.spelled) and _is_word(two.spelled) and not {*one.words} & {*two.words}
+        _layer_of(match.first): _layer_of(match.second)
+        for one, two, match in unnamed
+        if (_is_word(one.spelled) and _is_word(two.spelled)) or match.first.name in crossed
     }
     if layers:
         pairs = state.listed([f"{one} = {two}" for one, two in layers.items()])
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
+
+
+def _layer_of(tensor: Tensor) -> str:
+    """Return the path of a tensor's layer; a tensor with a name of its own, such as a head's matrix, is a layer."""
+    path, _, last = tensor.name.rpartition(".")
+    return path if path and last in LEAVES else tensor.name
+
+
+def _crossed(matches: Sequence[Match], trials: Trials) -> set[str]:
+    """Return the first names of the tensors of one shape that the two sides use in another order."""
+    by_shape: dict[tuple[int, ...], list[Match]] = collections.defaultdict(list)
+    for match in matches:
+        by_shape[match.first.shape].append(match)
+    groups = [group for group in by_shape.values() if len(group) > 1]
+    first, second = trials.orders() if groups else ({}, {})
+    found: set[str] = set()
+    for group in groups:
+        used = [(first.get(one.first.source, 0), second.get(one.second.source, 0), one.first.name) for one in group]
+        for one, two in itertools.combinations(used, 2):
+            if (one[0] - two[0]) * (one[1] - two[1]) < 0:
+                found |= {one[2], two[2]}
+    return found
 
 
 def _is_word(spelled: str) -> bool:
@@ -167,7 +201,7 @@ class Matcher:
 
     def __init__(self, pair: Pair, rules: Any, trials: Trials):
         self._pair = pair
-        self.carrying, self._trials = Carrying(pair), trials
+        self.carrying, self.trials = Carrying(pair), trials
         self._labels = pair.shown["first"], pair.shown["second"]
         self._dropped: list[tuple[str, str, str]] = []
         self._doubts: list[str] = []
@@ -194,7 +228,7 @@ class Matcher:
         """
         given = Partial(self._given.matches, self._left_out)
         ours, theirs = (self.carrying.taking_part(side) for side in SIDES)
-        trials = self._trials
+        trials = self.trials
         found = propose(ours, theirs, trials.distance, given, self._labels, trials.orders, trials.limit)
         return _doubted(found, *self._doubts)
 
@@ -219,7 +253,7 @@ class Matcher:
                 continue
             if before_fitting is None:
                 return found
-            if self._trials.distance(found) < AGREE:
+            if self.trials.distance(found) < AGREE:
                 return _by_run(found, self._fitted)
             if not self._is_only:
                 raise self.refused(before_fitting)
@@ -236,7 +270,7 @@ class Matcher:
         if not ours or not theirs:
             return found
         pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
-        if not pairs or self._trials.distance(found) < AGREE:
+        if not pairs or self.trials.distance(found) < AGREE:
             return found
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
@@ -278,7 +312,7 @@ class Matcher:
         if not idle and not self._looked_for_idle:
             self._looked_for_idle = True
             for side in SIDES:
-                used = self._trials.uses(side)
+                used = self.trials.uses(side)
                 unused = [name for name in self.carrying.taking_part(side) if used and name not in used]
                 idle += [(side, name) for name in self._without_effect(side, unused)]
         self._dropped += [(side, name, state.IDLE) for side, name in idle]
@@ -286,7 +320,7 @@ class Matcher:
 
     def _without_effect(self, side: Side, names: Iterable[str]) -> list[str]:
         done = {name for where, name, _ in self._left_out if where == side}
-        return self._trials.without_effect(side, [name for name in names if name not in done])
+        return self.trials.without_effect(side, [name for name in names if name not in done])
 
     def _frozen(self, error: UnpairedError) -> bool:
         frozen = [
@@ -346,16 +380,16 @@ class Matcher:
             return dataclasses.replace(found, matches=(*found.matches, *more.matches), dropped=dropped)
 
         def distance(more: Pairing) -> float:
-            return self._trials.distance(together(more))
+            return self.trials.distance(together(more))
 
         with contextlib.suppress(ValueError):
             joint = together(propose(first, second, distance, labels=self._labels))
             if all(one.is_named for one in pairs):
                 return joint
-            reached = self._trials.distance(joint)
+            reached = self.trials.distance(joint)
             if reached < AGREE:
                 return _by_run(joint, pairs)
-            if all(one.is_only for one in pairs) and reached < NEARER * self._trials.distance(found):
+            if all(one.is_only for one in pairs) and reached < NEARER * self.trials.distance(found):
                 return _doubted(joint, _on_fit(pairs))
         for side in SIDES:
             self.carrying.set(side, before[side])

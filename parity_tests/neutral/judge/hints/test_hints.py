@@ -588,7 +588,7 @@ def test_gradients_are_looked_at_where_the_outputs_agree():
     expected = "the gradient of emb.weight: row 3 gets no gradient in torch: consistent with padding_idx=3 there alone"
     assert hint_for(evidence) == expected
     twice = Evidence(first_gradients={"b": BIAS}, second_gradients={"b": 2 * BIAS})
-    assert hint_for(twice) == "the gradient of b: Flax is 2 times torch everywhere: consistent with another scale"
+    assert hint_for(twice) == "the gradient of b: Flax is 2 times torch everywhere = 2: consistent with another scale"
     of_attention = dataclasses.replace(twice, first_class="Attention")
     assert hint_for(of_attention).endswith("= sqrt(4) = sqrt(16/4): consistent with a scale by another width")
     nearly = Evidence(first_gradients={"b": BIAS}, second_gradients={"b": (1 + 1e-9) * BIAS})

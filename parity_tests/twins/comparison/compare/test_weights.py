@@ -114,6 +114,20 @@ def test_heads_that_may_be_exchanged_are_named_in_a_note():
     assert [note for note in report.notes if "mu = log_std, logvar = loc" in note and "rules settle it" in note]
 
 
+@pytest.mark.parametrize("is_exchanged", [True, False])
+def test_numbered_heads_are_named_in_a_note_where_the_order_of_use_is_another(is_exchanged):
+    """The order of use supports a pairing as names do; `fc21` and `fc22` are no names."""
+
+    def theirs(m, x):
+        first, second = x @ m.loc, x @ m.log_std
+        return (second, first) if is_exchanged else (first, second)
+
+    ours = TorchSide(lambda m, x: (x @ m.fc21, x @ m.fc22), fc21=(8, 4), fc22=(8, 4))
+    report = compare(ours, FlaxSide(theirs, loc=(8, 4), log_std=(8, 4)), X, seeds=1)
+    assert report.verdict == "equal"
+    assert any("fc21 = log_std, fc22 = loc" in note for note in report.notes) == is_exchanged
+
+
 def test_pairs_that_runs_do_not_settle_follow_execution():
     def ours(m, x):
         return x @ m.left + x @ m.right
