@@ -18,6 +18,8 @@
 #:              make bench BENCH='--json docs/benchmarks.json' docs
 #: make accelerator  run check, suite and benchmarks on the GPU or TPU that is here; write docs/accelerators.md
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
+#: make families  derive every causal model of the installed transformers, in hours, and list them in docs/families.md;
+#:              another version: make families TRANSFORMERS=5.24.0
 #: make release build sdist and wheel, check them, write the bill of materials; with INSTALL='3.11 3.12 3.13' also install
 #:              the wheel in empty environments, each extra on each Python, which takes an hour; EXTRA=all for one of them
 #: make site   build the site into build/site, execute its pages and notebooks, and look at every page in a browser
@@ -73,7 +75,7 @@ site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_
 
 .DEFAULT_GOAL := help
 .PHONY: help check full $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
-	release clean
+	families release clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -160,6 +162,11 @@ accelerator: $(VENV)/.installed-test
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
+families: $(VENV)/.installed-dev
+	$(if $(TRANSFORMERS),$(BIN)/python -m pip --quiet install transformers==$(TRANSFORMERS))
+	$(BIN)/attn-bridge derive --all --output build/families $(DERIVE)
+	$(BIN)/python docs/generate.py docs/families.md
+
 release: $(VENV)/.installed-release
 	$(BIN)/python -m release --sbom $(BIN)/python $(if $(TAG),--tag '$(TAG)') $(if $(NOTES),--notes '$(NOTES)') \
 		$(if $(INSTALL),--install $(INSTALL)) $(if $(EXTRA),--extra $(EXTRA))
@@ -175,7 +182,7 @@ notebooks: $(VENV)/.installed-site
 	$(BIN)/python docs/make_notebooks.py
 
 clean:
-	rm -rf $(VENV) dist sbom build/site build/links
+	rm -rf $(VENV) dist sbom build/site build/links build/families
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

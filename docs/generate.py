@@ -8,13 +8,15 @@ docs/report.svg is the picture of a report that `compare` prints. docs/mutants.m
 names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, faults that came after the rest alone as
 ``docs/generate.py docs/mutants.md#later``, and for another size by ``attn-bridge mutate
 --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md likewise. docs/benchmarks.md is made from what was
-measured before: ``make bench BENCH='--json docs/benchmarks.json'``. The table of docs/uses.md is what the command above
+measured before: ``make bench BENCH='--json docs/benchmarks.json'``; the lists of docs/families.md are made from what
+``make families`` found. The table of docs/uses.md is what the command above
 it prints.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -55,6 +57,13 @@ FILES = (
 PARTS = ("docs/mutants.md#later", "docs/mutants.md#gallery")
 """Parts of a page that are made alone."""
 
+FAMILIES = "docs/families.md"
+"""Page that is made by ``make families`` alone, as its survey takes hours."""
+
+SURVEY = ROOT / "build/families/survey.json"
+PACKAGED = re.compile(r"(?<=<!-- packaged -->\n).*?(?=<!-- end -->)", re.DOTALL)
+LISTED = re.compile(r"(?<=<!-- survey -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
 PICTURE = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -85,8 +94,8 @@ def main() -> None:
     """Rewrite the files that are asked for, by default all; stop at the first command that fails."""
     wanted = sys.argv[1:] or FILES
     for name in wanted:
-        if name not in (*FILES, *PARTS):
-            sys.exit(f"error: {name} must be one of {', '.join((*FILES, *PARTS))}")
+        if name not in (*FILES, *PARTS, FAMILIES):
+            sys.exit(f"error: {name} must be one of {', '.join((*FILES, *PARTS, FAMILIES))}")
         if name == "docs/mutants.md":
             _make_mutants(ROOT / name)
         elif name == "docs/mutants.md#later":
@@ -97,6 +106,8 @@ def main() -> None:
             _make_mesh_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
+        elif name == FAMILIES:
+            _make_families(ROOT / name)
         elif name == "docs/uses.md":
             _make_uses(ROOT / name)
         elif name == "docs/report.svg":
@@ -160,6 +171,54 @@ def _make_uses(path: Path) -> None:
     made_by = MADE_BY.search(page)
     assert made_by, "the page names the command that makes its table"
     path.write_text(f"{page[: made_by.end()]}\n\n{_run(made_by['command'], ROOT)}", encoding="utf-8")
+
+
+def _make_families(path: Path) -> None:
+    """Write the table of packaged families, and the lists of a survey if there is one from ``make families``."""
+    from attn_bridge.models.derived import known
+
+    rows = [
+        f"| `{one.model_type}` | `{one.layout}` | {one.proof['configs_equal']} | {one.proof['configs_refused']} "
+        f"| {one.proof['gradients']} |"
+        for one in known.DESCRIPTIONS
+    ]
+    lines = ["| `model_type` | tensors as in | configs equal | refused | gradients |", "|---|---|---|---|---|", *rows]
+    page = PACKAGED.sub(lambda _: "\n".join((*lines, "")), path.read_text(encoding="utf-8"), count=1)
+    if SURVEY.is_file():
+        page = LISTED.sub(lambda listed: _surveyed(listed[0]), page, count=1)
+    path.write_text(page, encoding="utf-8")
+
+
+def _surveyed(listed: str) -> str:
+    """Return the lists of families: proven, run by a file written by hand, refused, and those that `listed` lacks."""
+    from attn_bridge.models import families
+
+    document = json.loads(SURVEY.read_text(encoding="utf-8"))
+    before = set(re.findall(r"`([\w-]+)`", listed))
+    found = document["families"]
+    hand = {name for file in families.HAND_WRITTEN for one in file.FAMILIES for name in one.model_types}
+    proven = [name for name, one in found.items() if one["kind"] == "proven"]
+    by_hand = [name for name in found if name in hand and name not in proven]
+    rest = [name for name in found if name not in proven and name not in by_hand]
+    new = [name for name in found if name not in before]
+
+    def shown(names: list[str]) -> str:
+        return ", ".join(f"`{name}`" for name in names) or "none"
+
+    lines = [
+        f"Of the {len(found)} causal models of `transformers` {document['transformers']}:",
+        "",
+        f"- {len(proven)} proven: {shown(proven)}",
+        f"- {len(by_hand)} refused by the derivation, with a file written by hand: {shown(by_hand)}",
+        f"- {len(rest)} refused, with the first part that is not understood and the nearest part of ours:",
+        "",
+        "| `model_type` | why |",
+        "|---|---|",
+        *(f"| `{name}` | {found[name]['detail'].replace('|', '/')} |" for name in rest),
+        "",
+        *((f"New since the survey before: {shown(new)}.", "") if before and new else ()),
+    ]
+    return "\n".join(lines)
 
 
 def _make_report(path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from attn_bridge.models.derived.description import Description, KeySource
+from attn_bridge.models.rows.decoder import OURS
 
 OTHER_SLOTS = {"norm1": "post_norm1", "norm2": "post_norm2", "post_norm1": "norm1", "post_norm2": "norm2"}
 
@@ -63,7 +64,7 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "window in all layers", constant("layers.rule", "window")
         yield "layers counted from 1", dataclasses.replace(description, pattern=_turned(description.pattern))
     yield "tied head", constant("model.tie", True)
-    for name in ("attention.scale", "attention.softcap", "model.logit_softcap", "model.logit_scale"):
+    for name in ("attention.scale", "attention.softcap", "attention.gate", "model.logit_softcap", "model.logit_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
     for name in ("model.embedding_scale", "block.residual_scale"):
@@ -78,12 +79,50 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     yield "activation not read", constant("feed_forward.activation", "quick_gelu")
     if any(row.ours[0].endswith("ff.fc1.weight") for row in description.rows):
         yield "gate order", _swapped(description, "ff.fc1", "ff.fc2")
+    if "experts.num_experts" in fields:
+        yield from _of_experts(description)
     yield "keys as values", _swapped(description, "att.W_key", "att.W_value")
     for key in description.fixed:
         rest = {name: values for name, values in description.fixed.items() if name != key}
         yield f"{key} not refused", dataclasses.replace(description, fixed=rest)
     for key in description.required:
         yield f"null of {key} not refused", dataclasses.replace(description, required=())
+
+
+def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
+    """Yield the faults of routers, experts, and the layers that have them."""
+    fields = description.fields
+
+    def with_fields(changes: dict[str, KeySource | None]) -> Description:
+        changed = {**fields, **changes}
+        return dataclasses.replace(
+            description, fields={name: source for name, source in changed.items() if source is not None}
+        )
+
+    normalise = fields.get("router.normalise", KeySource(value=True))
+    for value in (True, False) if normalise.key else (not normalise.value,):
+        yield f"router normalisation {value}", with_fields({"router.normalise": KeySource(value=value)})
+    scores = fields.get("router.scores", KeySource(value="softmax")).value
+    other = "softmax" if scores == "sigmoid" else "sigmoid"
+    yield "router scores", with_fields({"router.scores": KeySource(value=other)})
+    if "router.scale" in fields:
+        yield "without router.scale", with_fields({"router.scale": None})
+    if "groups.score" in fields:
+        score = "max" if fields["groups.score"].value == "top2" else "top2"
+        yield "best of groups", with_fields({"groups.score": KeySource(value=score)})
+        yield "without groups", with_fields({name: None for name in fields if name.startswith("groups.")})
+    if "router.correction" in fields:
+        yield "without correction", with_fields({"router.correction": None})
+    yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
+    yield "gate order of experts", _swapped(description, "ff.experts.{j}.fc1", "ff.experts.{j}.fc2")
+    if any(name.startswith(f"{OURS}ff.shared.") for row in description.rows for name in row.ours):
+        yield "gate order of shared layers", _swapped(description, "ff.shared.fc1", "ff.shared.fc2")
+    if "experts.shared_gate" in fields:
+        yield "without the gate of shared layers", with_fields({"experts.shared_gate": None})
+    for name in ("sparse.first", "sparse.types", "sparse.step", "sparse.dense"):
+        if name in fields and fields[name].key:
+            usual = KeySource(value=1) if name == "sparse.step" else None
+            yield f"{name} not read", with_fields({name: usual})
 
 
 def _moved(name: str) -> str:

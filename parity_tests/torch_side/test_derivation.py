@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 
 import pytest
 
@@ -12,7 +13,7 @@ from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS
-from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, subject
+from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, subject, survey
 from attn_parity.frameworks.torch.running.promotion import promoted
 
 from ..support.cover import some
@@ -110,6 +111,36 @@ def test_command_refuses_in_one_line(capsys, tmp_path):
     assert out == ""
     assert err.startswith("refused: mlp.act_fn (XIELUActivation): ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either FOLDER|MODEL_TYPE or --all"),
+        (["arcee", "--all"], "give either FOLDER|MODEL_TYPE or --all"),
+        (["--all"], "--all needs a folder to write to (--output)"),
+    ],
+)
+def test_command_refuses_bad_usage(arguments, message, capsys):
+    assert run(["derive", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_survey_has_an_outcome_for_each_family(tmp_path):
+    limits = {"seconds": 300.0, "memory": 8 << 30}
+    outcomes = {one.model_type: one for one in survey.survey(["arcee", "apertus"], tmp_path, **limits)}
+    assert {name: one.kind for name, one in outcomes.items()} == {"arcee": "proven", "apertus": "refused"}
+    assert outcomes["apertus"].detail.startswith("mlp.act_fn (XIELUActivation): ")
+    assert loads((tmp_path / "arcee.toml").read_text(), "arcee.toml").fields == BY_NAME["arcee"].fields
+    assert json.loads((tmp_path / survey.FILE).read_text())["families"].keys() == outcomes.keys()
+
+
+@pytest.mark.full
+def test_survey_stops_a_family_beyond_its_limits(tmp_path):
+    (outcome,) = survey.survey(["arcee"], tmp_path, seconds=0.01, memory=8 << 30)
+    assert (outcome.kind, outcome.detail) == ("stopped", "more than 0.01 seconds")
+    assert not (tmp_path / "arcee.toml").exists()
 
 
 @pytest.mark.full

@@ -29,16 +29,21 @@ class KeySource:
     Attributes:
         key: key of the config.json; "" is a constant.
         power: exponent of the number under the key (-1.0 for a divisor of the logits).
+        times: key of a whole number that multiplies the one under the key (a number of experts and their width); ""
+            multiplies by 1.
         value: the constant.
     """
 
     key: str = ""
     power: float = 1.0
+    times: str = ""
     value: Value | tuple[str, ...] = None
 
     def __post_init__(self) -> None:
         if bool(self.key) == (self.value is not None):
             raise ValueError(f"a source holds either a key or a value, got {self.key!r} and {self.value!r}")
+        if self.times and not self.key:
+            raise ValueError(f"a source with times ({self.times!r}) needs a key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +160,7 @@ def _source(source: KeySource) -> Written:
     if isinstance(source.value, tuple):
         return list(source.value)
     written: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
+    written |= {"times": source.times} if source.times else {}
     return {**written, "power": source.power} if source.power != 1.0 else written
 
 

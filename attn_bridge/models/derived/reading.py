@@ -10,24 +10,19 @@ from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.layer_norm import LayerNormConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.position import Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 from ..layout import Layout
-from ..reading.decoders import (
-    NAMES,
-    activation_of,
-    attention_of,
-    feed_forward_of,
-    inverse,
-    write_sizes,
-)
+from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ModelConfig
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.common import TIE
-from ..rows.decoder import OURS, QUANTISED, TOWERS, decoder
+from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
+from . import experts
 from .description import Description, KeySource
 
 SETTINGS = {
@@ -85,17 +80,34 @@ class FamilyReader:
 
     def block(self, config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
-        width = config.integer("hidden_size")
-        feed_forward = FeedForwardConfig(width, **self.part(config, "feed_forward"))
-        return DecoderBlockConfig(attention, feed_forward, self._norm(config), **self.part(config, "block"))
+        layers = self._feed_forward(config, layer)
+        return DecoderBlockConfig(attention, layers, self._norm(config), **self.part(config, "block"))
+
+    def _feed_forward(self, config: ModelConfig, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
+        """Return the feed-forward layers of a block, or its experts."""
+        width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
+        values = self.part(config, "experts")
+        if not values or not experts.is_sparse(config, layer, self.part(config, "sparse")):
+            return FeedForwardConfig(width, **options)
+        router, groups = self.part(config, "router"), self.part(config, "groups")
+        return experts.read_experts(width, options["activation"], values, router, groups)
 
     def model(self, config: ModelConfig) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
+        values = self.part(config, "sparse")
+        if "experts.num_experts" in self.description.fields and not any(
+            experts.is_sparse(config, layer, values) for layer in range(config.integer("num_hidden_layers"))
+        ):
+            # Its tensors would be those of another family, whose layout claims them.
+            raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
         return {"norm": self._norm(config), **self.part(config, "model")}
 
     def kind(self, config: ModelConfig, layer: int) -> str:
         """Return the kind of a layer: with a window, or without."""
         rule = self.description.fields["layers.rule"].value
+        is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
+        if is_off and rule == "window":
+            return KINDS[False]
         if rule == "window":
             return KINDS[config.integer_or_none("sliding_window") is not None]
         if rule == "full":
@@ -104,7 +116,10 @@ class FamilyReader:
         if config.get("layer_types") is None:
             for key, accepted in self.description.fixed_pattern.items():
                 config.refuse(key, *accepted)
-        return config.layer_type(layer, pattern[layer % len(pattern)])
+        kind = config.layer_type(layer, pattern[layer % len(pattern)])
+        if is_off and kind != KINDS[False]:
+            raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
+        return kind
 
     def part(self, config: ModelConfig, part: str) -> dict[str, Any]:
         """Return field -> value of a part of our configs, such as ``attention``."""
@@ -127,6 +142,8 @@ class FamilyReader:
             keys = {**config.given, source.key: renamed[word]}
             config = ModelConfig(keys, config.model_type, config.defaults, config.aliases)
         read = _READ.get(name)
+        if source.times:
+            return config.integer(source.key, 0) * config.integer(source.times, 0)
         if read is not None:
             return read(config, source.key)
         number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
@@ -189,15 +206,14 @@ class FamilyReader:
     def write(self, config: DecoderConfig, model_type: str) -> dict[str, Any]:
         """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
         attention = attention_of(config, GroupedQueryAttentionConfig)
-        layers = feed_forward_of(config, FeedForwardConfig)
         first = config.blocks[0]
         parts = {
             "attention": attention,
             "qk_norm": attention.qk_norm,
-            "feed_forward": layers,
             "norm": first.norm,
             "block": first,
             "model": config,
+            **experts.written_parts(config),
         }
         windows = self.description.fields["layers.rule"].value
         masks = write_windows(config)
@@ -214,12 +230,16 @@ class FamilyReader:
             ),
             **{key: values[0] for key, values in self.description.fixed.items()},
         }
+        if "layers.switch" in self.description.fields:
+            written[self.description.fields["layers.switch"].key] = masks.get("sliding_window") is not None
         if "attention.head_dim" not in self.description.fields:
             del written["head_dim"]
         for field, source in self.description.fields.items():
             part, _, name = field.partition(".")
             value = getattr(parts.get(part), name, None)
-            if source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
+            if source.times and value is not None:
+                written[source.key] = value // max(1, written.get(source.times, 1))
+            elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         return written
 
@@ -239,11 +259,14 @@ def _written(name: str, value: Any, source: KeySource) -> Any:
     return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
 
 
-_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise")
+_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch")
+_COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
 _READ: dict[str, Callable[[ModelConfig, str], Any]] = {
     **dict.fromkeys(_FLAGS, ModelConfig.flag),
-    "hidden_dim": ModelConfig.integer,
+    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ModelConfig.integer),
+    **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
+    **dict.fromkeys(("types", "dense"), ModelConfig.get),
     "head_dim": ModelConfig.integer_or_none,
     "num_kv_heads": ModelConfig.integer_or_none,
     "activation": lambda config, key: activation_of(config, key),
@@ -260,9 +283,19 @@ def layout_of(description: Description) -> Layout:
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
     used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
     settings = {name: keys for name, keys in SETTINGS.items() if name in used}
+    defaults: dict[str, Any] = {}
+    if {APART, TOGETHER} <= {row.branch for row in description.rows}:
+        settings, defaults = {**settings, **FUSED}, {"fused": 0}
+    marks = (".experts.",) if "experts.num_experts" in description.fields else ()
     if not description.prefixes:
         return decoder(
-            description.layout, title, description.rows, model_types=(description.model_type,), settings=settings
+            description.layout,
+            title,
+            description.rows,
+            model_types=(description.model_type,),
+            settings=settings,
+            defaults=defaults,
+            marks=marks,
         )
     return Layout(
         description.layout,
@@ -270,8 +303,9 @@ def layout_of(description: Description) -> Layout:
         description.rows,
         prefixes=description.prefixes,
         settings={**TIE, **settings},
-        defaults={"tie": 0},
+        defaults={"tie": 0, **defaults},
         whole=True,
+        marks=marks,
         refused=QUANTISED,
         model_types=(description.model_type,),
         parts=TOWERS,

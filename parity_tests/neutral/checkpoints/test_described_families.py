@@ -23,11 +23,24 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+EXPERTS = {
+    "experts.num_experts": 4,
+    "experts.top_k": 2,
+    "experts.hidden_dim": 12,
+    "experts.shared": 1,
+    "sparse.first": 1,
+    "sparse.step": 1,
+    "groups.number": 2,
+    "groups.chosen": 1,
+}
+"""Field -> its value in small models; two experts are a group."""
 
 
 def tiny(name, **changes):
     """Return the config.json of a small model of a family."""
-    more = {} if "attention.head_dim" not in BY_NAME[name].fields else {"head_dim": 16}
+    fields = BY_NAME[name].fields
+    more = {} if "attention.head_dim" not in fields else {"head_dim": 16}
+    more |= {fields[field].key: value for field, value in EXPERTS.items() if field in fields and fields[field].key}
     return {"model_type": name, **TINY, **more, **changes}
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .subject import ABSENT, LAYERS, ModelClass
+from .subject import ABSENT, COUNTS, LAYERS, ModelClass
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 _SIZES = {
@@ -19,6 +19,8 @@ _SIZES = {
     "head_dim": (8, 32, None),
     "vocab_size": (61,),
     "sliding_window": (3, 6, 1, None),
+    **dict.fromkeys(COUNTS, (12,)),
+    "moe_norm_min": (0.9,),
 }
 _ROTARY: tuple[dict[str, Any], ...] = (
     {"rope_type": "default", "rope_theta": 500.0},
@@ -43,6 +45,7 @@ IGNORED = frozenset(
         *("quantization_config", "text_config", "decoder", "generator", "is_encoder_decoder", "kv_sharing_modes"),
         *("base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan"),
         *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy", "use_cache"),
+        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
         *("problem_type", "num_labels", "chunk_size_feed_forward", "transformers_version", "default_rope_type"),
     )
 )
@@ -56,17 +59,27 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         yield from (value for value in _SIZES[key] if value != usual)
     elif key == "rope_parameters":
         yield from _ROTARY
+        plain = subject.defaults.get(key)
+        if isinstance(plain, dict) and "original_max_position_embeddings" in plain:
+            # Factors that grow with the position begin beyond the original context, which samples must pass.
+            yield {**plain, "original_max_position_embeddings": 4}
     elif key == "layer_types" and isinstance(usual, list):
         kinds = ("full_attention", "sliding_attention")
         yield [kinds[layer % 2] for layer in range(LAYERS)]
         yield [kinds[1]] * LAYERS
         yield [kinds[0]] * LAYERS
+    elif key == "mlp_layer_types":
+        kinds = ("dense", "sparse")
+        yield [kinds[layer % 2] for layer in range(LAYERS)]
+        yield [kinds[layer < 3] for layer in range(LAYERS)]
+    elif key == "mlp_only_layers":
+        yield from ([1], [0, 2])
     elif isinstance(usual, bool):
         yield not usual
     elif isinstance(usual, str):
         yield from (value for value in _ACTIVATIONS if value != usual and "act" in key)
     elif isinstance(usual, int):
-        yield from (usual + 1, usual * 2, 1, None)
+        yield from (usual + 1, usual * 2, 1, None, *((0, -1) if "layer" in key else (0,) if "shared" in key else ()))
     elif isinstance(usual, float):
         yield from (usual * 1.37 + 0.01, usual * 0.5 + 0.001, None)
     elif usual is None:
@@ -96,8 +109,8 @@ LEGACY: tuple[dict[str, Any], ...] = (
 
 
 def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
-    """Return changes of the usual config: each key that an instance reads, and older spellings."""
-    keys = sorted(key for key in subject.read | subject.sizes.keys() if key not in IGNORED)
+    """Return changes of the usual config: each key that an instance reads or its config declares, and older ones."""
+    keys = sorted(key for key in subject.read | subject.sizes.keys() | subject.own_keys if key not in IGNORED)
     keys = [key for key in keys if not callable(getattr(subject.config_class, key, None))]
     single = [{key: value} for key in keys for value in alternatives(subject, key)]
     switches = [one for one in single if _switches(subject, one)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,10 +17,11 @@ from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.layout import Layout
 
 from ..running.promotion import promoted
+from . import experts as mixtures
 from . import proof, structure
 from .key_changes import changes_of
 from .structure import Structure
-from .subject import ABSENT, DerivationError, ModelClass
+from .subject import ABSENT, LAYERS, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""
@@ -27,6 +29,12 @@ MOST_DEVIATIONS = 3
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn")
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+SWITCH = "use_sliding_window"
+"""Key that switches the window of all layers on."""
+
+LISTS = ("layer_types", "mlp_layer_types")
+"""Keys of a value per layer, which have no default of their own: it depends on the number of layers."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 Fields = Mapping[str, KeySource | None]
@@ -88,11 +96,14 @@ def _positions(subject: ModelClass) -> Iterator[Choice]:
     defaults = subject.defaults
     kinds = defaults.get("layer_types")
     has_window = "sliding_window" in subject.read and "sliding_window" in defaults
-    rules = [{"layers.rule": _constant("full")}]
+    rules: list[Fields] = [{"layers.rule": _constant("full"), "layers.switch": None}]
     if has_window:
-        rules.insert(0, {"layers.rule": _constant("window")})
+        rules.insert(0, {"layers.rule": _constant("window"), "layers.switch": None})
+    if has_window and SWITCH in defaults:
+        rules.insert(0, {"layers.rule": _constant("window"), "layers.switch": KeySource(key=SWITCH)})
     if kinds and has_window:
-        rules.insert(0, {"layers.rule": _constant("types")})
+        switch = KeySource(key=SWITCH) if SWITCH in defaults else None
+        rules.insert(0, {"layers.rule": _constant("types"), "layers.switch": switch})
     yield _alternatives(*rules)
     rotary = defaults.get("rope_parameters")
     if not isinstance(rotary, dict):
@@ -111,7 +122,7 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
     child, names = parts.feed_forward
     acts = [key for key in ACTIVATIONS if key in subject.read]
     widths = [key for key in WIDTHS if key in subject.read]
-    if not acts or not widths:
+    if not acts or (names and not widths):
         raise DerivationError(
             f"{child} ({parts.classes[child]}): no key of its {'width' if acts else 'activation'} is known; "
             f"the nearest is {(WIDTHS if acts else ACTIVATIONS)[0]}"
@@ -121,8 +132,11 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
         *_norms(subject, parts),
         *_scales(subject),
         _alternatives(*({"feed_forward.activation": KeySource(key=key)} for key in acts)),
-        _alternatives(*({"feed_forward.hidden_dim": KeySource(key=key)} for key in widths)),
     ]
+    if names:
+        choices.append(_alternatives(*({"feed_forward.hidden_dim": KeySource(key=key)} for key in widths)))
+    if parts.experts is not None:
+        choices += mixtures.choices(subject, parts.experts)
     if "fused" in parts.attention[1]:
         choices.append((({}, {"fused": "stacked"}), ({}, {"fused": "by-head"})))
     if "gate_up" in names:
@@ -170,8 +184,10 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
 
 
 def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
-    """Return instance, config file and logits, of the usual config and of heads that turn in part."""
+    """Return instance, config file and logits: of the usual config, as whole and short files, and of partial rotary."""
     changes: list[dict[str, Any]] = [{}]
+    if SWITCH in subject.defaults and not subject.defaults.get("layer_types"):
+        changes.append({SWITCH: not subject.defaults[SWITCH]})
     if isinstance(subject.defaults.get("rope_parameters"), dict):
         changes.append({"rope_parameters": {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}})
     probes = []
@@ -185,7 +201,7 @@ def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
             if not change:
                 raise
             continue
-        probes.append((model, proof.as_file(subject.config(keys)), logits))
+        probes += [(model, file, logits) for file in (proof.as_file(subject.config(keys)), keys)]
     return probes
 
 
@@ -209,6 +225,14 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         del fields["attention.key_bias"]
     fields["block.norms"] = _constant(parts.placement)
     fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
+    if "W_gate" in parts.attention[1]:
+        fields["attention.gate"] = _constant(True)
+    if parts.experts is not None:
+        fields |= mixtures.fields(subject, parts.experts)
+        if parts.may_lack_shared:
+            fields["experts.may_lack_shared"] = _constant(True)
+        if not parts.feed_forward[1]:
+            fields.pop("feed_forward.bias", None)
     fields["model.tie"] = KeySource(key="tie_word_embeddings")
     if "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
         fields["attention.head_dim"] = KeySource(key="head_dim")
@@ -223,7 +247,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         fields=fields,
         fixed=parts.fixed,
         pattern=_pattern(subject),
-        defaults=_with_older_names({key: value for key, value in defaults.items() if key != "layer_types"}),
+        defaults=_with_older_names({key: value for key, value in defaults.items() if key not in LISTS}),
     )
 
 
@@ -263,18 +287,19 @@ def _where(
     except ValueError as error:
         return f"{subject.model_class.__name__}: {error}"
     slots = dict(zip(structure.SLOTS[parts.placement], parts.norms, strict=True))
-    names = {"att": parts.attention[0], "ff": parts.feed_forward[0], **slots}
-    path = f"{parts.front}{parts.layers}.0"
-    theirs = _outputs(model, [f"{path}.{name}" for name in names.values()])
-    ours = _outputs(pair.ours, [f"trf_blocks.0.{name}" for name in names])
-    for name in [name.rpartition(".")[2] for name in theirs]:
-        own = next(slot for slot, other in names.items() if other == name)
-        if proof.error_of(theirs[f"{path}.{name}"], ours[f"trf_blocks.0.{own}"]) > 1:
-            nearest = type(pair.ours.get_submodule(f"trf_blocks.0.{own}")).__name__
-            return f"{path}.{name} ({parts.classes[name]}) computes something else; the nearest is {nearest}"
+    names = {"att": parts.attention[0], "ff": parts.experts.child if parts.experts else parts.feed_forward[0], **slots}
+    for number in range(LAYERS):
+        path, own = f"{parts.front}{parts.layers}.{number}", f"trf_blocks.{number}"
+        theirs = _outputs(model, [f"{path}.{name}" for name in names.values()])
+        ours = _outputs(pair.ours, [f"{own}.{name}" for name in names])
+        for name in [name.rpartition(".")[2] for name in theirs]:
+            slot = next(slot for slot, other in names.items() if other == name)
+            if proof.error_of(theirs[f"{path}.{name}"], ours[f"{own}.{slot}"]) > 1:
+                nearest = type(pair.ours.get_submodule(f"{own}.{slot}")).__name__
+                return f"{path}.{name} ({parts.classes[name]}) computes something else; the nearest is {nearest}"
     return (
-        f"{subject.model_class.__name__}: what is around the parts of a block differs (residuals, embeddings, head or "
-        "masks of later blocks); the nearest is DecoderBlock"
+        f"{subject.model_class.__name__}: what is around the blocks differs (embeddings, head or last norm); the "
+        "nearest is DecoderModel"
     )
 
 
@@ -322,10 +347,10 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         "num_attention_heads",
         "vocab_size",
         "rope_parameters",
+        *LISTS,
     ):
-        raise DerivationError(
-            f"{key} ({changes[key]}): {subject.model_class.__name__} computes something else with it than ours"
-        )
+        shown = json.dumps(dict(changes))[:200]
+        raise DerivationError(f"{shown}: {subject.model_class.__name__} computes something else with it than ours")
     nulls = [name for name, value in changes.items() if value is None and name not in description.required]
     if nulls:
         return dataclasses.replace(description, required=(*description.required, nulls[0]))
@@ -351,13 +376,14 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
             return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
-    values = tuple(dict.fromkeys((defaults.get(key), usual)))
+    values = (usual,) if defaults.get(key) == usual else (defaults.get(key), usual)
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
 def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
     """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
-    used = {source.key for source in description.fields.values()} | description.fixed.keys()
+    used = {key for source in description.fields.values() for key in (source.key, source.times)}
+    used |= description.fixed.keys()
     used |= description.fixed_pattern.keys() | {
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
         *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
@@ -383,7 +409,8 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
 _USUAL = {
     *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
     *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
-    *(("position.partial", False),),
+    *(("position.partial", False), ("experts.shared_gate", False), ("experts.shared_bias", False)),
+    *(("router.bias", False), ("router.correction", False), ("router.scores", "softmax"), ("sparse.first", 0)),
 }
 """Fields with the value that they have where a description leaves them out."""
 

@@ -16,6 +16,8 @@ from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import OURS
 from attn_bridge.weights.rows import Row
 
+from . import experts as mixtures
+from .experts import Experts
 from .subject import LAYERS, DerivationError, ModelClass
 
 ATTENTION = {
@@ -26,6 +28,7 @@ ATTENTION = {
     "fused": ("qkv_proj", "query_key_value", "Wqkv", "c_attn"),
     "q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
     "k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
+    "W_gate": ("gate_proj", "g_proj"),
 }
 FEED_FORWARD = {
     "gate": ("gate_proj", "w1"),
@@ -34,6 +37,9 @@ FEED_FORWARD = {
     "gate_up": ("gate_up_proj",),
 }
 """Our role -> names that modules of published models have for it."""
+
+DENSE = "feed-forward/dense"
+"""Branch of the rows of blocks without experts, where other blocks have them."""
 
 PATTERNS = {(1, 1, 0): "pre", (0, 1, 1): "post", (1, 2, 1): "sandwich", (1, 0, 0): "parallel"}
 """Norms before attention, between it and the feed-forward layers, and after these -> our word."""
@@ -65,6 +71,8 @@ class Structure:
         shapes: name -> shape in the usual instance.
         flags: field -> key of the flag that switches its tensors, or whether they are there.
         fixed: flags that switch something else -> their usual value.
+        experts: those of blocks that have them; None for a model without.
+        may_lack_shared: whether a model may have experts without layers that every token goes to.
     """
 
     front: str
@@ -81,6 +89,8 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     flags: Mapping[str, KeySource]
     fixed: Mapping[str, tuple[Any, ...]]
+    experts: Experts | None = None
+    may_lack_shared: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -112,12 +122,25 @@ def read(subject: ModelClass) -> Structure:
     path, blocks = _blocks(model)
     front, _, layers = path.rpartition(".")
     front = f"{front}." if front else ""
-    block = blocks[0]
-    order = _calls(model, block)
+    sparse = [number for number, block in enumerate(blocks) if mixtures.child_of(block)]
+    block = blocks[sparse[0]] if sparse else blocks[0]
+    order = [name for name in _calls(model, block) if not (sparse and name == "shared_mlp")]
     classes = {name: type(one).__name__ for name, one in block.named_modules() if name}
     attention = _part(block, order, ATTENTION, ("W_query", "fused"), "attention")
-    feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
-    norms, placement = _norms(order, attention[0], feed_forward[0], classes)
+    experts = None
+    feed_forward: tuple[str, Mapping[str, str]]
+    if sparse:
+        child, is_all = mixtures.child_of(block), len(sparse) == len(blocks)
+        found = mixtures.read(subject, block, child, is_all)
+        experts = mixtures.with_files(found, subject.instance(keys), f"{path}.{sparse[0]}.")
+        dense = next((one for number, one in enumerate(blocks) if number not in sparse), None)
+        feed_forward = (child, {})
+        if dense is not None:
+            feed_forward = _part(dense, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
+            classes |= {name: type(one).__name__ for name, one in dense.named_modules() if name}
+    else:
+        feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
+    norms, placement = _norms(order, experts.child if experts else feed_forward[0], attention[0], classes)
     embedding = next(name for name, one in model.named_modules() if one is model.get_input_embeddings())
     outer = {name.rpartition(".")[0] for name, _ in model.named_parameters() if not name.startswith(f"{path}.")}
     head_module = model.get_output_embeddings()
@@ -126,13 +149,32 @@ def read(subject: ModelClass) -> Structure:
     if len(rest) > 1 or not head:
         raise DerivationError(f"{', '.join(rest) or 'no head'}: parts besides blocks that ours lack")
     shapes = subject.shapes(keys)
-    flags, fixed, tensors = _flags(subject, shapes, f"{path}.", norms, attention, feed_forward, embedding, head)
+    flags, fixed, tensors = _flags(
+        subject, shapes, f"{path}.", norms, attention, feed_forward, embedding, head, experts
+    )
     structure = Structure(
         front, layers, embedding, head, rest[0] if rest else "", attention, feed_forward, norms, placement, classes,
-        tensors, shapes, flags, fixed,
+        tensors, shapes, flags, fixed, experts, experts is not None and _may_lack_shared(subject, experts, shapes),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
+    child, names = attention
+    gate, query = (shapes.get(f"{path}.0.{child}.{names.get(role)}.weight") for role in ("W_gate", "W_query"))
+    if gate != query and gate is not None:
+        raise DerivationError(f"{child}.{names['W_gate']} {gate}: our gate has a channel per channel of the queries")
     return structure
+
+
+def _may_lack_shared(subject: ModelClass, experts: Experts, shapes: Mapping[str, Any]) -> bool:
+    """Return whether a config without layers that every token goes to gives the same tensors but these."""
+    source = mixtures.fields(subject, experts).get("experts.shared")
+    if source is None:
+        return False
+    try:
+        names = subject.shapes(subject.keys(**{source.key: 0}))
+    except Exception:
+        return False
+    gone = shapes.keys() ^ names.keys()
+    return bool(gone) and all("shared" in name for name in gone)
 
 
 def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -174,7 +216,7 @@ def _part(
 
 
 def _norms(
-    order: list[str], attention: str, feed_forward: str, classes: Mapping[str, str]
+    order: list[str], feed_forward: str, attention: str, classes: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str]:
     """Return the norms of a block, and where they are."""
     known = [name for name in order if "norm" in classes[name].lower() or name in (attention, feed_forward)]
@@ -199,6 +241,7 @@ def _flags(
     feed_forward: tuple[str, Mapping[str, str]],
     embedding: str,
     head: str,
+    experts: Experts | None,
 ) -> tuple[dict[str, KeySource], dict[str, tuple[Any, ...]], frozenset[str]]:
     """Return what switches which biases, the head and sinks, flags that switch other tensors, and all names."""
     roles = {f"{attention[0]}.{name}.bias": role for role, name in attention[1].items()}
@@ -210,13 +253,17 @@ def _flags(
     fields |= {f"{feed_forward[0]}.{name}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
     fields |= {f"{name}.bias": "norm.bias" for name in norms}
     fields |= {f"{attention[0]}.sinks": "attention.sinks"}
-    prefix = f"{path}0."
+    if experts is not None:
+        shared = [name for ours, name in experts.named.items() if ours.startswith("ff.shared.")]
+        fields |= {f"{name.removesuffix('.weight')}.bias": "experts.shared_bias" for name in shared}
+    fronts = [f"{path}{number}." for number in range(LAYERS)]
 
     def present(names: Mapping[str, Any]) -> dict[str, bool]:
         there: dict[str, list[bool]] = collections.defaultdict(list)
         for name, field in fields.items():
-            if f"{prefix}{name.rpartition('.')[0]}.weight" in shapes or name.endswith("sinks"):
-                there[field].append(f"{prefix}{name}" in names)
+            weight = f"{name.rpartition('.')[0]}.weight"
+            if name.endswith("sinks") or any(front + weight in shapes for front in fronts):
+                there[field].append(any(front + name in names for front in fronts))
         mixed = [field for field, some in there.items() if len(set(some)) > 1]
         if mixed:
             shown = ", ".join(name for name, field in fields.items() if field == mixed[0])
@@ -240,7 +287,11 @@ def _flags(
             continue
         moved = names.keys() ^ shapes.keys()
         explained = {f"{path}{i}.{name}" for i in range(LAYERS) for name in fields} | {f"{head}.weight"}
-        final = {name for name in moved if name.endswith(".bias") and not name.startswith(path)}
+        final = {
+            name
+            for name in moved
+            if name.endswith(".bias") and not name.startswith(path) and name != f"{head}.bias"  # which ours lack
+        }
         if moved - explained - final:
             fixed[key] = (value,)
             continue
@@ -257,6 +308,7 @@ def _check_all_known(structure: Structure, path: str) -> None:
         *(f"{structure.feed_forward[0]}.{name}" for name in structure.feed_forward[1].values()),
         *structure.norms,
     }
+    inner = set() if structure.experts is None else structure.experts.tensors
     for name in sorted(structure.tensors):
         hit = re.fullmatch(rf"{re.escape(path)}\d+\.(.+)", name)
         if hit is None:
@@ -264,10 +316,14 @@ def _check_all_known(structure: Structure, path: str) -> None:
                 raise DerivationError(f"{name}: our head has no bias; the nearest is a head without")
             continue
         module, _, leaf = hit[1].rpartition(".")
+        if re.sub(r"\.experts\.\d+\.", ".experts.{j}.", hit[1]) in inner or (
+            hit[1].endswith(".bias") and (f"{module}.weight" in inner)
+        ):
+            continue
         if (module in known and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
             continue
         kind = structure.classes.get(module, "")
-        near = difflib.get_close_matches(hit[1], sorted(known), 1, 0.0)[0]
+        near = difflib.get_close_matches(hit[1], sorted(known | inner), 1, 0.0)[0]
         raise DerivationError(f"{module} ({kind}): {leaf} has no place in ours; the nearest is {near}")
 
 
@@ -282,7 +338,10 @@ def rows(structure: Structure, *, fused: str = "stacked", gate_first: bool = Tru
         fused: how queries, keys and values are in one projection: ``stacked`` or ``by-head``.
         gate_first: whether the gate comes first in a projection of gate and values.
     """
-    return tuple(_rows(structure, fused, gate_first))
+    found = _rows(structure, fused, gate_first)
+    if structure.experts is not None:
+        found = mixtures.both_names(structure.experts, found, f"{{prefix}}{structure.layers}.{{i}}.")
+    return tuple(found)
 
 
 def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
@@ -305,18 +364,28 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
     child, names = structure.feed_forward
     gated = "gate" in names or "gate_up" in names
     ours = {"gate": "fc1", "up": "fc2", "down": "fc3"} if gated else {"up": "layers.0", "down": "layers.2"}
+    branch = DENSE if structure.experts else ""
     for role, name in names.items():
         theirs = f"{layer}{child}.{name}"
         if role == "gate_up":
             both = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
             parts = tuple(f"{OURS}ff.{one}.weight" for one in both)
-            yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part")
+            yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part", branch=branch)
             yield from (
                 Row(f"{theirs}.bias", tuple(f"{OURS}ff.{one}.bias" for one in both), "o -> (part o)", part="part")
                 for _ in _biases(structure, f"{child}.{name}")
             )
         else:
-            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}ff.{ours[role]}")
+            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}ff.{ours[role]}", branch)
+    if structure.experts is not None:
+        yield from mixtures.rows(
+            structure.experts,
+            layer,
+            gate_first=gate_first,
+            switched=bool(structure.flags.get("experts.shared_bias", KeySource(value=False)).key),
+            has_bias=any(".shared" in name and name.endswith(".bias") for name in structure.tensors),
+            may_lack_shared=structure.may_lack_shared,
+        )
     for slot, name in zip(SLOTS[structure.placement], structure.norms, strict=True):
         yield from _norm(structure, f"{layer}{name}", f"{structure.layers}.0.{name}", f"{OURS}{slot}")
     if structure.norm:
@@ -326,17 +395,20 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
 
 def _biases(structure: Structure, name: str) -> list[bool]:
     """Return whether the bias of a layer in the first block is optional, as a list; an empty list without a bias."""
-    full = f"{structure.front}{structure.layers}.0.{name}.bias"
-    if full not in structure.tensors:
+    fronts = [f"{structure.front}{structure.layers}.{number}." for number in range(LAYERS)]
+    if not any(f"{front}{name}.bias" in structure.tensors for front in fronts):
         return []
     part = name.partition(".")[0]
     switched = {field.partition(".")[0] for field, source in structure.flags.items() if source.key and "bias" in field}
     return [("attention" if part == structure.attention[0] else "feed_forward") in switched]
 
 
-def _linear(structure: Structure, theirs: str, name: str, ours: str) -> Iterator[Row]:
-    yield Row(f"{theirs}.weight", (f"{ours}.weight",))
-    yield from (Row(f"{theirs}.bias", (f"{ours}.bias",), optional=optional) for optional in _biases(structure, name))
+def _linear(structure: Structure, theirs: str, name: str, ours: str, branch: str = "") -> Iterator[Row]:
+    yield Row(f"{theirs}.weight", (f"{ours}.weight",), branch=branch)
+    yield from (
+        Row(f"{theirs}.bias", (f"{ours}.bias",), optional=optional, branch=branch)
+        for optional in _biases(structure, name)
+    )
 
 
 def _fused(structure: Structure, theirs: str, name: str, kind: str) -> Iterator[Row]:

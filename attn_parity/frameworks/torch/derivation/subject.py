@@ -18,6 +18,9 @@ from ..running.promotion import promoted
 LAYERS = 4
 """Blocks of a tiny instance, as many as the pattern of layers that most families with two kinds repeat."""
 
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of the number of experts."""
+
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 40),
@@ -28,13 +31,23 @@ _SIZES: dict[str, Any] = {
     "vocab_size": 70,
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
     "sliding_window": 4,
+    **dict.fromkeys(COUNTS, 6),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 3),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), 20),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 28),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 3),
+    "n_group": 3,
+    "topk_group": 2,
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), 1),
+    "decoder_sparse_step": 2,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
 }
 """Sizes of tiny instances, of the keys that a config has.
 
-The window is shorter than the samples. A fourth of a head is an even number of channels, which may turn alone.
+The window is shorter than the samples. A fourth of a head is an even number of channels, which may turn alone. Widths
+of experts are unlike all others, and two experts make a group.
 """
 
 _ODD: dict[str, Any] = {
@@ -48,6 +61,9 @@ _ODD: dict[str, Any] = {
     "attn_logit_softcapping": 1.3,
     "final_logit_softcapping": 1.1,
     "clip_qkv": 0.4,
+    **dict.fromkeys(
+        ("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"), 1.3
+    ),
 }
 """Values of keys that scale something, so far from 1 that a proposal without them is wrong."""
 
@@ -92,6 +108,13 @@ class ModelClass:
         plain = {field.name: field.default for field in dataclasses.fields(self.config_class)}
         # None stands for a number that depends on others of the file.
         return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in defaults.items()}
+
+    @property
+    def own_keys(self) -> set[str]:
+        """The keys that the class of configs adds to those of all models; some only decide other keys."""
+        from transformers import PreTrainedConfig
+
+        return self.defaults.keys() - PreTrainedConfig().to_dict().keys()  # type: ignore[no-untyped-call]
 
     def keys(self, **changes: Any) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""

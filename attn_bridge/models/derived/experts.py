@@ -1,0 +1,110 @@
+"""Experts of described families: which blocks have them, their config, and the keys that both are written under."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from ...printable import printable
+from ...specs.decoder_model import DecoderConfig
+from ...specs.feed_forward import Activation, FeedForwardConfig
+from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
+from ..reading.model_config import ModelConfig
+
+Values = Mapping[str, Any]
+"""Field of ours -> its value."""
+
+KINDS = ("dense", "sparse")
+"""Kinds of feed-forward layers in a config: without experts, and with them."""
+
+
+def is_sparse(config: ModelConfig, layer: int, values: Values) -> bool:
+    """Return whether a block has experts.
+
+    Args:
+        config: the model's.
+        layer: index of the block.
+        values: ``types``, a kind per block, which takes precedence where it is given; ``first`` and ``last`` block with
+            experts (-1 is the last block); ``step``, every how many-th block has them; ``dense``, blocks without.
+
+    Raises:
+        TypeError: ``dense`` is not a list of integers.
+        ValueError: ``types`` has no known kind for the block, or ``step`` is below 1.
+    """
+    kinds = values.get("types")
+    if kinds is not None:
+        if not isinstance(kinds, list | tuple) or len(kinds) <= layer or kinds[layer] not in KINDS:
+            shown = printable(repr(kinds), 60)
+            raise ValueError(
+                f"kinds of feed-forward layers ({shown}) of {config.model_type} must be a list with 'dense' or "
+                f"'sparse' for layer {layer}"
+            )
+        return bool(kinds[layer] == KINDS[True])
+    dense, last, step = values.get("dense") or (), values.get("last", -1), values.get("step", 1)
+    if not isinstance(dense, list | tuple) or not all(type(index) is int for index in dense):
+        raise TypeError(f"layers without experts of {config.model_type} must be a list of integers, got {dense!r:.60}")
+    if step < 1:
+        raise ValueError(f"step between layers with experts ({step}) of {config.model_type} must be at least 1")
+    is_inside = layer >= values.get("first", 0) and (last == -1 or layer <= last)
+    return is_inside and (layer + 1) % step == 0 and layer not in dense
+
+
+def read_experts(
+    width: int, activation: Activation, values: Values, router: Values, groups: Values
+) -> MixtureOfExpertsConfig:
+    """Return the experts of a block.
+
+    Args:
+        width: of the model.
+        activation: of every expert.
+        values: ``num_experts``, ``top_k``, ``hidden_dim`` of an expert; ``shared``, the width of what every token goes
+            to (0 for nothing, where ``may_lack_shared``), with ``shared_bias`` and ``shared_gate``.
+        router: arguments of `Router` other than groups.
+        groups: arguments of `ExpertGroups`; empty for no groups.
+
+    Raises:
+        ValueError: no shared layers in a family whose models all have them.
+    """
+    shared = values.get("shared", 0)
+    if "shared" in values and not shared and not values.get("may_lack_shared"):
+        raise ValueError(f"shared layers of width {shared} are not supported there, only of at least 1")
+    bias = bool(values.get("shared_bias"))
+    return MixtureOfExpertsConfig(
+        FeedForwardConfig(width, values["hidden_dim"], activation),
+        values["num_experts"],
+        values["top_k"],
+        Router(**router, groups=ExpertGroups(**groups) if groups else None),
+        shared=FeedForwardConfig(width, shared, activation, bias=bias) if shared else None,
+        shared_gate=bool(shared and values.get("shared_gate")),
+    )
+
+
+def written_parts(config: DecoderConfig) -> dict[str, Any]:
+    """Return part -> an object with a value per field, of feed-forward layers and experts."""
+    layers = [block.feed_forward for block in config.blocks]
+    dense = next((one for one in layers if isinstance(one, FeedForwardConfig)), None)
+    mixture = next((one for one in layers if isinstance(one, MixtureOfExpertsConfig)), None)
+    if mixture is None:
+        return {"feed_forward": dense}
+    sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
+    shared = mixture.shared
+    return {
+        "feed_forward": types.SimpleNamespace(activation=mixture.expert.activation) if dense is None else dense,
+        "experts": types.SimpleNamespace(
+            num_experts=mixture.num_experts,
+            top_k=mixture.top_k,
+            hidden_dim=mixture.expert.hidden_dim,
+            shared=0 if shared is None else shared.hidden_dim,
+            shared_bias=None if shared is None else shared.bias,
+        ),
+        "router": mixture.router,
+        "groups": mixture.router.groups,
+        "sparse": types.SimpleNamespace(
+            types=[KINDS[is_one] for is_one in sparse],
+            dense=[layer for layer, is_one in enumerate(sparse) if not is_one],
+            first=0 if all(sparse) else sparse.index(True),
+            last=-1,
+            step=1,
+        ),
+    }
