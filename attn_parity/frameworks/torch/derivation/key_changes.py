@@ -89,7 +89,7 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
 def _structural(subject: ModelClass, change: Mapping[str, Any]) -> bool:
     """Tell whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
     ((key, value),) = change.items()
-    return isinstance(value, list) or (value is None and key in _SIZES)
+    return key == "layer_types" or (value is None and key in _SIZES)
 
 
 def _switches(subject: ModelClass, change: Mapping[str, Any]) -> bool:
