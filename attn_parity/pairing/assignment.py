@@ -1,4 +1,4 @@
-"""Which tensor of one side is which of the other, as far as names and shapes say, and what they leave open."""
+"""Match tensors of both sides by name and shape, and find the groups whose matching remains ambiguous."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ IN_ORDER = 0.02
 
 
 class TensorSides:
-    """The tensors of both sides with what their names say, and what two of them may have to do with each other.
+    """The tensors of both sides with their parsed names, and scores for each pair of them.
 
     Args:
-        first: the first side's tensors.
-        second: the second side's.
+        first: tensors of the first side.
+        second: tensors of the second side.
     """
 
     def __init__(self, first: Sequence[Tensor], second: Sequence[Tensor]):
@@ -74,10 +74,16 @@ class TensorSides:
         return found
 
     def housed(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Array:
-        """Return for each two how much what holds their layers is one by what is settled: 1 if it holds the same.
+        """For each pair of tensors, return the overlap of their parent modules: the settled pairs that both share.
 
-        It is the share of the pairs inside either module that lie inside both: two norms are of the blocks whose
-        attention is settled to be one.
+        It is the intersection over the union of the pairs inside either module, in [0, 1]; 1.0 means that both modules
+        contain the same pairs. So two norms are matched if the attention next to them is.
+
+        Args:
+            pairs: settled pairs (first side, second side).
+
+        Returns:
+            (tensors of the first side, tensors of the second side), float64.
         """
         inside, number = [], []
         for which, tensors in enumerate((self.first, self.second)):
@@ -94,7 +100,7 @@ class TensorSides:
 
 
 def _places(names: Sequence[Name]) -> Array:
-    """Return where each stands in the order of declaration, between 0 and 1."""
+    """Return the rank of each name in the order of declaration, scaled to [0, 1)."""
     order = sorted(range(len(names)), key=lambda i: names[i].natural)
     places = np.empty(len(names))
     places[order] = np.arange(len(names)) / max(len(names), 1)
@@ -102,10 +108,13 @@ def _places(names: Sequence[Name]) -> Array:
 
 
 def equals(sides: TensorSides) -> list[tuple[int, int]]:
-    """Return the pairs that names settle by themselves: the same name on both sides, else names that mean the same.
+    """Return the pairs that names alone settle: equal names first, then names with the same meaning.
 
-    A name counts where it is the only one of its kind on each side. One that only means the same counts where the rest
-    of its layer has the other layer's shapes: the second `fc` is not the second of all `Dense`.
+    A name is used only if it is unique on each side. Names that merely have the same meaning also need layers whose
+    other tensors have compatible shapes: the second `fc` is not the second of all `Dense`.
+
+    Returns:
+        Pairs of positions (first side, second side).
     """
     fits = _layers_fit(sides)
     left: list[list[int]] = [list(range(len(side))) for side in (sides.first, sides.second)]
@@ -132,7 +141,7 @@ def equals(sides: TensorSides) -> list[tuple[int, int]]:
 
 
 def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
-    """Return a function that tells whether the layers of two tensors have shapes that fit, role by role."""
+    """Return a predicate: whether the layers of two tensors have compatible shapes in every role that both have."""
     members: list[dict[str, dict[str, int]]] = [{}, {}]
     for roles, names in zip(members, sides.names, strict=True):
         for position, name in enumerate(names):
@@ -146,7 +155,11 @@ def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
 
 
 def best(scores: Array) -> list[int] | None:
-    """Return, per first tensor, the second's of the best bijection; None if there is none."""
+    """Return for each first tensor its second tensor in the best bijection; None if no bijection exists.
+
+    Args:
+        scores: (tensors of the first side, tensors of the second side); -inf forbids a pair.
+    """
     if not scores.size:
         return [] if scores.shape[0] == scores.shape[1] else None
     from scipy.optimize import linear_sum_assignment  # JAX brings scipy
@@ -160,7 +173,7 @@ def best(scores: Array) -> list[int] | None:
 
 
 def left_over(scores: Array) -> tuple[list[int], list[int]]:
-    """Return what is left on both sides when whatever can be paired is."""
+    """Return the unmatched positions on each side after greedy matching by score."""
     left, right = set(range(scores.shape[0])), set(range(scores.shape[1]))
     finite = [(float(scores[i, j]), int(i), int(j)) for i, j in zip(*np.nonzero(np.isfinite(scores)), strict=True)]
     for _, i, j in sorted(finite, reverse=True):

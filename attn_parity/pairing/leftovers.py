@@ -27,11 +27,11 @@ _LETTERS = "ijklmn"
 
 
 class UnpairedError(WeightsMismatchError):
-    """There is no bijection.
+    """Raised when the parameters of both sides have no bijection.
 
     Attributes:
-        first: the tensors of the first side that are left over.
-        second: those of the second side.
+        first: unpaired tensors of the first side.
+        second: unpaired tensors of the second side.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Suited:
     """Two tensors that may be the same.
 
     Attributes:
-        first: the first side's.
-        second: the second side's.
-        is_named: whether their names say so; else their shapes and dtypes alone suit.
-        is_only: whether every other tensor that suits either differs from its counterpart in numbers alone.
+        first: the tensor of the first side.
+        second: the tensor of the second side.
+        is_named: whether their names agree; otherwise only their shapes and dtypes fit.
+        is_only: whether every other tensor that fits either differs from its counterpart in numbers alone.
     """
 
     first: Tensor
@@ -111,12 +111,12 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
 def rules_for(
     error: UnpairedError, known: tuple[Mapping[str, Any], Mapping[str, Any]], state: tuple[list[Tensor], list[Tensor]]
 ) -> str:
-    """Return the smallest set of rules that settles what is left over, as a line of TOML.
+    """Return the smallest set of rules that settles the leftover tensors, as a line of TOML.
 
     Args:
-        error: says what is left over.
-        known: the parameters of both sides by name; a pattern must not cover others than it is meant for.
-        state: tensors of the state of both sides, which a rule may pair with what is left.
+        error: lists the leftover tensors.
+        known: the parameters of both sides by name; a pattern must cover only the parameters it is meant for.
+        state: tensors of the state of both sides, which a rule may pair with leftover tensors.
     """
     first, second = (list({one.source: one for one in side}.values()) for side in (error.first, error.second))
     pairs = [*suited(state[0], second), *suited(first, state[1])]
@@ -130,11 +130,13 @@ def rules_for(
 
 
 def rules_of(matches: Sequence[Match], names: Collection[str]) -> str:
-    """Return rules for some of the pairs as a line of TOML; "" where one is a part of a tensor, or read backwards.
+    """Return rules for some of the pairs as a line of TOML; "" if a rule cannot express one of them.
+
+    A rule cannot express a part of a tensor, or a flipped axis.
 
     Args:
-        matches: all pairs; a pattern must not say anything else of the others.
-        names: the first side's names of the pairs that rules are wanted for.
+        matches: all pairs; a pattern must not contradict any of the others.
+        names: first-side names of the pairs to write rules for.
     """
     patterns: dict[str, set[tuple[str, str]]] = collections.defaultdict(set)
     for match in matches:
@@ -165,7 +167,7 @@ def rule_of(first: str, second: str) -> str:
 
 
 def _pattern(one: Suited) -> str | None:
-    """Return the pattern between two tensors, "" for equal axes, and None where a short rule can't say it."""
+    """Return the axis pattern between two tensors, "" for equal axes; None where a short rule cannot express it."""
     ways = TensorSides([one.first], [one.second]).options(0, 0).ways
     if not ways or ways[0].flips or ways[0].sizes:
         return None

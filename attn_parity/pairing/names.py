@@ -1,4 +1,4 @@
-"""What names say: the words of a parameter's name, the kind of parameter it is, and how alike two names are."""
+"""Parse parameter names: their words, the role of the parameter, and the similarity of two names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SYNONYMS = {
     **dict.fromkeys(("backward", "reverse", "bwd"), "backward"),
     **dict.fromkeys(("c", "to", "proj", "projection", "forward"), ""),
 }
-"""Words of names that mean the same in different libraries; "" says nothing."""
+"""Word -> its synonym across libraries; "" for words without meaning."""
 
 _NORM = re.compile("(?:batch|group|instance|layer|rms)_?norm", re.IGNORECASE)
 """Classes by which Linen calls norms that have no name."""
@@ -72,7 +72,7 @@ _SETS = {
     "ih of three": ("ir", "iz", "in"),
     "hh of three": ("hr", "hz", "hn"),
 }
-"""Word of a fused layer -> its parts in the order in which everybody keeps them."""
+"""Word of a fused layer -> its parts, in the order in which every library stores them."""
 
 
 _AUTOMATIC = re.compile(r"[A-Z]\w*_")
@@ -94,21 +94,21 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A tensor's name, read.
+    """The parsed name of a tensor.
 
     Attributes:
-        literal: all its words in lower case, numbers counted from 0, without what wraps a whole model.
-        words: its words without synonyms, numbers and what says nothing.
-        numbers: its numbers, in order; one that has no sibling is left out.
+        literal: all words in lower case, numbers counted from 0, without the wrapper of a whole model.
+        words: the words with synonyms replaced, without numbers and words without meaning.
+        numbers: the numbers in order; a number without siblings is left out.
         role: the kind of parameter, or "".
-        own: the word of the layer itself, as it is spelled.
+        own: the word of the layer itself, as spelled.
         parent: the path above the layer.
         last: the last word, if it names a role.
-        layer: path of the layer that it belongs to.
-        natural: key that sorts names as they were declared, with numbers in their order.
-        spelled: the word of the layer itself with its number, as the side has it.
+        layer: path of the layer that contains the tensor.
+        natural: key that sorts names in the order of declaration, with numbers in numeric order.
+        spelled: the word of the layer itself with its number, as spelled on this side.
         above: words and numbers of the path above the layer, as in `words` and `numbers`.
-        counters: for each number that has siblings, the siblings that it counts.
+        counters: for each number with siblings, the siblings that it counts.
     """
 
     literal: tuple[str, ...]
@@ -126,17 +126,17 @@ class Name:
 
     @property
     def same(self) -> tuple[object, ...]:
-        """What two equal names have in common."""
+        """Key that is equal for equal names."""
         return self.literal, self.role
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What two names have in common that mean the same."""
+        """Key that is equal for names with the same meaning."""
         return tuple(word for word in self.words if word != "block"), self.numbers, self.role
 
     @property
     def numbered(self) -> str:
-        """The word of the layer itself if a number tells it from others, as ``wi_0``; else ""."""
+        """The word of the layer itself if it ends in a number, such as ``wi_0``; else ""."""
         return self.spelled.lower() if re.fullmatch(r"[A-Za-z_]+[0-9]+", self.spelled) else ""
 
     @property
@@ -153,7 +153,7 @@ class Name:
 
 
 def read(tensors: Sequence[Tensor]) -> list[Name]:
-    """Return what the names of one side's tensors say."""
+    """Parse the names of the tensors of one side."""
     renumbered, counters = _renumbered(tensors)
     order = _declared(renumbered)
     renumbered = _norms_by_place(renumbered)
@@ -177,11 +177,11 @@ def is_counted_alike(first: Name, second: Name) -> bool:
 
 
 def _norms_by_place(names: Sequence[str]) -> list[str]:
-    """Return the names with the two norms of a pre-norm layer called after what follows them.
+    """Rename the two norms of a pre-norm layer after the sublayers that follow them.
 
-    `transformers` calls the norm before attention ``input_layernorm`` and that before the feed-forward layers
-    ``post_attention_layernorm`` (Llama and its kin), unless it has norms before and behind both, as Gemma 2: there the
-    latter name means what it says.
+    `transformers` calls the norm in front of attention ``input_layernorm`` and the norm in front of the feed-forward
+    layers ``post_attention_layernorm`` (Llama and its derivatives). Gemma 2 has norms in front of and behind both
+    sublayers; its ``post_attention_layernorm`` does follow attention.
     """
     if not any("post_attention_layernorm" in name for name in names):
         return list(names)
@@ -229,7 +229,12 @@ def _read(tensor: Tensor, name: str, counters: Sequence[Counter], natural: tuple
 
 
 def _said(path: str, single: Sequence[bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words and the numbers of a path; `single` tells of each number whether it has no sibling."""
+    """Return the words and the numbers of a path.
+
+    Args:
+        path: the path.
+        single: for each number, whether it has no siblings; such numbers are left out.
+    """
     alone = iter(single)
     words: list[str] = []
     digits: list[str] = []
@@ -256,7 +261,7 @@ def _split(text: str) -> list[str]:
 
 
 def role_of(tensor: Tensor, last: str, path: str) -> str:
-    """Return the kind of parameter that the last word of a name says it is, or ""."""
+    """Return the role that the last word of a name gives a parameter, or ""."""
     opaque = _OPAQUE.fullmatch(last)
     if opaque and (opaque[1] or opaque[3]):
         return "bias" if opaque[2] == "bias" else "matrix"
@@ -286,7 +291,7 @@ def last_word(tensor: Tensor) -> str:
 
 
 def layer_of(tensor: Tensor) -> str:
-    """Return the path of the layer that a tensor is of; "" for a part of one, and for what stands by itself."""
+    """Return the path of the layer that contains a tensor; "" for part of a tensor and for a tensor outside a layer."""
     if tensor.name.endswith("]") and not tensor.alias:
         return ""
     return tensor.spelled.rpartition(".")[0] if last_word(tensor) in _LAYERS else ""
@@ -295,7 +300,8 @@ def layer_of(tensor: Tensor) -> str:
 def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[Counter]]]:
     """Return the names with every number counted from 0 among its siblings, and for each number the siblings.
 
-    Some count from 1, some leave gaps; in a list of matrices and biases in turn, each kind is counted by itself.
+    Some libraries count from 1, some leave gaps. In a list that alternates matrices and biases, each kind is counted
+    separately.
     """
     sizes: dict[str, dict[int, int]] = collections.defaultdict(lambda: collections.defaultdict(int))
     keys: list[list[str]] = []
@@ -339,7 +345,7 @@ def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
 
 
 def part_word(name: Name) -> tuple[str, tuple[str, ...]]:
-    """Return the word by which a layer may be part of a fused one, and what tells it from others of that word.
+    """Return the word that makes a layer part of a fused one, and the words that distinguish it from its namesakes.
 
     A model without submodules calls its queries ``q1`` and ``q2``, or ``self_q`` and ``cross_q``.
     """
@@ -358,9 +364,15 @@ def part_sets() -> dict[str, tuple[str, ...]]:
 
 
 def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = True) -> Array:
-    """Return how much the names speak for each two of them; above 1, they say that these are one.
+    """Return the similarity of each pair of names; above 1, the names alone support a match.
 
-    With `numbers` false, only words and kinds speak.
+    Args:
+        ours: names of the first side.
+        theirs: names of the second side.
+        numbers: whether numbers count, too; otherwise only words and roles.
+
+    Returns:
+        (ours, theirs), float64.
     """
     rarity = collections.Counter(
         word for name in (*ours, *theirs) for word in {*name.words, *(f"={word}" for word in name.literal)}

@@ -1,6 +1,6 @@
 """Fused layers: tensors that are one on one side and several on the other.
 
-They become parts under names of their own, so that what follows pairs tensor with tensor.
+They are split into named parts, so that later steps pair tensor with tensor.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _BY_HEAD = ("query_key_value", "wqkv")
 
 @dataclasses.dataclass(frozen=True)
 class PartBundle:
-    """Tensors of one side that may be the parts of one on the other.
+    """Tensors of one side that may be the parts of a fused tensor of the other.
 
     Attributes:
-        parts: positions of the tensors, in the order in which a fused tensor keeps them.
-        labels: what each part is called.
-        word: the word for a layer that holds them in one; "" where the names say nothing.
-        scattered: whether others stand between them.
-        which: words that tell them from other layers of these words beside them.
+        parts: positions of the tensors, in the order in which a fused tensor stores them.
+        labels: the name of each part.
+        word: the word for a layer that fuses them; "" if the names do not suggest one.
+        scattered: whether other tensors are between them in the order of declaration.
+        which: words that separate them from sibling layers with the same part words.
     """
 
     parts: tuple[int, ...]
@@ -59,7 +59,7 @@ class Arrangement:
     """A way to cut a fused tensor.
 
     Attributes:
-        parts: (position of the other side's tensor, what is cut out for it) of each part.
+        parts: (position of the other side's tensor, the slice that corresponds to it) of each part.
         axes: axes of the parts that the cut made.
     """
 
@@ -161,7 +161,13 @@ def _orders(
 
 
 def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collection[int]) -> Iterator[PartBundle]:
-    """Yield the siblings that may be one tensor on the other side, which has one of so many elements."""
+    """Yield the groups of siblings that may be fused on the other side.
+
+    Args:
+        tensors: the side with the parts.
+        names: their names.
+        totals: numbers of elements of the fused tensors.
+    """
     siblings: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for i, name in enumerate(names):
         siblings[name.parent, name.role, name.last].append(i)
@@ -231,9 +237,9 @@ def _arrangements(
 def _cuts(
     tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str], *, by_head: bool
 ) -> Iterator[tuple[list[Tensor], frozenset[int]]]:
-    """Yield the parts that each axis can be cut into, and which of their axes are what is left of it.
+    """Yield the parts of each possible cut, and the axes of the parts that come from the axis that was cut.
 
-    Head by head along the axis, counted by it, or one after the other.
+    Cuts are head by head along the axis, by index where the axis counts the parts, or in contiguous blocks.
     """
     count, sizes = len(parts), [math.prod(part.shape) for part in parts]
     names = [f"{tensor.name}[{label}]" for label in labels]
@@ -265,7 +271,7 @@ def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _leaves_matrices(tensor: Tensor, parts: Sequence[Tensor]) -> bool:
-    """Tell whether a tensor has an axis to count its parts beside those that they have themselves."""
+    """Return whether a tensor has an axis that counts its parts, on top of the axes that the parts have."""
     return len(tensor.shape) > min(2, max(len(part.shape) for part in parts))
 
 

@@ -1,7 +1,7 @@
-"""How the axes of a tensor on one side may lie on the other: by the layers that own them, else by shapes alone.
+"""The possible axis patterns between two tensors: from the layers that own them, else from their shapes.
 
-A layer of a framework says what its axes are (``o i`` of torch's Linear, ``i o`` of Flax's), so that two such layers
-leave nothing open, whatever the sizes. Elsewhere every rearrangement that fits is a candidate, the usual one first.
+A framework's own layer determines its axes (``o i`` for torch's Linear, ``i o`` for Flax's), so that two such layers
+leave no choice, whatever the sizes. Elsewhere every rearrangement that fits is a candidate, the usual one first.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Lay:
-    """How a part of a tensor lies in another: the parts of one tensor lie alike.
+    """The layout of a part within a fused tensor; all parts of a tensor share it.
 
     Attributes:
-        order: what the other's axes are made of, in their order: axes of the part, -1 for those that the cut made.
-        sizes: how the other axes of the part are divided there.
+        order: axes of the part, in the order of the other tensor's axes; -1 for axes that the cut made.
+        sizes: the sizes into which the remaining axes of the part are divided there.
     """
 
     order: tuple[int, ...]
@@ -97,7 +97,7 @@ def _groups(side: str) -> list[list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class TensorKind:
-    """What decides how a tensor's axes lie: its shape, and the layer and the framework that it belongs to."""
+    """The properties that determine a tensor's axes: its shape, and its layer and framework."""
 
     shape: Shape
     framework: str
@@ -106,7 +106,7 @@ class TensorKind:
 
     @property
     def layer(self) -> tuple[str, str, str, int]:
-        """What two tensors of one kind of layer have in common."""
+        """Key that is equal for tensors of one kind of layer."""
         return self.framework, self.owner, self.last, len(self.shape)
 
 
@@ -178,7 +178,7 @@ def _guess(kind: TensorKind) -> str:
 
 
 def _letters(kind: TensorKind) -> tuple[str, ...]:
-    """Return what the axes of a framework's own layer are; none where that is not known."""
+    """Return the axis names of a framework's own layer; empty if unknown, ``("*",)`` for grouped axes."""
     rank, owner, last = len(kind.shape), kind.owner, kind.last
     is_matrix = last in ("weight", "kernel")
     if kind.framework == "torch":
@@ -199,7 +199,7 @@ def _letters(kind: TensorKind) -> tuple[str, ...]:
 
 
 def _said(one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
-    """Return the ways that two known layers leave; None where they say nothing about each other."""
+    """Return the patterns that two known layers allow; None if they do not determine each other."""
     if ours == ("*",) or theirs == ("*",):
         return _general(one, two, ours, theirs)
     turned = [bool(_TRANSPOSED.fullmatch(kind.owner)) for kind in (one, two)]
@@ -237,10 +237,10 @@ def _pointwise(mine: Shape, its: Shape, ours: tuple[str, ...], theirs: tuple[str
 def _transposed_convolution(
     one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
 ) -> Iterator[Way]:
-    """Yield the ways between torch's transposed convolution and Flax's.
+    """Yield the patterns between the transposed convolutions of torch and Flax.
 
-    Flax does not turn the kernel round, as the transpose of a convolution does, unless it is told to transpose the
-    kernel; then inputs and outputs have changed places, too.
+    By default Flax does not flip the kernel, unlike the transpose of a convolution. With `transpose_kernel` it does,
+    and inputs and outputs are swapped.
     """
     space = len(ours) - 2
     for last, flipped in (("i o", True), ("o i", False)):
@@ -374,5 +374,5 @@ def _rank(way: Way, mine: Shape, transposed: bool) -> tuple[int, ...]:
 
 @functools.cache
 def _rule(way: Way) -> Rule:
-    """Return a rule for its pattern alone; the names of parts stand in the match."""
+    """Return the rule of a pattern; the match, not the rule, names the parts."""
     return Rule("torch", "flax", way.pattern, **dict(way.sizes))

@@ -1,9 +1,9 @@
-"""A pairing proposed from names, classes and shapes, and settled by running where they leave it open.
+"""Propose a pairing from names, classes and shapes, and settle ambiguous parts by running both sides.
 
-In this order: rules that were given; stacks taken apart; names that are equal; fused layers taken apart; the best
-bijection of the rest; what is open is tried out. Names that settled a pair are never overruled, but a number is an
-order within a class and a container: pairs that only numbers support are open, too. Of open pairings the first is the
-order in which both sides use their weights, which also stays where no pairing makes the outputs agree.
+In this order: given rules; unstacked layers; equal names; split fused layers; the best bijection of the rest; runs of
+the remaining candidates. Pairs that names settled are never overruled, but a number is only an order within a class and
+a container: pairs that only numbers support remain open, too. The first candidate follows the order in which both sides
+use their weights; it also remains if no pairing makes the outputs agree.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def propose(
     Args:
         first: parameters of the first side.
         second: parameters of the second side.
-        probe: returns how far apart the outputs are when both sides hold the same, all different weights by a pairing;
-            it decides between pairings that names leave open.
-        given: what is settled already; the rest is paired as usual.
-        labels: what to call the sides in messages.
-        orders: returns when each parameter of the two sides is used first; empty where that is not known.
-        limit: most pairings that are tried out.
+        probe: returns the distance of the outputs when both sides hold the same weights under a pairing, all of them
+            different; it decides between pairings that names leave open.
+        given: pairs that are settled already; the rest is paired as usual.
+        labels: names of the sides in messages.
+        orders: returns the order of first use of each parameter on both sides; empty where unknown.
+        limit: most pairings to try.
 
     Raises:
-        UnpairedError: (a WeightsMismatchError) there is no bijection; lists what is left over.
-        ValueError: several pairings are left open, and nothing speaks for one; lists them.
+        UnpairedError: (a WeightsMismatchError) no bijection exists; lists the leftover tensors.
+        ValueError: several pairings remain and no evidence favours one; lists them.
     """
     given = given or Partial()
 
@@ -185,7 +185,7 @@ def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link
 
 
 def is_in_order(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> bool:
-    """Tell whether both sides use the tensors of these links in one order, those of each shape by themselves."""
+    """Return whether both sides use the tensors of these links in the same order, per shape."""
     times: dict[Hashable, list[tuple[int, int]]] = collections.defaultdict(list)
     for link in links:
         if link.first.source not in uses[0] or link.second.source not in uses[1]:
@@ -247,7 +247,7 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
 
 
 def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
-    """Return the best bijection of what is left, as settled pairs and open choices."""
+    """Return the best bijection of the remaining tensors, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
     if assignment is None:
@@ -293,7 +293,7 @@ def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:
 
 
 def _no_bijection(sides: TensorSides, scores: Array, labels: Labels) -> UnpairedError:
-    """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
+    """Return an error that lists the leftover tensors; two with the same name appear together, with both shapes."""
     left, right = left_over(scores)
     over = [sides.first[i] for i in left], [sides.second[j] for j in right]
     misshapen = []

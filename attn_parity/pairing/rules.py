@@ -1,4 +1,4 @@
-"""A pairing that rules say, for all parameters or for some of them."""
+"""Read a pairing from rules, for all parameters or for some of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Parameters = Mapping[str, Parameter]
 
 
 def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairing:
-    """Return the pairing that rules say, which must name every parameter.
+    """Return the pairing that rules define; they must cover every parameter.
 
     Raises:
-        WeightsMismatchError: lists every parameter that they miss, lack or misshape.
+        WeightsMismatchError: lists every parameter that the rules leave out, that does not exist, or whose shape
+            differs.
         ValueError: two rules claim one parameter.
     """
     found, problems = _read(rules, first, second, ("torch", "Flax"))
@@ -35,10 +36,10 @@ def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairin
 
 
 def partial(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels = ("torch", "Flax")) -> Partial:
-    """Return what rules say about the parameters that they name.
+    """Return the pairs that rules define, for the parameters that they cover.
 
     Raises:
-        WeightsMismatchError: lists names that they give and that are not there, and shapes that do not fit.
+        WeightsMismatchError: lists names that do not exist, and shapes that do not fit.
         ValueError: two rules claim one parameter.
     """
     found, problems = _read(rules, first, second, labels)
@@ -55,14 +56,14 @@ def pair_parameters(
     orders: Callable[[], tuple[UseOrder, UseOrder]] | None = None,
     limit: int = MAX_CANDIDATES,
 ) -> Pairing:
-    """Return the pairing that rules say, and for what they do not name the one that is proposed."""
+    """Return the pairing that rules define, completed by `propose` for parameters without rules."""
     given = None if rules is None else partial(rules, first, second, labels=labels)
     return propose(first, second, probe, given, labels, orders, limit)
 
 
 @dataclasses.dataclass
 class _Problems:
-    """What is wrong with rules of two sides of these names, collected to be said all at once."""
+    """The errors in the rules of two sides, collected to be raised together."""
 
     labels: Labels
     missing: list[str] = dataclasses.field(default_factory=list)
@@ -72,7 +73,7 @@ class _Problems:
     named: set[str] = dataclasses.field(default_factory=set)
 
     def refuse(self) -> None:
-        """Raise what is wrong, if anything is."""
+        """Raise the collected errors, if any."""
         if self.missing or self.unexpected or self.misshapen:
             raise WeightsMismatchError(self.missing, self.unexpected, self.misshapen)
 
@@ -187,7 +188,7 @@ def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, *, sin
 
 
 def _label(name: str, names: Iterable[str]) -> str:
-    """Return what tells a part's name from the others': the words that they do not share."""
+    """Return the label of a part: the words of its name that the names of the other parts do not share."""
     split = [one.split(".") for one in names]
     words = name.split(".")
     if any(len(one) != len(words) for one in split):

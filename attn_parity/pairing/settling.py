@@ -1,6 +1,6 @@
-"""Which of the pairings holds that names, classes and shapes leave open: they are tried out by running both sides.
+"""Settle the pairings that names, classes and shapes leave open, by running both sides under each candidate.
 
-Gates that a layer keeps in another order than torch are taken apart in what is tried, and paired one by one.
+Layers that store gates in another order than torch are split into gates here, which are paired one by one.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ Distance = Callable[[Pairing], float]
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """What rules say about some of the parameters.
+    """The pairs that rules define for some of the parameters.
 
     Attributes:
         matches: the pairs.
-        dropped: (side, parameter, reason) of those that stay out.
+        dropped: (side, parameter, reason) of those that are excluded.
     """
 
     matches: tuple[Match, ...] = ()
@@ -62,7 +62,7 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Two tensors that are one, what their names say of their axes, and what settled that they are one."""
+    """Two matched tensors, the axis patterns that their layers allow, and the reason for the match."""
 
     first: Tensor
     second: Tensor
@@ -102,20 +102,21 @@ def settle(
     *,
     is_ordered: bool = False,
 ) -> Pairing:
-    """Return the first candidate under which the outputs agree, or nearly do while all others are far from it.
+    """Return the first candidate whose outputs agree, or nearly agree while those of all others are far apart.
 
-    Where there is none, the two sides differ whatever the pairing; then the first one goes on, to find out where.
+    If no candidate does, the two sides differ under every pairing; the first candidate is returned, so that the
+    difference can be localised.
 
     Args:
-        given: what rules settled.
-        choices: what is open.
-        fixed: what names settled.
-        probe: returns how far apart the outputs are.
-        limit: most candidates that are tried.
+        given: pairs that rules settled.
+        choices: the open choices.
+        fixed: pairs that names settled.
+        probe: returns the distance of the outputs.
+        limit: most candidates to try.
         is_ordered: whether the first candidate follows the order of execution, so that it needs no other support.
 
     Raises:
-        ValueError: several candidates hold as well as each other, and nothing speaks for one.
+        ValueError: several candidates fit equally well, and no evidence favours one.
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
     is_permuted = any(len({names_of(links) for links in choice}) > 1 for choice in choices)
@@ -260,7 +261,7 @@ def _ambiguous(what: str, candidates: Sequence[Pairing], names: set[str]) -> Val
 
 
 def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
-    """Describe the first candidates by what they do not have in common."""
+    """Describe the first candidates by the pairs in which they differ."""
     texts = []
     for candidate in candidates:
         rows = [match for match in candidate.matches if match.first.name in names][:4]
@@ -271,7 +272,7 @@ def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
 
 
 def may_be_keras(matches: Iterable[Match]) -> bool:
-    """Tell whether a GRU of torch is paired with kernels that may be in Keras's order, though no path says so."""
+    """Return whether a torch GRU is paired with kernels possibly in Keras's gate order, though no path names Keras."""
     pairs = [(match.first, match.second) for match in matches]
     sides = [*pairs, *(pair[::-1] for pair in pairs)]
     return any(_order(one) == TORCH and two.source.endswith("recurrent_kernel") for one, two in sides)

@@ -1,8 +1,8 @@
-"""The data of a pairing: tensors (whole parameters, or cut out of one), matches of two, and a bijection made of them.
+"""The data of a pairing: tensors (parameters or slices of them), matches of two tensors, and bijections of matches.
 
-A tensor that is part of a parameter says where its elements lie: an offset and strides. So parts of a fused weight,
-layers of a stack and kernels that are read backwards are one thing, read and written through one view. A stack that
-holds in one what the other side numbers is taken apart before anything is paired.
+A slice of a parameter records the position of its elements: an offset and strides. So parts of a fused weight, layers
+of a stack and flipped kernels are read and written through one kind of view. A stack of layers that the other side
+numbers is taken apart before pairing.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A parameter, or a part of one, under a name of its own.
+    """A parameter, or a slice of one under its own name.
 
     Attributes:
-        name: its name in reports; a part is named ``c_attn.weight[query]``.
+        name: its name in reports; a slice is named ``c_attn.weight[query]``.
         source: name of the parameter.
         shape: its shape.
-        parameter: what the side says about the parameter.
-        cut: where it lies in the parameter; None is all of it.
-        alias: the name that its words are read from, where that is another one.
+        parameter: the side's record of the parameter.
+        cut: its offset and strides in the parameter; None for the whole.
+        alias: the name to parse, if it is not `source`.
         framework: ``torch`` or ``flax``.
     """
 
@@ -88,7 +88,7 @@ class Tensor:
         return dataclasses.replace(self, name=name, alias=alias, shape=shape, cut=Cut(offset, self.strides))
 
     def at(self, axis: int, position: int, name: str, alias: str = "") -> Tensor:
-        """Return what stands at one position of an axis; the axis is gone."""
+        """Return the slice at one position of an axis, without that axis."""
         part = self.slice(axis, position, position + 1, name, alias)
         assert part.cut is not None
         rest = (*part.cut.strides[:axis], *part.cut.strides[axis + 1 :])
@@ -116,11 +116,12 @@ class Match:
     """One tensor on both sides.
 
     Attributes:
-        first: the first side's.
-        second: the second side's.
-        rule: from the first side's axes to the second side's; ``convert(array, "torch")`` is that way, ``"flax"`` back.
-        how: what it rests on: ``rule``, ``name``, ``order`` (of use on both sides) or ``probe``.
-        text: the pattern as people read it, where the rule's does not say all.
+        first: the tensor of the first side.
+        second: the tensor of the second side.
+        rule: from the first side's axes to the second side's; ``convert(array, "torch")`` goes that way, ``"flax"``
+            back.
+        how: the evidence: ``rule``, ``name``, ``order`` (of use on both sides) or ``probe``.
+        text: the pattern for reports, where it is more than the rule's.
     """
 
     first: Tensor
@@ -148,9 +149,9 @@ class Pairing:
     """A bijection between the parameters of both sides.
 
     Attributes:
-        matches: what is paired with what.
-        dropped: (side, parameter, reason) of those that rules leave out of it.
-        doubt: why another pairing may be meant, and the candidates, where neither names nor runs settled it; or "".
+        matches: the pairs.
+        dropped: (side, parameter, reason) of those that rules exclude.
+        doubt: why another pairing may be meant, and the candidates, if neither names nor runs settled it; else "".
     """
 
     matches: tuple[Match, ...]
@@ -216,7 +217,13 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
-    """Return the tensor that is a whole parameter; `framework` holds where the parameter does not say its own."""
+    """Return the tensor that is a whole parameter.
+
+    Args:
+        name: the parameter's name.
+        parameter: its record.
+        framework: used if the parameter does not name its own.
+    """
     own = getattr(parameter, "framework", "") or framework
     # Haiku and Keras write the path of a module with slashes, inside a key of the tree.
     alias = name.replace("/~/", ".").replace("/", ".") if "/" in name else ""
@@ -319,7 +326,7 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[LayerStack]:
-    """Yield the stacks of so many layers and elements that are all there is below some path."""
+    """Yield the stacks that contain everything below a path, with this many layers and elements."""
     for path, below in _paths(tensors).items():
         if sum(math.prod(tensor.shape) for tensor in below) != total:
             continue
@@ -330,7 +337,13 @@ def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[LayerS
 
 
 def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
-    """Return the tensors beside others that hold numbered layers in one, by their first axis and their sizes."""
+    """Return the stacked tensors in a mixed list: those whose first axis counts the layers and whose sizes fit.
+
+    Args:
+        tensors: the tensors of the side with stacks.
+        layers: the other side's tensors in numbered layers.
+        count: number of layers.
+    """
     first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
     if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
         return {tensor.name for tensor in first}
@@ -346,10 +359,10 @@ def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count
 
 
 def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
-    """Return the path of each numbered list of like layers -> its numbers, and how many elements they have in common.
+    """Return the path of each numbered list of similar layers -> its numbers, and their number of common elements.
 
-    Layers are alike where most of what they hold is the same in all of them: only T5's first one has the table of
-    positions.
+    Layers are similar if most of their elements are in tensors that all of them have: only T5's first layer has the
+    table of relative positions.
     """
     layers: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = collections.defaultdict(
         lambda: collections.defaultdict(set)
