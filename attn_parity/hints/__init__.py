@@ -1,16 +1,16 @@
-"""What a difference is consistent with: settings that are not the same, and relations that hold between the numbers.
+"""Name a likely cause of a difference: settings that differ, and relations between the numbers of both sides.
 
-In: what both sides of one place do with the same numbers (`Evidence`). Out: one line, or none. Pure NumPy. A hint says
-what was measured and never that it is the cause.
+In: inputs, outputs, weights and settings of one submodule or gap on both sides (`Evidence`). Out: one line, or "". Pure
+NumPy. A hint reports a measurement and calls it consistent with a cause; it never claims the cause.
 
-settings    attributes of layers by one name for all frameworks, and what it means that two differ
-relations   what holds between two tensors: a ratio, an order, a shift
-devices     what devices that share a side explain: sums taken twice, pieces of a sequence in another order
+settings    attributes of layers under one name for all frameworks, and the meaning of a difference
+relations   relations between two tensors: a ratio, an order, a shift
+devices     relations that a shared side explains: sums taken twice, pieces of a sequence in another order
 layers      layers computed both ways: activations, gates, convolutions
 norms       norms of one input: the statistic, eps and affine step of each side
 spectral    spectral norms of stored vectors, or of those after a step of power iteration
 reshaping   reductions, resizing, padding, softmax and modulation computed both ways
-attention   attention computed both ways, with one step taken wrongly on one side
+attention   attention computed both ways, with one step wrong on one side
 """
 
 from .devices import of_devices

@@ -61,7 +61,7 @@ SOFTMAXES = {
 
 
 class Step(NamedTuple):
-    """What is not plain in a way."""
+    """The deviations from standard attention in splitting, merging and softmax; "" for the standard step."""
 
     split: str = ""
     merge: str = ""
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is said of it."""
+        """The deviations as a suffix of a message."""
         turn = "heads of keys repeated as a whole, not each beside itself" if self.in_turn else ""
         said = [SPLITS[self.split], MERGES[self.merge], SOFTMAXES[self.softmax], turn]
         return "".join(f", {one}" for one in said if one)
@@ -97,7 +97,7 @@ class Rotary(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is said of it."""
+        """The rotation as a suffix of a message."""
         part = f" of the first 1/{self.part} of each head" if self.part > 1 else ""
         apart = (
             f", keys {abs(self.apart)} {'later' if self.apart > 0 else 'earlier'} than queries" if self.apart else ""
@@ -126,7 +126,7 @@ def _angles(base: float, size: int, length: int) -> tuple[Array, Array]:
 
 
 class Plain(NamedTuple):
-    """Attention as it is: a width of heads, a scale, a mask, and what are queries, keys and values."""
+    """One way to compute attention: the width of heads, scale, mask, and the roles of the given arrays."""
 
     given: tuple[Array, ...]
     order: str
@@ -147,7 +147,7 @@ class Plain(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return what is said of it."""
+        """Return the description of this attention for a message."""
         return f"{self.kind}{self.heads}{self.order}{self.rotary.text if self.rotary else ''}"
 
     def parts(self, way: str = "") -> tuple[Array, Array, Array]:
@@ -174,14 +174,14 @@ class Plain(NamedTuple):
         return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
 
     def glance(self, few: Array) -> Array:
-        """Return what the first head of some of the queries gets, which costs a fraction of all."""
+        """Return the output of the first head for some of the queries, at a fraction of the cost of all."""
         query, key, value = (one[..., :1, :, :] if one.ndim == 4 else one[..., : self.width] for one in self.given)
         query = self._turned(0, query[..., few, :], few)
         key, value = self._turned(1, key), self._turned(2, value)
         return np.asarray(_softmax(query @ key.swapaxes(-1, -2) * self.scale + self.mask[few]) @ value)
 
     def first_head(self, side: Array) -> Array:
-        """Return the part of what a side makes that `glance` computes."""
+        """Return the part of a side's output that `glance` computes."""
         return side[..., :1, :, :] if side.ndim == 4 else side[..., : self.width]
 
 
@@ -324,7 +324,14 @@ def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:
 
 
 def _split(one: Array, width: int, way: str = "") -> Array:
-    """Return what is ``(1, T, C)`` by heads, ``(1, heads, T, width)``; what has an axis of heads stays as it is."""
+    """Split ``(1, T, C)`` into heads, ``(1, heads, T, width)``; return an array that has an axis of heads unchanged.
+
+    Args:
+        one: the array.
+        width: channels per head.
+        way: "" splits channels into contiguous heads, ``apart`` into strided ones, ``rows`` reshapes without
+            transposing.
+    """
     if one.ndim == 4:
         return one
     *before, length, size = one.shape

@@ -1,4 +1,4 @@
-"""Two tensors that differ, what is known beside them, and numbers that have names."""
+"""Two tensors that differ, with their context, and named constants to compare ratios with."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ PARTS: dict[Part, re.Pattern[str]] = {
     "embedding": re.compile(r"emb|lookup|vocab|padding_idx|(^|[\s._])(wte|wpe)($|[\s._])"),
     "norm": re.compile(r"norm|rms|(^|[\s._])(ln|bn|gn|eps)(_?\w)?($|[\s._])"),
 }
-"""Part of a model -> what its classes, paths, weights or settings are called."""
+"""Part of a model -> pattern that its classes, paths, weights or settings match."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One pair of tensors that differs, and what else is known.
+    """One pair of tensors that differs, with its context.
 
     Attributes:
         name: ``the output`` or ``the gradient of fc.weight``.
-        one: the first side's.
-        two: the second side's.
-        inputs: inputs of the place.
-        weights: weights of the place, the first side's.
-        labels: what the sides are called, as people read it.
+        one: the tensor of the first side.
+        two: the tensor of the second side.
+        inputs: inputs of the submodule or gap.
+        weights: its weights, from the first side.
+        labels: names of the sides in messages.
         is_gradient: whether the tensor is a gradient.
-        counts: whole numbers that the settings of both sides give: heads, widths of a head.
-        words: classes, paths, weights and settings of the place, in lower case.
+        counts: integers in the settings of both sides: numbers of heads, widths of a head.
+        words: classes, paths, weights and settings of the submodule or gap, in lower case.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Case:
     words: str = ""
 
     def may_hold(self, part: Part) -> bool:
-        """Tell whether the place holds a part by its names: a cause that lies in one needs it."""
+        """Return whether names suggest that it contains a part, which causes within that part require."""
         return PARTS[part].search(self.words) is not None
 
     @property
@@ -194,5 +194,5 @@ def named(ratio: float, widths: Sequence[int]) -> str:
 
 
 def divisors(size: int) -> list[int]:
-    """Return the widths that heads of so many channels may have, the whole first."""
+    """Return the head widths that divide this number of channels, the whole first; at most 24, all above 1."""
     return [size // parts for parts in range(1, size + 1) if size % parts == 0 and size // parts > 1][:24]

@@ -20,12 +20,12 @@ MAX_ADDENDS = 2
 
 
 def of_devices(evidence: Any, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
-    """Return what a difference is consistent with that only devices explain, "" if nothing is recognised.
+    """Return the cause that a difference is consistent with if only devices explain it, "" if nothing is recognised.
 
     Args:
         evidence: an `Evidence`.
-        mesh: how many devices each axis of the mesh has.
-        labels: what the two sides are called.
+        mesh: axis of the mesh -> number of devices.
+        labels: names of the two sides.
     """
     sizes = {name: size for name, size in mesh.items() if size > 1}
     names = shown(labels[0]), shown(labels[1])
@@ -68,7 +68,7 @@ def _addends(case: Case) -> dict[str, Array]:
 
 
 def _multiplied(case: Case, sizes: Mapping[str, int]) -> str:
-    """Recognise what is added up twice over devices, or averaged: a multiple, but for what is added behind that."""
+    """Recognise a tensor summed twice over devices, or averaged: a multiple, apart from addends behind the sum."""
     added = {} if case.is_gradient else _addends(case)
     known = [names for count in range(MAX_ADDENDS + 1) for names in itertools.combinations(added, count)]
     for names in known:

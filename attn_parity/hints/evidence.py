@@ -17,33 +17,33 @@ from .relations import RELATIONS, positions, variance
 from .settings import differing
 
 MAX = 2
-"""Most things that a hint says."""
+"""Most findings in a hint."""
 
 CLASSES = ("first_class", "second_class")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What both sides do with the same numbers, in float64 and with the first side's axes.
+    """The computation of both sides on the same numbers, in float64 and with the first side's axes.
 
     Attributes:
         path: dotted path on the first side.
         second_path: dotted path on the second side.
         direction: of the fault.
-        between: the two submodules between which the code lies, if it lies between two.
+        between: the two submodules around the code in question, if it is code between submodules.
         first_class: class on the first side.
         second_class: class on the second side.
-        first_settings: name -> value of the settings that the first side holds.
-        second_settings: those of the second side.
+        first_settings: name -> value of the first side's settings.
+        second_settings: the same of the second side.
         inputs: floating-point inputs, the same on both sides.
-        first_outputs: what the first side makes of them.
-        second_outputs: what the second side makes of them.
-        first_weights: the weights, under the first side's names.
+        first_outputs: outputs of the first side.
+        second_outputs: outputs of the second side.
+        first_weights: the first side's weights, under the first side's names.
         second_weights: the second side's, under the same names.
         first_gradients: gradients by name; of inputs under ``input 0`` and so on.
         second_gradients: those of the second side.
-        labels: what the two sides are called.
-        whole: the same of the module around, where the place is code between two submodules.
+        labels: names of the two sides.
+        whole: the evidence of the enclosing module, for code between two submodules.
     """
 
     path: str = ""
@@ -72,15 +72,15 @@ def hint_for(
     numbers: bool = True,
     probe: Callable[[], str] = lambda: "",
 ) -> str:
-    """Return what the difference at one place is consistent with, "" if nothing is recognised.
+    """Return the cause that a difference is consistent with, "" if nothing is recognised.
 
     Args:
-        evidence: an `Evidence`, or anything with the same attributes.
-        labels: what the two sides are called; None takes the evidence's own.
-        numbers: whether numbers are looked at, too: those of sides that differ by rounding alone show where nothing is
-            rounded, which looks like a mask.
-        probe: runs the whole sides again and returns what that shows; asked before it is only told which positions
-            differ.
+        evidence: an `Evidence`, or an object with the same attributes.
+        labels: names of the two sides; None takes the evidence's.
+        numbers: whether to compare numbers, too. If two sides differ only by rounding, exact agreement merely shows
+            which elements are not rounded, which resembles a mask.
+        probe: runs both sides again and returns a finding, or "". It is called before a hint that only lists the
+            positions that differ.
     """
     given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
     names = shown(given[0]), shown(given[1])
@@ -100,7 +100,7 @@ def hint_for(
 def relation(
     evidence: Any, labels: tuple[str, str], known: Sequence[Callable[[Case], str]] = (*LAYERS, *RELATIONS)
 ) -> str:
-    """Return the first known relation that holds between what the two sides computed, "" if there is none."""
+    """Return the first known relation between the results of the two sides, "" if none applies."""
     with np.errstate(all="ignore"):
         for case in cases_of(evidence, labels):
             text = next((text for one in known if (text := one(case))), "")
@@ -164,15 +164,15 @@ def _counts(evidence: Any) -> tuple[int, ...]:
 def of_statistic(
     name: str, before: Array, first: Array, second: Array, rows: int, labels: tuple[str, str] = ("torch", "flax")
 ) -> str:
-    """Return what the difference of a running statistic after one update is consistent with, "" for nothing known.
+    """Return the cause of a difference in a running statistic after one update, "" if nothing is recognised.
 
     Args:
         name: its name, such as ``bn.running_var``.
-        before: its value before the update, the same on both sides, in float64 as the others.
+        before: its value before the update, the same on both sides, in float64 like the others.
         first: its value on the first side.
         second: its value on the second side.
         rows: rows of the batch; each element was estimated from a multiple of that many numbers.
-        labels: what the two sides are called.
+        labels: names of the two sides.
     """
     old, one, two = _wide(before), _wide(first), _wide(second)
     with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from .spectral import spectral
 
 
 def _activation(case: Case) -> str:
-    """Recognise two activations of the same input: GELU's kinds, and what is taken for it."""
+    """Recognise two activations of the same input, such as exact and approximate GELU."""
     if case.is_gradient or case.one.size > LARGEST:
         return ""
     for given in case.inputs:
@@ -210,7 +210,7 @@ def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
 
 
 def _hidden(made: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Yield what a feed-forward layer may make of its first matrices' results."""
+    """Yield the candidates for the hidden layer of a feed-forward block, from the results of its first matrices."""
     if len({one.shape for one in made.values()}) > 1:
         return
     for (name, one), *others in itertools.permutations(made.items()):
@@ -222,7 +222,7 @@ def _hidden(made: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
 
 
 def _linear(case: Case, name: str, x: Array) -> Array | None:
-    """Return what a matrix and its bias make of an input; None if the widths do not fit."""
+    """Apply a matrix and its bias to an input; return None if the widths do not fit."""
     weight = case.weights[name] if name.endswith("kernel") else case.weights[name].T
     turned = weight.shape[0] != weight.shape[1] and weight.shape[0] != x.shape[-1]
     weight = weight.T if turned else weight
@@ -240,7 +240,7 @@ def _short(name: str) -> str:
 
 
 BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
-"""What is computed from the inputs and weights of a whole module, whichever of its code is wrong."""
+"""Relations computed from the inputs and weights of a whole module, whichever part of its code is wrong."""
 
 LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
@@ -257,4 +257,4 @@ LAYERS: tuple[Callable[[Case], str], ...] = (
     reductions,
     _gelu_pattern,
 )
-"""Before the relations: what is found here says what each side computes."""
+"""Relations to try before `RELATIONS`: they name the computation of each side."""

@@ -21,7 +21,7 @@ CONSTANT = 1e-5
 """Largest spread of a fitted eps, relative to it."""
 
 VARIED = 1e-3
-"""Smallest relative spread of variances by which an eps can be told from a factor."""
+"""Smallest relative spread of variances that separates an eps from a factor."""
 
 LARGEST_GROUPED = 1 << 15
 """Most elements of an output that norms of groups of channels are computed for."""
@@ -34,12 +34,12 @@ MAX_VECTORS = 2
 
 
 class Affine(NamedTuple):
-    """What a norm does to normalised values.
+    """The affine step that follows normalisation.
 
     Attributes:
-        scale: what they are multiplied by.
-        shift: what is added.
-        text: both, as a formula goes on.
+        scale: the factor.
+        shift: the addend.
+        text: both, as the end of a formula.
     """
 
     scale: Array
@@ -48,14 +48,14 @@ class Affine(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Axes of a norm: those that statistics are taken over, and the axis of weight and bias.
+    """Axes of a norm: those of its statistics, and the axis of weight and bias.
 
     Attributes:
         axes: of the statistics.
         channels: the axis of weight and bias.
-        text: names the axes where they are not the last alone.
-        groups: how many groups of channels have statistics of their own, if `axes` hold that of channels.
-        is_strided: whether every so many channels are a group, and not channels that follow each other.
+        text: names the axes unless they are the last alone; else "".
+        groups: number of channel groups with separate statistics, if `axes` include the channels.
+        is_strided: whether a group is every ``groups``-th channel instead of contiguous channels.
     """
 
     axes: tuple[int, ...]

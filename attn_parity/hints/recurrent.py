@@ -22,7 +22,7 @@ LONGEST = 64
 """Most steps."""
 
 GATES = {4: "ifgo", 3: "rzn", 1: "h"}
-"""Number of gates -> what they are called, in the order in which torch and Flax keep them."""
+"""Number of gates -> their letters, in the order in which torch and Flax store them."""
 
 KINDS = {4: "an LSTM", 3: "a GRU", 1: "an RNN"}
 
@@ -39,10 +39,10 @@ class Layer:
     """The weights of one layer in one direction; g gates, a state of width h, an input of width d.
 
     Attributes:
-        given: matrices from the input ``(g, h, d)``.
-        kept: matrices from the state ``(g, h, h)``.
-        given_bias: what is added to the one, ``(g, h)``.
-        kept_bias: what is added to the other.
+        given: matrices of the input ``(g, h, d)``.
+        kept: matrices of the state ``(g, h, h)``.
+        given_bias: bias of the input's products, ``(g, h)``.
+        kept_bias: bias of the state's products, ``(g, h)``.
     """
 
     given: Array
@@ -74,7 +74,7 @@ def recurrent(case: Case) -> str:
 
 
 def read(weights: Arrays) -> list[Layer]:
-    """Return the layer that weights are of, or two of both directions; none where names or shapes don't say."""
+    """Return the layer that weights belong to, or two for both directions; empty if names or shapes are unclear."""
     if len({hit[1] for name in weights if (hit := _LAYER.search(name))}) > 1:
         return []
     weights = _named_as_torch(weights)
@@ -90,7 +90,7 @@ def read(weights: Arrays) -> list[Layer]:
 
 
 def _named_as_torch(weights: Arrays) -> Arrays:
-    """Return Keras's weights under names that say what they are applied to; others as they are."""
+    """Rename Keras's weights after their operand, input or state; return other weights unchanged."""
     names = {name: re.split(r"[./]", name)[-1] for name in weights}
     if set(names.values()) - {"kernel", "recurrent_kernel", "bias"} or "recurrent_kernel" not in names.values():
         return weights
@@ -132,7 +132,7 @@ def _layer(weights: Mapping[str, Array]) -> Layer | None:
 
 
 def _place(name: str) -> tuple[str, str] | None:
-    """Return what a weight is applied to, ``i`` or ``h``, and its gate, "" for all of them; None if it does not say."""
+    """Return the operand of a weight, ``i`` or ``h``, and its gate, "" for all gates; None if the name has neither."""
     gates = _GATE.findall(name)
     if gates:
         return gates[-1][0], gates[-1][1]
@@ -160,13 +160,13 @@ def _gates(found: Mapping[str, Array], count: int | None) -> Array | None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A way to compute one step of a layer; an LSTM has a memory (its cell state) beside the state that it gives out.
+    """A way to compute one step of a layer; an LSTM has a memory (its cell state) in addition to its output.
 
     Attributes:
-        name: what is other than usual in it, "" for nothing.
-        order: the places of the gates, in the order of `GATES`.
+        name: the deviation from the usual step, "" for none.
+        order: the positions of the gates, in the order of `GATES`.
         run: computes it.
-        backward: whether it goes backwards in time.
+        backward: whether it runs backwards in time.
     """
 
     name: str
@@ -230,7 +230,7 @@ def _relu(value: Array) -> Array:
 
 
 def _steps(count: int) -> Iterator[Step]:
-    """Yield the ways in which a layer of so many gates is computed, right or as ports get it wrong."""
+    """Yield the ways to compute a layer with this many gates: the correct one, then typical errors of ports."""
     usual = tuple(range(count))
     plain = {4: _lstm(), 3: _gru(), 1: _rnn(np.tanh)}[count]
     yield Step("", usual, plain)
@@ -263,7 +263,7 @@ def _steps(count: int) -> Iterator[Step]:
 
 
 def _outputs(case: Case, layers: Sequence[Layer]) -> Iterator[tuple[str, Array]]:
-    """Yield what the layers make of the inputs, in every way that a port may compute them."""
+    """Yield a description and the result of the layers on the inputs, for every way that a port may compute them."""
     width, count = layers[0].given.shape[2], len(layers[0].kept)
     state = layers[0].kept.shape[1]
     x = next((one for one in case.inputs if one.ndim in (2, 3) and one.shape[-1] == width), None)
@@ -321,7 +321,7 @@ def _run(layer: Layer, step: Step, x: Array, h: Array, c: Array, *, turned: bool
 def _shown(
     shape: tuple[int, ...], name: str, h: Array, c: Array, axis: int | None, *, has_memory: bool
 ) -> Iterator[tuple[str, Array]]:
-    """Yield what a layer may give out of its states and memories, where it is of the shape in question."""
+    """Yield the arrays that a layer may return from its states and memories, if they have the shape in question."""
     ways = [("", h), (" (its memory)", c)] if has_memory else [("", h)]
     for what, states in ways:
         if axis is not None and np.moveaxis(states, 0, axis).shape == shape:

@@ -10,10 +10,10 @@ import numpy as np
 from .case import FIT, Array, Case, divisors, ratio_of, scale_named
 
 FEW = 64
-"""Rows that are looked at first, so that what does not hold costs little."""
+"""Rows that are compared first, so that a relation that does not apply costs little."""
 
 ROWS = 512
-"""Most rows that a ratio is told of; they say it as well as all."""
+"""Most rows that a ratio is estimated from; more would not change it."""
 
 PER_ROW = 0.1
 """How far the logarithm of a ratio is from 0 that eps alone rarely explains."""
@@ -85,7 +85,7 @@ def _one_plus_weight(case: Case) -> str:
 
 
 def _is_normed(array: Array) -> bool:
-    """Tell whether every row has a mean square of 1, as what a norm gives out that multiplies by 1."""
+    """Return whether every row has a mean square of 1, like the output of a norm with unit weights."""
     return bool((np.abs(np.square(array).mean(axis=-1) - 1) < 0.05).all())
 
 
@@ -228,7 +228,7 @@ def _normalised(case: Case) -> str:
 
 
 def _span(least: float, most: float) -> str:
-    """Write two ratios so that they can be told apart."""
+    """Format two ratios with as many digits as make them differ."""
     texts = f"{least:.4g}", f"{most:.4g}"
     if texts[0] == texts[1]:
         texts = f"{least:.10g}", f"{most:.10g}"
@@ -278,7 +278,7 @@ def variance(ratio: float, count: int, close: float = 0.05) -> str:
 def positions(case: Case) -> str:
     """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ.
 
-    The rows of a bag of embeddings are no positions.
+    The rows of a bag of embeddings are not positions.
     """
     if case.one.ndim < 2 or case.is_gradient:
         return ""
@@ -390,4 +390,4 @@ RELATIONS: tuple[Callable[[Case], str], ...] = (
     _edges,
     positions,
 )
-"""From the most specific to the least; the first ones that hold are told."""
+"""From the most specific to the least; the first that applies is reported."""

@@ -1,8 +1,8 @@
-"""Settings that decide what a layer means and that its weights don't show, by one name for all frameworks.
+"""Settings that change a layer without changing its weights, under one name for all frameworks.
 
-Each backend's `settings()` reads the attributes of `ATTRIBUTES` that a submodule has, through `read`; values are
-compared by what they mean: momentum is torch's on both sides (Flax's is one minus it), ``2`` is ``(2, 2)``, ``'SAME'``
-is what it comes to.
+Each backend's `settings()` reads the attributes in `ATTRIBUTES` of a submodule through `read`. Values are compared by
+meaning: momentum is torch's on both sides (Flax's is one minus it), ``2`` equals ``(2, 2)``, and ``'SAME'`` equals the
+padding that it results in.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Value = float | int | bool | str | tuple[Any, ...] | None
 
 
 def read(module: Any) -> dict[str, Value]:
-    """Return the settings of a submodule by their common names; arrays, functions and modules are none."""
+    """Return the settings of a submodule by their common names, without arrays, functions and modules."""
     found: dict[str, Value] = {}
     for attribute, name in ATTRIBUTES.items():
         try:
@@ -101,14 +101,15 @@ def differing(
     classes: tuple[str, str] = ("", ""),
     direction: str = "backward",
 ) -> list[str]:
-    """Return a sentence per setting that means something else on the two sides.
+    """Return a sentence for each setting whose meaning differs between the two sides.
 
     Args:
         first: name -> value on the first side.
         second: the same of the second side.
-        labels: what the two sides are called.
+        labels: names of the two sides.
         classes: classes of the submodules.
-        direction: of the fault; what changes gradients alone is not named for a forward one.
+        direction: of the fault; settings that only one side has, which may affect gradients alone, are left out for a
+            forward fault.
     """
     found = []
     for name in sorted(first.keys() & second.keys(), key=_order):

@@ -180,10 +180,10 @@ def _branches(
     whole: dict[Side, Call],
     backward: Gradients,
 ) -> list[tuple[str, str]]:
-    """Return the branches of several that a difference of gradients came through, if it is a multiple of its own.
+    """Return the branch that carried a difference of gradients, found as the one whose gradient it is a multiple of.
 
-    What a submodule sends back is such a branch (the code before it is at fault). So is what reaches a submodule where
-    its result is added to something that passes it by: the code behind it is at fault, or that on the way past it.
+    The branch may be the gradient that a submodule sends back: then the code before it is at fault. Or the gradient
+    that reaches a submodule whose output is added to a bypass: then the code behind it is at fault, or the bypass.
     """
     for step in later:
         if any(one is not None and _parallel(gap, one) for one in backward(step)["first"]):

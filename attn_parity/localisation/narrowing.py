@@ -274,7 +274,7 @@ def _holds(node: Node, ends: tuple[str, str]) -> bool:
 
 
 def _end(name: str, path: str, within: str) -> str:
-    """Return one end of a place inside a module that was narrowed further: its bounds stand for those around it."""
+    """Return one end of a gap within a narrower module: `within` for the module itself and for ends outside."""
     return within if name == path or not f"{name}.".startswith(f"{within}." if within else "") else name
 
 

@@ -60,12 +60,12 @@ def find(
     *,
     outputs_agree: bool = False,
 ) -> Localisation:
-    """Return the module tree of a pair, the first divergence, and what the sides hold there.
+    """Return the module tree of a pair, the first divergence, and the values of both sides there.
 
     Args:
         pair: the two sides, paired.
         sample: numbers on which they differ.
-        aim: ``meaning`` looks in float64, ``precision`` for the submodule that loses more than its share.
+        aim: ``meaning`` searches in float64, ``precision`` searches for the submodule that loses more than its share.
         allowed: relative difference that tables in float32 explain; None excuses neither tables nor literals.
         outputs_agree: the outputs are equal by the verdict, so a fault in the gradients comes first.
     """
@@ -170,7 +170,7 @@ class _Search:
         return Localisation(self.root.frozen(self._is_different), divergence, evidence)
 
     def _lossy(self) -> Direction | None:
-        """Return the direction in which most precision is lost, where this sample alone stays within what is allowed.
+        """Return the direction that loses most precision, if this sample alone stays within the allowance; else None.
 
         The verdict pools all samples; half of the largest loss then counts as a loss.
         """

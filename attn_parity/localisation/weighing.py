@@ -1,4 +1,4 @@
-"""What rounding and tables do to a pair of submodules by itself: its share of precision, how far float64 may differ."""
+"""The effect of rounding and tables on one pair of submodules: its share of precision, and the float64 allowance."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From runs to verdicts: how samples are run, the criterion, what is allowed, what was not seen."""
+"""From runs to verdicts: runs of samples, the criterion, allowances, coverage."""

@@ -23,7 +23,7 @@ from .measures import scale_of
 from .runner import Live
 
 MOVED = 1e-9
-"""Part of the largest output by which an output has to change to depend on what was changed."""
+"""An output depends on a change if it moves by more than this share of the largest output."""
 
 AGREE = 1e-6
 """Relative difference below which sides agree once a scale is corrected; tables of float32 may differ by less."""
@@ -38,7 +38,7 @@ _QUERY = re.compile(r"(?:^|[._\[])(?:w?q|query)(?:_?proj)?(?:[._\]]|$)")
 
 
 def on_attention(runner: Live, sample: Sample) -> str:
-    """Return what a fault of attention is consistent with, by runs of both sides with other tokens or scales.
+    """Return the cause that a fault of attention is consistent with, from runs with other tokens or scales.
 
     Args:
         runner: runs both sides.

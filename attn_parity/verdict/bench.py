@@ -1,7 +1,7 @@
-"""Judges a pair in one precision: takes the planned samples, measures them, looks again where precision is in doubt.
+"""Judge a pair in one precision: run and measure the planned samples, then repeat where precision is in doubt.
 
-A right pair's verdict may not depend on how its arithmetic is carried out. What is in doubt is therefore measured, by
-running a side once more with other roundings (`probes`).
+The verdict on a correct pair must not depend on how its arithmetic is executed. A side in doubt is therefore measured
+again with other roundings (`probes`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Bench:
         return Probing(self.runner, self.dtype, self.modes)
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
-        """Return what is known."""
+        """Return the findings so far, with notes on allowances."""
         if self.explained.tables:
             self.notes.append(
                 "tables in float32 (constants, buffers, positions): what a few units of their last place do to the "
@@ -153,7 +153,7 @@ class Bench:
                 self.apart.setdefault((side, what), how)
 
     def agrees(self, planned: Planned) -> bool:
-        """Run one sample without float64, and say whether the sides are as close there as in the samples so far."""
+        """Run one sample without float64, and return whether the sides are as close as in the samples so far."""
         sample = self.runner.sample(planned)
         if sample is None:
             return True
@@ -270,7 +270,10 @@ class Bench:
         return max((decided(self._probed(other, name, mode), sides=(side,)) for side, other in ways), key=_badness)
 
     def _growth(self, kind: str) -> float:
-        """Return what a parameter's gradient, which is a sum over the rows of the input, is allowed for being one."""
+        """Return the extra allowance of a parameter's gradient for being a sum over the rows of the input.
+
+        Zero for other kinds of tensors; in units of the last place.
+        """
         if not kind.endswith(("matrix gradient", "vector gradient")):
             return 0.0
         leaves = self.pair.arguments["first"].leaves
@@ -278,7 +281,7 @@ class Bench:
         return sum_floor(self.dtype, rows)
 
     def note(self, verdicts: Sequence[TensorVerdict]) -> None:
-        """Note what a reader has to know of the measures beside the verdicts."""
+        """Add notes on the measures to those on the verdicts."""
         mode, kinds = self.modes[0], {name: kind for name, (kind, _, _) in self.about.items()}
         self.notes += notes.on_stress(self.measures, mode, verdicts, self.pair.labels)
         self.notes += notes.on_nonfinite(self.measures, mode)
@@ -289,9 +292,10 @@ class Bench:
     # ---- probes of precision
 
     def probe_doubted(self) -> list[TensorVerdict]:
-        """Where precision is still in doubt, measure what other roundings would cost the side that is the measure.
+        """Measure the cost of other roundings for the side that another is judged by, if precision is still in doubt.
 
-        Returns what was in doubt.
+        Returns:
+            The verdicts in doubt before.
         """
         doubted = [one for one in self.verdicts() if one.verdict == "precision"]
         names = {one.name for one in doubted}
@@ -339,10 +343,10 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
 
 
 def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
-    """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them.
+    """Judge drawn weights in full; held weights need float64 only if the sides are further apart on them.
 
-    Weights that are too large to be held twice, and that each side has of its own, are judged in full, and drawn ones
-    only where they leave a gradient zero.
+    If the weights are too large to be stored twice and are not transferred, held weights are judged in full, and drawn
+    ones only if a gradient is zero on the held ones.
     """
     own, held = plan
     runner, pair = bench.runner, bench.pair
@@ -363,8 +367,8 @@ def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
 def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
     """Judge precision again on fresh samples, which alone decide: chance does not repeat.
 
-    What is in doubt even then is judged by what the other side loses when its roundings are drawn again, and by what
-    the formula of fused attention kernels would cost either side.
+    Tensors that are in doubt even then are judged by the loss of the other side when its roundings are redrawn, and by
+    the loss that the formula of fused attention kernels would cause on either side.
     """
     pair = bench.pair
     plan = pair.effort.second_look(seeds, first_seed, transfer=pair.transfer)

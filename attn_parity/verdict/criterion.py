@@ -1,4 +1,4 @@
-"""The rule that says whether two sides compute the same, from samples to a verdict; docs/parity.md explains it.
+"""The criterion: decides from samples whether two sides compute the same; docs/parity.md explains it.
 
 Meaning: in float64 the two agree to `MEANING_LIMIT` of the largest value of their kind.
 
@@ -6,12 +6,12 @@ Precision: the error of a side, its distance from its own float64 result, may be
 
     rms(error) <= 3 rms(error of the other) + floor    and    max|error| <= 5 max|error of the other| + floor
 
-The floor is half a unit in the last place of the tensor's largest value; what is zero in exact arithmetic is measured
-by the largest value of its kind (output, gradients of inputs, of matrices, of vectors).
+The floor is half a unit in the last place of the tensor's largest value. A tensor that is zero in exact arithmetic is
+measured by the largest value of its kind (output, gradients of inputs, of matrices, of vectors).
 
-Samples come in groups, one draw and copies of it moved by a thousandth. Precision is pooled with every group counting
-the same: within one group a single ill-conditioned row can carry all of the error of a tensor, and whether its
-roundings cancel is luck that the copies redraw.
+Samples come in groups, one draw and copies of it moved by a thousandth. Precision is pooled with equal weight per
+group: within one group a single ill-conditioned row can carry all of the error of a tensor, and whether its roundings
+cancel is luck that the copies redraw.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .measures import (
 )
 
 LABELS: Mapping[Side, str] = {"first": "torch", "second": "flax"}
-"""What the sides are called where nothing else is said."""
+"""Default names of the sides."""
 
 
 def decide(
@@ -66,9 +66,9 @@ def decide(
         dtype: precision of the runs.
         measures: one per sample.
         mode: mode of the runs.
-        noise: how much the sides differ from themselves, in units of the last place; added to what is allowed.
-        sides: the sides whose precision is judged; the other one is what they are judged by.
-        labels: what the sides are called in messages.
+        noise: how much the sides differ from themselves, in units of the last place; added to the allowance.
+        sides: the sides whose precision is judged; another side is the reference.
+        labels: names of the sides in messages.
     """
     allowed = [allowed_meaning(one, dtype) for one in measures]
     shares = [(one.meaning or 0.0) / limit for one, limit in zip(measures, allowed, strict=True)]
@@ -133,7 +133,10 @@ def decide(
 
 
 def agree(first: Array, second: Array, dtype: str, kind_scale: float, known: Sequence[Measure]) -> bool:
-    """Tell whether two results are about as close as their rounding errors in other samples say they should be."""
+    """Return whether two results are about as close as their rounding errors in other samples predict.
+
+    Non-finite differences count as disagreement.
+    """
     own_scale = scale_of([first])
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
     allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in known) + FLOOR_ULPS

@@ -45,7 +45,7 @@ def on_mask_senses(runner: Live, sample: Sample) -> str:
 
 
 def _changed(runner: Live, sample: Sample) -> Iterator[tuple[Side, str, Sample]]:
-    """Yield the sample with one mask of one side inverted, or transposed, and what to say where that helps."""
+    """Yield (side, message if the sides then agree, sample with one mask of this side inverted or transposed)."""
     for side in SIDES:
         call, label = sample.arguments[side], runner.pair.shown[side]
         for i, name in enumerate(call.named(runner.pair.subject(side).argument_names)):

@@ -1,7 +1,7 @@
-"""Rows of attention that see no key: what a softmax gives there is a convention, and models mask it away.
+"""Rows of attention that see no key: the result of a softmax on them is a convention, and models mask it.
 
-``scores + finfo.min`` and ``where(mask, scores, finfo.min)`` give the same weights, but only the first hands gradients
-back to the scores of a row that is masked as a whole.
+``scores + finfo.min`` and ``where(mask, scores, finfo.min)`` give the same weights, but only the first passes gradients
+back to the scores of a fully masked row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TRIALS = 8
 
 
 def on_masked_rows(runner: Live, sample: Sample) -> str:
-    """Return what to say where the sides differ on rows that see no key alone, "" if they differ elsewhere too.
+    """Return a message if the sides differ only on rows that see no key, "" if they differ elsewhere, too.
 
     Args:
         runner: runs both sides.

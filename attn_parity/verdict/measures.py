@@ -1,6 +1,6 @@
-"""What one sample says about one tensor: how far the sides are apart, and each from its own float64 result.
+"""Measures of one tensor on one sample: the distance of the sides, and of each from its own float64 result.
 
-The numbers of the criterion stand here, too: how far the sides may be apart. Arrays are not kept.
+The limits of the criterion are defined here, too. Arrays are not kept.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def meaning_limit(errors: Sequence[float], scale: float, meaning_scale: float, d
 def sum_floor(dtype: str, rows: int) -> float:
     """Return the allowance of a sum over rows beyond the floor, in units of the last place.
 
-    The rounding errors of a sum that is taken one row after the other grow with the square root of the rows; which
-    libraries do so for which shapes is no fault. In 16 bits each row may be rounded, in 32 bits a block of rows.
+    The rounding errors of a sequential sum grow with the square root of the rows, and libraries choose the order of
+    summation by shape, so that a larger error is not a fault. In 16 bits each row may be rounded, in 32 bits a block of
+    rows.
     """
     together = ROWS_TOGETHER.get(dtype)
     return FLOOR_ULPS * (math.sqrt(max(rows / together, 1.0)) - 1.0) if together else 0.0
@@ -79,8 +80,8 @@ def sum_floor(dtype: str, rows: int) -> float:
 def flushed_below(dtype: str) -> float:
     """Return the size up to which the precision of a tensor is not judged; 0 where every number is kept.
 
-    Processors and compilers may take numbers below the smallest normal one for zero, and do so in the last digits of
-    what is not much larger. Nothing computes in float16 without a wider unit behind it, and float64 is far from there.
+    Processors and compilers may flush numbers below the smallest normal one to zero, and lose the last digits of
+    slightly larger ones. float16 is always computed in a wider unit, and float64 stays far above that size.
     """
     if dtype not in ("float32", "bfloat16"):
         return 0.0
@@ -96,7 +97,7 @@ CHUNK = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What one sample says about one tensor; errors are in units of the last place of `scale`.
+    """The measures of one tensor on one sample; errors are in units of the last place of `scale`.
 
     Attributes:
         group: samples of one group differ by tiny moves only.
@@ -112,12 +113,12 @@ class Measure:
         finite: number of elements that are finite on both sides.
         mismatched: number of elements that are finite on one side only, or infinite with another sign.
         beyond: number of elements whose float64 results differ in meaning.
-        worst: the element that is furthest off, by meaning if that is known, else by precision.
-        is_zero: whether both float64 results are zero but for rounding.
-        stress: whether the inputs were drawn to be hard; such a sample speaks about the meaning alone.
-        title: the sample as a reader knows it.
-        given: what one unit of float32 in tables without parameters does to the float64 results, and what the formula
-            of fused attention costs them, as a part of `meaning_scale`; it is allowed.
+        worst: the element that is furthest off, by meaning if known, else by precision.
+        is_zero: whether both float64 results are zero up to rounding.
+        stress: whether the inputs were drawn to be hard; such a sample counts for the meaning alone.
+        title: the name of the sample in reports.
+        given: the allowance in meaning, as a part of `meaning_scale`: the effect of one float32 unit in tables without
+            parameters, and the loss from the formula of fused attention.
         part: largest absolute value of the tensor, as a part of `meaning_scale`.
         rounded: the element with the largest rounding error, with both results in the precision.
         is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
@@ -148,12 +149,12 @@ class Measure:
 
 @dataclasses.dataclass
 class Explained:
-    """What other numbers explain of differences in meaning, which is allowed; in parts of the largest value.
+    """Explanations of differences in meaning, which are allowed; in parts of the largest value.
 
     Attributes:
         tables: by tables in float32.
         flash: by the formula of fused attention.
-        literals: by literals and branches that no float32 run can tell apart.
+        literals: by literals and branches that a float32 run cannot distinguish.
         unseen: the sample that showed the literals.
     """
 
@@ -257,7 +258,7 @@ def with_literal_error(one: Measure, moved: float) -> Measure:
 
 
 def with_flash_loss(one: Measure, lost: float) -> Measure:
-    """Return the measure also allowed what the formula of fused attention costs its float64 result."""
+    """Return the measure with an allowance for the loss that the formula of fused attention causes in float64."""
     allowed = min(FLASH_FACTOR * _part(lost, one.meaning_scale), FLASH_LIMIT)
     return dataclasses.replace(one, given=one.given + allowed)
 

@@ -1,7 +1,7 @@
-"""What is known about a pair in one precision, and what a reader has to know beside the verdicts.
+"""The findings on a pair in one precision, and notes that a reader needs in addition to the verdicts.
 
-Notes say where little or nothing was compared, and what nothing reached: a parameter without a gradient is used or not,
-and the outputs depend on it or not; branches may not have been entered.
+Notes report where little or nothing was compared, and the parameters that no gradient reached: a parameter without a
+gradient may be unused, used without effect on the outputs, or part of a branch that was not entered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .measures import Explained, Measure, MeasureKey, flushed_below
 from .runner import OutputArrays, Runner
 
 SMALL = 1e-6
-"""Part of the largest of its kind below which a note says that a tensor is judged by that one."""
+"""A note reports a tensor that is smaller than this share of the largest of its kind, which it is judged by."""
 
 NOTED = 2.0
 """Share of precision from which on a side that is not judged by it is named."""
@@ -37,23 +37,23 @@ Measures = Mapping[MeasureKey, Sequence[Measure]]
 
 @dataclasses.dataclass
 class Findings:
-    """What is known about a pair in one precision.
+    """The findings on a pair in one precision.
 
     Attributes:
         verdicts: one per tensor.
-        seeds: how many times numbers were drawn.
-        samples: how many samples were taken.
+        seeds: number of draws.
+        samples: number of samples.
         noise: variation -> relative difference.
         zero: parameters whose gradient is zero in every sample.
         pictures: tensors of the first sample.
         furthest: the sample on which the sides are furthest apart.
         held: outputs of each side on the pair's own weights, where a large pair was run on them.
-        explained: what other numbers explain of differences in meaning.
-        notes: what a reader has to know.
+        explained: the explanations of differences in meaning.
+        notes: notes for the reader.
         unreached: rows and columns of matrices that no gradient reached, in words.
         compared: names of the tensors that were compared.
-        apart: side and name of a result -> how the copies of it that devices hold differ.
-        mesh: how many devices each axis has that cuts a result.
+        apart: side and name of a result -> how its copies on several devices differ.
+        mesh: axis -> number of devices, for the axes that shard a result.
     """
 
     verdicts: list[TensorVerdict]
@@ -75,7 +75,7 @@ class Findings:
 def on_stress(
     measures: Measures, mode: str, verdicts: Sequence[TensorVerdict], labels: Mapping[Side, str]
 ) -> Iterator[str]:
-    """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
+    """Report a side that loses much precision on hard inputs only, which is not a fault."""
     largest: tuple[float, Side, str] = (NOTED, "first", "")
     for one in verdicts:
         hard = [found for found in measures.get((one.name, mode), []) if found.stress]
@@ -92,7 +92,7 @@ def on_stress(
 
 
 def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -> Iterator[str]:
-    """Tell of a reference that loses much more precision than the side that is judged by it, which is no fault."""
+    """Report a reference that loses much more precision than the side that is judged by it, which is not a fault."""
     used, name = max(((one.first_used or 0.0, one.name) for one in verdicts), default=(0.0, ""))
     if used > NOTED:
         yield (
@@ -103,9 +103,9 @@ def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -
 
 
 def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterator[str]:
-    """Tell of outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
+    """Report outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
 
-    What is zero in exact arithmetic can't be told from it: a gradient of a key bias is rounding errors alone.
+    Gradients that are zero up to rounding are left out: that of a key bias, for example, consists of rounding errors.
     """
     parts = {
         name: max(one.part for one in found)
@@ -132,7 +132,7 @@ def on_literals(size: float, path: str = "") -> str:
 
 
 def on_flash(allowed: float) -> str:
-    """Tell what was allowed to gradients in float64 because fused attention ran."""
+    """Report the float64 allowance of gradients for fused attention."""
     return (
         "fused attention recomputes the weights from their log-sum-exp in its backward pass: what that formula loses "
         f"in float64 is allowed to gradients, here up to {allowed:.1g} of the largest value"
@@ -207,19 +207,19 @@ def ranges(numbers: Array) -> str:
 
 
 MAX_PROBES = 200
-"""Most parameters without a gradient that are told apart: used or not, an invariance or not."""
+"""Most parameters without a gradient to classify as unused, unreached or an invariance."""
 
 
 @dataclasses.dataclass
 class Coverage:
-    """What was not seen.
+    """The parts of a pair that a comparison did not cover.
 
     Attributes:
-        invariances: parameters that the outputs do not depend on although they are used.
-        unexercised: parameters that nothing reached.
-        unused: parameters that one side has and does not use -> what messages call that side.
+        invariances: parameters that are used and do not change the outputs.
+        unexercised: parameters that no run reached.
+        unused: parameters that one side has and does not use -> name of that side in messages.
         unreached: branches that were not run.
-        notes: what a reader has to know.
+        notes: notes for the reader.
     """
 
     invariances: list[str] = dataclasses.field(default_factory=list)
@@ -241,11 +241,11 @@ class Coverage:
 
 
 def covered(runner: Runner, findings: Findings) -> Coverage:
-    """Tell what a comparison did not see; among parameters without a gradient, invariances from unreached ones.
+    """Return the coverage of a comparison; classify parameters without a gradient as invariances or unreached.
 
     Args:
-        runner: what runs the pair.
-        findings: what was found in one precision.
+        runner: runs the pair.
+        findings: the findings in one precision.
     """
     zero, held = findings.zero, findings.held
     pair, found = runner.pair, Coverage()

@@ -1,14 +1,14 @@
-"""What other roundings would cost one side of a pair: a side is run once more, and how far its results move is kept.
+"""Probes: run one side of a pair again with other roundings, and record how far its results move.
 
 - ``jitter``: every operation rounds at random, by up to one unit in the last place of its result.
 - ``logsumexp``: softmax is computed as exp(score - logsumexp(score)), as fused attention kernels recompute it in their
-  backward pass (FlashAttention). It says what gradients may lose, and nothing about outputs.
-- ``flash``: the same in float64, of fused attention alone: how far apart its formula and softmax itself are. No kernel
-  runs, so that what a kernel does wrong is no part of it.
-- ``tables``: in float64, constants and all that is computed from them alone (rotary tables, positions) are moved by up
-  to one unit of float32.
+  backward pass (FlashAttention). It bounds the loss in gradients, not in outputs.
+- ``flash``: the same in float64, for fused attention alone: the distance between its formula and softmax itself. No
+  kernel runs, so that a kernel's own errors are not included.
+- ``tables``: in float64, constants and values computed from them alone (rotary tables, positions) are moved by up to
+  one unit of float32.
 - ``literals``: in float64, literals of float32 accuracy are moved by a unit of their last digit, and branches that
-  float32 can't tell apart are exchanged.
+  float32 cannot distinguish are exchanged.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Probing:
     def explain(
         self, sample: Sample, exact: Mapping[Side, Run], last: Mapping[MeasureKey, Measure], kinds: Mapping[str, str]
     ) -> tuple[dict[MeasureKey, Measure], Explained]:
-        """Measure what tables, literals and fused attention explain of differences in meaning.
+        """Measure how much of the differences in meaning tables, literals and fused attention explain.
 
         Args:
             sample: the sample that shows them.
@@ -169,7 +169,7 @@ class Probing:
             kinds: tensor -> its kind.
 
         Returns:
-            The measures with what is allowed, and the largest of it.
+            The measures with their allowances, and the largest allowance of each cause.
         """
         measures, explained = dict(last), Explained()
         self._allow_tables(sample, measures, explained)
@@ -189,7 +189,7 @@ class Probing:
                 explained.tables = max(explained.tables, min(allowed.given, allowed.meaning or 0.0))
 
     def _allow_literals(self, sample: Sample, measures: dict[MeasureKey, Measure], explained: Explained) -> None:
-        """Measure what literals of float32 accuracy and branches closer than float32 tells apart explain."""
+        """Allow the effect of literals of float32 accuracy and of branches that float32 cannot distinguish."""
         doubted = beyond(measures, self.dtype)
         is_seen = self.dtype == "float64" or _largest_meaning(measures, doubted) > LITERAL_LIMIT
         if not doubted or is_seen or self.pair.effort.large:
@@ -209,10 +209,10 @@ class Probing:
         kinds: Mapping[str, str],
         explained: Explained,
     ) -> None:
-        """Measure what the formula of fused attention explains of gradients that differ in meaning, and of no output.
+        """Allow gradients the effect of the formula of fused attention; outputs get no allowance.
 
-        With softmax itself in place of the fused attention they have to agree as any others: what is allowed is allowed
-        to the kernel alone.
+        With plain softmax instead of fused attention the gradients must agree like any others, so that only the
+        kernel's formula is excused.
         """
         doubted = beyond(measures, self.dtype)
         if not doubted or max(doubted.values()) > FLASH_LIMIT or any(kinds[name] == "output" for name, _ in doubted):
@@ -229,9 +229,9 @@ class Probing:
                 explained.flash = max(explained.flash, allowed.meaning or 0.0)
 
     def _moves(self, kind: Kind, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move with their tables, or their literals, moved.
+        """Return how far the float64 results of both sides move in total when their tables, or literals, are moved.
 
-        What is the same on both sides explains nothing.
+        Empty if both sides have the same ones, which cannot explain a difference.
         """
         moves: dict[str, float] = {}
         if kind not in self._are_same:
@@ -261,7 +261,7 @@ class Probing:
         return probe
 
     def unfused(self, sample: Sample) -> dict[Side, Run]:
-        """Return the float64 results of the sides that run fused attention, by softmax itself in place of it."""
+        """Return the float64 results of the sides that run fused attention, with plain softmax instead."""
         found: dict[Side, Run] = {}
         for side in SIDES:
             if side not in self.pair.lacks and self._has.get(("flash", side), True):
@@ -272,7 +272,7 @@ class Probing:
         return found
 
     def flash_losses(self, sample: Sample, sides: Iterable[Side]) -> dict[str, float]:
-        """Return what the formula of fused attention costs the float64 gradients of some sides together."""
+        """Return the loss of float64 gradients to the formula of fused attention, summed over some sides."""
         found: dict[str, float] = {}
         for side in sides:
             for name, moved in self.runner.probe("flash", side, sample, self.dtype, 0).items():
@@ -288,7 +288,7 @@ class Probing:
         measures: Mapping[MeasureKey, Sequence[Measure]],
         floors: Mapping[str, float],
     ) -> dict[MeasureKey, list[Measure]]:
-        """Return measures with the errors of one side raised to what it loses under other roundings, per sample.
+        """Return measures with the errors of one side raised to its loss under other roundings, per sample.
 
         Args:
             side: the side.
@@ -328,7 +328,7 @@ def _largest_meaning(measures: Mapping[MeasureKey, Measure], keys: Iterable[Meas
 
 
 def _is_hopeless(side: Side, found: Mapping[MeasureKey, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
-    """Tell whether the first sample says that other roundings of one side can't explain what the other loses."""
+    """Return whether the first sample rules out that other roundings of one side explain the loss of the other."""
     accused = 1 if side == "first" else 0
     shares = [precision_used(measures, floors.get(key[0], 0.0))[accused] for key, measures in found.items()]
     return min(shares, default=0.0) > HOPELESS

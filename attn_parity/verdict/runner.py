@@ -1,7 +1,7 @@
-"""Runs the samples of a live pair, and answers what the judge asks about one side.
+"""Run the samples of a live pair, and further runs of one side that judging asks for.
 
-`Runner` is what judging needs; `Live` runs two subjects, `dumps.replay` looks up what was recorded. Noise is how far a
-side is from itself: run to run, in one batch or two halves, eager or compiled, moved by one unit.
+`Runner` is the protocol; `Live` runs two subjects, `dumps.replay` looks up recorded results. Noise is the distance of a
+side from itself: run to run, in one batch or two halves, eager or compiled, moved by one unit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Noise:
     Attributes:
         shown: variation -> largest relative difference.
         floors: tensor -> units of the last place that the sides differ from themselves, which is allowed.
-        notes: what a reader has to know.
+        notes: notes for the reader.
     """
 
     shown: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Noise:
 
 
 class Runner(Protocol):
-    """What the judge asks for; results that were recorded before (`live` is False) can't be added to."""
+    """The runs that judging asks for; recorded results (`live` is False) cannot be extended."""
 
     pair: Pair
     live: bool
@@ -71,13 +71,13 @@ class Runner(Protocol):
         """Return what each side does to itself in one precision."""
 
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
-        """Return what other roundings cost one side on a sample; empty where that can't be told."""
+        """Return how far other roundings move one side on a sample; empty if unavailable."""
 
     def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
-        """Return the tables of one side; None where that can't be told."""
+        """Return the tables of one side; None if unavailable."""
 
     def same_literals(self, sample: Sample, dtype: str) -> bool:
-        """Tell whether both sides have the same literals of float32 accuracy; False where that can't be told."""
+        """Return whether both sides have the same literals of float32 accuracy; False if unavailable."""
 
     def unstable(self) -> str:
         """Say which side gives other results for the same input, or nothing."""

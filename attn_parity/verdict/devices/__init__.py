@@ -1,1 +1,1 @@
-"""What a difference has to do with the devices that share a side."""
+"""Relate a difference to the devices that share a side."""

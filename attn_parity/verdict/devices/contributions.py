@@ -42,15 +42,15 @@ class Shared:
 
 
 def lost(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
-    """Say through which devices' parts of a parameter a gradient does not come back; "" where none tells.
+    """Report the devices through whose shards of a parameter a gradient is lost; "" if no parameter shows it.
 
-    Where a parameter is zero but for one device's part, all that comes back comes through that device. A gradient that
-    then agrees for some devices and not for others is not added up over them; nor is one that reaches the parts of
-    other devices on one side alone.
+    With a parameter zeroed except for one device's shard, every gradient comes back through that device. If the
+    gradient then agrees for some devices and not for others, it is not summed over them; likewise if it reaches the
+    shards of other devices on one side alone.
 
     Args:
         runner: runs both sides.
-        sample: what they differ on.
+        sample: numbers on which they differ.
         within: path of the submodule that differs, on each side.
     """
     if not is_askable(runner.pair):

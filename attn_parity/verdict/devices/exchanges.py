@@ -24,13 +24,13 @@ MAX_TRIED = 256
 
 
 def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mapping[str, int]) -> str:
-    """Say of which parameters devices have to exchange their parts for the two sides to agree; "" for none.
+    """Report the parameters whose shards devices would have to exchange for the sides to agree; "" for none.
 
     Args:
         runner: runs both sides.
-        sample: what they differ on.
+        sample: numbers on which they differ.
         within: path of the submodule that differs, on each side.
-        mesh: how many devices each axis of the mesh has.
+        mesh: axis of the mesh -> number of devices.
     """
     if not is_askable(runner.pair):
         return ""

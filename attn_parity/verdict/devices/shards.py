@@ -1,4 +1,4 @@
-"""What a difference has to do with the devices that share a side: its shards, and copies that differ."""
+"""Relate a difference to shards of the side that devices share, and report copies that differ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def copies_compared(found: Findings, shown: Mapping[Side, str]) -> list[TensorVe
 
 
 def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
-    """Return the verdicts; those on what differs on some shards alone say on which."""
+    """Return the verdicts, with the shards named in each difference that is confined to some shards."""
     verdicts, sample = found.verdicts, found.furthest
     if sample is None or not runner.live or all(one.verdict != "different" for one in verdicts):
         return verdicts
@@ -84,7 +84,7 @@ def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
 def _sent_back(
     runner: Runner, sample: Sample, verdicts: list[TensorVerdict], shared: Side, cuts: Sequence[Cut]
 ) -> list[TensorVerdict]:
-    """Return the verdicts; gradients that differ only for what some shards of an output send back say which."""
+    """Return the verdicts; name the output shards if only gradients coming back from some of them differ."""
     cut = next((one for one in cuts if one.is_cut), None)
     different = [one for one in verdicts if one.verdict == "different" and not one.shards]
     if not isinstance(runner, Live) or cut is None or cut.count > MAX_ASKED or not different:
@@ -113,7 +113,7 @@ def _sent_back(
 
 
 def is_askable(pair: Pair) -> bool:
-    """Tell whether running a pair again, in float64 and with other numbers, is quick and says something."""
+    """Return whether further runs of a pair, in float64 and with other numbers, are quick and meaningful."""
     return not (pair.lacks or pair.effort.large or pair.train)
 
 

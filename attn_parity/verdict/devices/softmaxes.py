@@ -1,4 +1,4 @@
-"""What a softmax over the keys of several devices gives: tokens that are all alike, and logits that carry no value."""
+"""Probe a softmax over the keys of several devices: identical tokens, and logits without values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .exchanges import agree
 from .shards import is_askable
 
 MAX_VECTORS = 12
-"""Most parameters of one axis that are moved to see what they change."""
+"""Most parameters of one axis that are moved to observe their effect."""
 
 LOW = -1e4
 """A logit that takes no part in a softmax."""
@@ -34,15 +34,15 @@ WHY = "devices that let tokens meet in another way"
 
 
 def mixed(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mapping[str, int]) -> str:
-    """Say what two sides do where all tokens of an input are the same one; "" for nothing that tells.
+    """Report how two sides differ if all tokens of an input are identical; "" if that shows nothing.
 
-    Then no token is weighed or misplaced: the sides agree, or one of them has weights that do not add up.
+    Weights and order of tokens cannot matter then: either the sides agree, or the weights of one do not sum to one.
 
     Args:
         runner: runs both sides.
-        sample: what they differ on.
+        sample: numbers on which they differ.
         within: path of the submodule that differs, on each side.
-        mesh: how many devices each axis of the mesh has.
+        mesh: axis of the mesh -> number of devices.
     """
     if not is_askable(runner.pair):
         return ""
@@ -57,7 +57,7 @@ def mixed(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mappin
 
 
 def _alike(sample: Sample) -> Sample:
-    """Return a sample with the first token of each sequence in place of all."""
+    """Return the sample with every token replaced by the first of its sequence."""
     arguments = {
         side: one.with_leaves([
             np.ascontiguousarray(np.broadcast_to(leaf[..., :1, :], leaf.shape))
@@ -129,9 +129,9 @@ _MERGED = (
 
 
 def _uneven(found: Mapping[Side, list[Array]], labels: Mapping[Side, str]) -> str:
-    """Say that one side gives the same at all places of a sequence, and the other does not; "" where that isn't so.
+    """Report a side whose outputs are equal at all positions of a sequence while those of the other vary; else "".
 
-    Places that see no key give something of their own on both.
+    Positions that see no key may differ from the rest on both sides.
     """
     for one, two in zip(found["first"], found["second"], strict=True):
         if one.shape != two.shape or one.ndim < 2:
@@ -147,7 +147,7 @@ def _uneven(found: Mapping[Side, list[Array]], labels: Mapping[Side, str]) -> st
 
 
 def _kinds(array: Array) -> int:
-    """Return how many different vectors there are along a sequence, counted up to one more than what is asked for."""
+    """Return the number of distinct vectors along a sequence, counting up to one more than `MOST_KINDS`."""
     limit = MEANING_LIMIT * scale_of([array])
     found: list[Array] = []
     for place in range(array.shape[-2]):
