@@ -1,4 +1,4 @@
-"""The judge: says whether two implementations compute the same. Its public names are those of `attn_bridge.parity`."""
+"""The judge: decides whether two implementations compute the same. `attn_bridge.parity` exports its public names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _HOMES = {
 
 
 class _Package(ModuleType):
-    """A package whose public names stay what they are when a module of the same name is imported."""
+    """A package whose public names survive the import of a module with the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Importing the module `compare` would put it here, in place of the function.

@@ -15,12 +15,12 @@ _memory: mmap.mmap | None = None
 
 
 class Notes(TypedDict, total=False):
-    """What is noted.
+    """Notes of the child process for its parent.
 
     Attributes:
-        status: exit status, once the command has nothing more to do.
-        phase: side and phase under way, as `watch.phase` has them; absent before user code runs.
-        names: label of a side -> what messages call it.
+        status: exit status, once the command has finished its work.
+        phase: side and phase under way, as in `watch.phase`; absent before user code runs.
+        names: label of a side -> its name in messages.
         sources: label of a side -> the file of its code.
     """
 

@@ -25,7 +25,7 @@ from .sides.libraries import KINDS, as_side
 from .stack import raised_at
 
 EXAMPLE = "example_inputs"
-"""Function beside a factory that gives inputs to compare on."""
+"""Function in the module of a factory that returns inputs to compare on."""
 
 MAX_TEXT = 300
 """Most characters of a foreign message that are passed on."""
@@ -51,7 +51,7 @@ _packages: dict[Path, str] = {}
 """Folder -> the package of ours that its files are imported into, so that two of one name don't clash."""
 
 _siblings: dict[str, Path] = {}
-"""Module imported by its bare name from beside a file -> the folder."""
+"""Module imported by its bare name from the folder of a file -> the folder."""
 
 _left: set[Path] = set()
 """Files of modules that made room for others of their names."""
@@ -61,12 +61,12 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class Factory:
-    """What a user named: the Python module it is in, and what makes one side of a comparison.
+    """A factory that a user named: its Python module, and the object that makes one side of a comparison.
 
     Attributes:
         name: as the user wrote it.
         module: the Python module.
-        target: a function without arguments, a class whose constructor needs none, or what one would return.
+        target: a function without arguments, a class whose constructor needs none, or a finished side.
         root: the folder that its own code is imported from; None for installed code.
     """
 
@@ -102,7 +102,7 @@ class Factory:
         raise ValueError(f"{self.name} must give {_KINDS}, it gives {type(side).__name__}")
 
     def example_inputs(self) -> Any:
-        """Return what ``example_inputs()`` beside the factory gives, None if there is none."""
+        """Return the result of ``example_inputs()`` in the factory's module, None if it has no such function."""
         example = getattr(self.module, EXAMPLE, None)
         if example is None:
             return None
@@ -125,12 +125,12 @@ class Factory:
 
 
 def holds_tree(side: Any) -> bool:
-    """Tell whether a side's weights are a tree beside it: a Linen module's variables, or a function's weights."""
+    """Return whether a side carries its weights as a tree: a Linen module with variables or a function."""
     return isinstance(side, tuple) or (type(side).__name__ == "Function" and callable(getattr(side, "call", None)))
 
 
 def name_of(side: Any) -> str:
-    """Return what a side is called: its class, or the function's name."""
+    """Return the name of a side: its class, or the function's name."""
     if isinstance(side, tuple):
         side = side[0]
     call = side.call if holds_tree(side) else None
@@ -150,9 +150,9 @@ def _is_linen(value: Any) -> bool:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and, where it is loaded, torch's random numbers, and put back what they were after.
+    """Seed the random numbers of Python, NumPy and (if loaded) torch, and restore their former states at the end.
 
-    JAX has no such state: a factory's keys are its own.
+    JAX has no such state: a factory makes its own keys.
     """
     import random
 
@@ -174,13 +174,13 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def load(name: str, what: str = "factory") -> Factory:
-    """Import what ``file.py:factory`` or ``module:factory`` names.
+    """Import the object that ``file.py:factory`` or ``module:factory`` names.
 
     The file's folder is importable, and so is the current one; a file in a package is imported as a part of it.
 
     Args:
-        name: what the user wrote.
-        what: what it is, for messages.
+        name: as the user wrote it.
+        what: the kind of object, for messages.
 
     Raises:
         ValueError: no such file, module or attribute, or importing it raises.
@@ -210,7 +210,7 @@ def _public(target: object) -> list[str]:
 
 
 def _defined_in(name: str) -> list[str]:
-    """Return the public functions and classes of a Python file, without running it; none of what is no such file."""
+    """Return the public functions and classes of a Python file, without running it; empty for other files."""
     path = Path(name)
     try:
         if path.suffix != ".py" or not path.is_file() or path.stat().st_size > MAX_SOURCE:
@@ -223,7 +223,7 @@ def _defined_in(name: str) -> list[str]:
 
 
 def _offered(names: Sequence[str], wanted: str = "") -> str:
-    """Return the end of a refusal: the name that is nearest to the one asked for, else the names that there are."""
+    """Return the end of an error message: the name nearest to the wanted one, else the available names."""
     near = difflib.get_close_matches(wanted, names, 1)
     if near:
         return f"; did you mean {near[0]}?"
@@ -233,7 +233,7 @@ def _offered(names: Sequence[str], wanted: str = "") -> str:
 
 @contextlib.contextmanager
 def workspace() -> Iterator[None]:
-    """Hold the context of one command: what an earlier one imported is imported anew, and the path is put back."""
+    """Enter the context of one command: re-import modules of an earlier command, and restore ``sys.path`` after it."""
     for name in [*_siblings, *_packages.values()]:
         _forget(name)
     _packages.clear()

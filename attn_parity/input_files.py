@@ -16,7 +16,7 @@ from .sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedErr
 HOW = "give --inputs FILE.npz or --shape 2,8,16 (once per positional input)"
 
 _WANTS_WHOLE_NUMBERS = re.compile(r"\bintegers?\b|\bLong\b|\bindices\b|\bmust be long\b", re.IGNORECASE)
-"""What frameworks say where they are given floats to look rows up by."""
+"""Matches the error messages of frameworks that received floats as indices."""
 
 _POSITIONAL = re.compile(r"arr_(0|[1-9][0-9]*)")
 
@@ -88,7 +88,7 @@ def draw(shapes: Sequence[str]) -> Arguments:
     """Return positional inputs of the shapes, drawn from a normal distribution.
 
     Raises:
-        ValueError: one is no shape.
+        ValueError: a shape is malformed, or too large for memory.
     """
     random = np.random.default_rng(0)
     drawn = []
@@ -104,7 +104,7 @@ def draw(shapes: Sequence[str]) -> Arguments:
 
 @contextlib.contextmanager
 def explained(shapes: Sequence[str] | None) -> Iterator[None]:
-    """Have an error of a side that was given floats in place of whole numbers say why, and what to give instead."""
+    """Extend the error of a side that received floats instead of whole numbers by the remedy."""
     try:
         yield
     except (ModuleFailedError, CannotPromoteError) as error:

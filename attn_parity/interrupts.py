@@ -1,10 +1,10 @@
-"""Ctrl-C at any time: what a comparison changes for its time is put back whole before a signal is handled.
+"""Handle Ctrl-C at any time: settings that a comparison changed are restored before a signal is handled.
 
 Python runs a signal's handler between any two steps of the main thread, so also halfway through the `__exit__` that
-puts a setting back; what is raised there leaves the setting as it is. Inside `orderly_interrupts` a signal that comes
-while a context is being entered or left is sent again a moment later, until it comes between contexts; and so is one
-whose exception Python could only print, as in callbacks of weak references. An interrupt that a library took for an
-error of its own, as JAX does where it tries something (`except:`), ends the comparison a little later.
+restores a setting; an exception raised at that point leaves the setting changed. Inside `orderly_interrupts`, a signal
+that arrives while a context is being entered or left is sent again a moment later, until it arrives between contexts;
+so is a signal whose exception Python could only print, as in callbacks of weak references. An interrupt that a library
+mistakes for an error of its code, as JAX does in an ``except:`` clause, ends the comparison a little later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 BETWEEN = frozenset({"__enter__", "__exit__", "enter_context", "__del__"})
-"""Functions that must not be left halfway: those of contexts, of the frameworks' own as well; and the one in which
-Python only prints what is raised, as it does in callbacks of its garbage collector.
+"""Functions that must not be left halfway: those of contexts, the frameworks' included; and ``__del__``, where Python
+only prints exceptions, as it does in callbacks of its garbage collector.
 """
 
 AGAIN = 1e-3
@@ -32,7 +32,7 @@ MAX = 1000
 """Times that a signal is sent again: code that runs for long inside such a function is the user's, and may hang."""
 
 SIGNAL = "_attn_bridge_signal"
-"""Attribute of what a handler raised: the signal's number."""
+"""Attribute of the exception that a handler raised: the signal's number."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -77,7 +77,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
             raise KeyboardInterrupt
 
     def _take_up(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Send a signal again whose exception was raised where Python prints exceptions and goes on."""
+        """Send a signal again if its exception was raised where Python prints exceptions and continues."""
         number = getattr(unraisable.exc_value, SIGNAL, None)
         if self._is_inside and number is not None:
             for one in self._orderly:

@@ -1,7 +1,6 @@
-"""The pair that is judged, as data: two subjects, their calls, and which parameter and input is which.
+"""The pair under judgement, as data: two subjects, their calls, and the matching of parameters and inputs.
 
-`prepare` makes one from two live sides; `dumps` makes one from what was recorded. Nothing here runs a sample: that is
-`runner`'s.
+`prepare` makes one from two live sides, `dumps` from recordings. This module runs no samples; `runner` does.
 """
 
 from __future__ import annotations
@@ -42,28 +41,28 @@ class Aligned:
 
 @dataclasses.dataclass
 class Pair:
-    """Two subjects, their calls, and what is which.
+    """Two subjects, their calls, and the matching of their parameters and inputs.
 
     Attributes:
         first: the first side's subject.
         second: the second side's.
         arguments: each side's call, as given, in the side's dtype.
-        same_inputs: per array of the second call, the array of the first that holds the same numbers.
+        same_inputs: per array of the second call, the array of the first with the same numbers.
         fixed: arrays of the first call that every sample takes as given.
         vary: arrays of whole numbers of the first call that samples shuffle.
-        held: the weights that each side holds.
+        held: the weights of each side, as given.
         dtype: precision of the pair.
-        outputs: place, shape and dtype of every output of the first side.
-        pairing: which parameter is which.
+        outputs: path, shape and dtype of every output of the first side.
+        pairing: the matching of parameters.
         kept: weights of the first side whose numbers every sample keeps: frozen ones, and those that rules drop.
-        transfer: whether the second side is given the first side's weights.
+        transfer: whether the second side receives the first side's weights.
         train: whether both run in train mode, with given dropout masks.
-        reference: whether the first side is what the second is judged by, and may lose precision itself.
-        lacks: sides that have no float64, and why.
-        masks: dropout masks that the two sides do not have in common, in train mode.
-        foreign: sides that draw random numbers that are no dropout masks, in train mode.
-        notes: what a reader has to know.
-        progress: called with what is done, how much of it, and how much there is.
+        reference: whether the first side is the reference, whose loss of precision is not judged.
+        lacks: side without float64 -> the reason.
+        masks: dropout masks that only one side has, in train mode.
+        foreign: sides that draw random numbers other than dropout masks, in train mode.
+        notes: notes for the reader.
+        progress: called with a stage, the work done and the total.
     """
 
     first: Any
@@ -89,17 +88,17 @@ class Pair:
 
     @property
     def labels(self) -> dict[Side, str]:
-        """What the sides are called: by their frameworks where those differ."""
+        """Names of the sides: their frameworks if those differ."""
         return labels_of(self.first.framework, self.second.framework)
 
     @property
     def shown(self) -> dict[Side, str]:
-        """What the sides are called in sentences: ``torch`` and ``Flax``, or by their order."""
+        """Names of the sides in sentences: ``torch`` and ``Flax``, or by their order."""
         return {side: shown(label) for side, label in self.labels.items()}
 
     @property
     def judged(self) -> tuple[Side, ...]:
-        """The sides whose loss of precision is a finding; without float64 of both, it can't be told whose it is."""
+        """The sides whose loss of precision is a finding; both if a side lacks float64, as the loss is then shared."""
         return ("second",) if self.reference and not self.lacks else SIDES
 
     @property
@@ -109,7 +108,7 @@ class Pair:
 
     @property
     def structure(self) -> list[str]:
-        """Where each output stands in what is returned."""
+        """The path of each output in the return value."""
         return [place for place, _, _ in self.outputs]
 
     def subject(self, side: Side) -> Any:
@@ -164,7 +163,7 @@ class Pair:
         return found
 
     def second_names(self) -> dict[str, str]:
-        """Return name -> the second side's name of inputs and parameters, as they stand in results."""
+        """Return name -> the second side's name of inputs and parameters, as in results."""
         names, others = self._input_names("first"), self._input_names("second")
         found = {
             f"grad {names[i]}": f"grad {others[j]}"
@@ -183,7 +182,7 @@ class Pair:
         }
 
     def _input_names(self, side: Side) -> list[str]:
-        """Return a name for each input array; one that a parameter has, too, says that it is the input's."""
+        """Return a name for each input array, with the suffix ``(input)`` if a parameter has the same name."""
         names = self.arguments[side].named(self.subject(side).argument_names)
         taken = {(match.first if side == "first" else match.second).name for match in self.pairing.matches}
         return [f"{name} (input)" if name in taken else name for name in names]
@@ -205,16 +204,16 @@ def few_threads(pair: Pair) -> Iterator[None]:
 
 
 def work_of(weights: Mapping[str, Array], arguments: Arguments) -> float:
-    """Return about how many operations forward and backward of one side take, or what is done to weights beside them.
+    """Return the approximate number of operations of one side's forward and backward pass.
 
-    A parameter is drawn, converted and measured as well, which takes as long as a run on `MIN_ROWS` rows.
+    Drawing, converting and measuring a parameter takes as long as a run on `MIN_ROWS` rows, hence at least that many.
     """
     size = sum(array.size for array in weights.values())
     return 6.0 * size * max(MIN_ROWS, *(_rows(leaf) for leaf in arguments.leaves))
 
 
 def _rows(leaf: Array) -> int:
-    """Return how many vectors an input stands for: its rows, the elements of integers, one of a mask of any dtype."""
+    """Return the number of vectors in an input: its rows, the elements of integers, one for a mask of any dtype."""
     is_whole = leaf.dtype.kind in "iu"
     if leaf.dtype == bool or (is_whole and np.isin(leaf, (0, 1)).all()):
         return 1
@@ -243,10 +242,10 @@ def weights_held(subject: Any, label: str) -> Arrays:
 
 
 def widened(held: Arrays, subject: Any, other: str | None) -> Arrays:
-    """Return the weights that a subject holds, in float64 where JAX made them float32 and the other side's are float64.
+    """Return the weights of a subject, in float64 if JAX made them float32 and the other side's are float64.
 
-    Only a side whose framework can't hold float64 as it is set up is widened: any other float32 module is one by
-    choice, and what it loses next to a float64 one is its own. Returned unchanged, it is the same object.
+    Only a side whose framework is set up without float64 is widened: any other float32 module is float32 by choice, and
+    answers for its loss against a float64 one. Weights that need no widening are returned as the same object.
 
     Args:
         held: its weights by name.

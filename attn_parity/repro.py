@@ -62,14 +62,14 @@ class _Half:
 
 
 class Bundle:
-    """What a comparison was run on, collected while its sides are loaded.
+    """The ingredients of a comparison, collected while its sides are loaded.
 
     Args:
         found: the factories of the first and the second side.
-        sides: what they made.
+        sides: the sides that they made.
         inputs: the first side's call.
         second_inputs: the second side's call, None for the same.
-        rules: the rules file that was given.
+        rules: the given rules file.
         options: the options of the command line, by name.
     """
 
@@ -241,7 +241,7 @@ def _moved(factory: Factory, side: str) -> str:
 def _rules_text(
     pairing: Sequence[PairedParameter], first: Mapping[str, Array], second: Mapping[str, Array]
 ) -> str | None:
-    """Return the rules file that says a pairing; None where rules can't, as for parts of a fused tensor."""
+    """Return a pairing as the text of a rules file; None if rules cannot express it, as for parts of a fused tensor."""
     rules = []
     try:
         for pair in pairing:
@@ -260,7 +260,7 @@ def _rules_text(
 
 
 def _sizes(pattern: str, first: tuple[int, ...], second: tuple[int, ...]) -> dict[str, int]:
-    """Return the sizes of the axes that stand in a group on one side and alone on the other."""
+    """Return the sizes of the axes that are in a group on one side and alone on the other."""
     alone: dict[str, int] = {}
     grouped: set[str] = set()
     for text, shape in zip(pattern.split("->"), (first, second), strict=True):

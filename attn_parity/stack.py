@@ -47,7 +47,7 @@ def live(frame: FrameType | None) -> list[Line]:
 def raised_at(error: BaseException) -> str:
     """Return ``file:line`` of the innermost line of user code that an exception passed through; "" for none.
 
-    Code that is installed, Python's own and this repository's packages are no user code.
+    User code excludes installed code, the standard library and this repository's packages.
     """
     at, lines = error.__traceback__, []
     while at is not None:
@@ -68,7 +68,7 @@ def outermost_call(lines: Sequence[Line]) -> Line | None:
 
 
 def user_line(lines: Sequence[Line], sources: Mapping[str, Path]) -> Line | None:
-    """Return the innermost line of the user's own code; of any code but ours and installed code, if there is none.
+    """Return the innermost line of the sides' own code, else of any code except ours and installed code.
 
     Args:
         lines: of a stack.
@@ -91,7 +91,7 @@ def is_in_library(lines: Sequence[Line]) -> bool:
 
 
 def side_of(call: Line | None, line: Line | None, sources: Mapping[str, Path]) -> str:
-    """Return the label of the side that runs; "" where the stack does not tell.
+    """Return the label of the side that runs; "" if the stack does not show it.
 
     Args:
         call: from `outermost_call`.
@@ -118,7 +118,7 @@ def place(line: Line) -> str:
 
 
 def _shortened(file: str) -> str:
-    """Return a path relative to the working folder where it lies in it."""
+    """Return a path relative to the working folder if it is below it, else unchanged."""
     with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
         return Path(file).relative_to(Path.cwd()).as_posix()
     return file

@@ -1,7 +1,7 @@
-"""Watches over user code that may never come back: names the side, the phase and the line, and ends the process.
+"""Watch user code that may never return: name the side, the phase and the line, and end the process.
 
-Whoever runs a side says so with `phase`. Where nobody said, what runs is read off the stack: a call of a room of
-`frameworks` is one side's, and a call of the framework's backward pass is its gradient.
+Code that runs a side declares it with `phase`. Without a declaration the stack decides: a call of a room of
+`frameworks` belongs to one side, and a call of the framework's backward pass is its gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIBRARIES = 120.0
 _exit = os._exit
 
 _phases: dict[int, list[tuple[str, str, float]]] = {}
-"""Thread -> what it is doing, the innermost last: side, phase, since when."""
+"""Thread -> its current activities, the innermost last: side, phase, start time."""
 
 
 @contextlib.contextmanager
@@ -68,16 +68,16 @@ class Watchdog:
     """Ends the process with one line on stderr when the thread that made it is in one call for too long.
 
     Args:
-        seconds: how long one call of one side may take.
-        sources: label of a side -> the folder or file of its code, to tell the sides apart where nobody said.
-        option: how the limit was given, for the message.
+        seconds: limit for one call of one side.
+        sources: label of a side -> the folder or file of its code, to distinguish the sides without a `phase`.
+        option: the option that set the limit, for the message.
     """
 
     def __init__(self, seconds: float, sources: Mapping[str, Path] | None = None, option: str = "--timeout"):
         self.seconds, self.option = seconds, option
         self.sources = dict(sources or {})
         self.names: dict[str, str] = {}
-        """Label of a side -> what the message calls it; any other is called by its label."""
+        """Label of a side -> its name in the message; by default its label."""
         self._beside: Path | None = None
         self._there: set[Path] = set()
         self.end: Callable[[str], None] = self._end
@@ -103,7 +103,7 @@ class Watchdog:
             os.close(self._stderr)
 
     def leave_nothing_beside(self, path: Path) -> None:
-        """Remove at the end what is being written for this path now: staging folders that are not there yet."""
+        """Remove unfinished staging folders for this path at the end; folders that exist already stay."""
         self._beside = path.absolute().parent
         self._there = set(self._beside.glob(".*.part"))
 
@@ -116,7 +116,7 @@ class Watchdog:
                 return
 
     def _late(self) -> str | None:
-        """Return the line that says what takes too long, None if nothing does."""
+        """Return the line that reports a call over its limit, None if no call is."""
         # At once: a frame that returns meanwhile no longer knows who called it.
         lines = stack.live(sys._current_frames().get(self._thread))
         if not lines or lines[-1].frame is not self._root:
@@ -153,11 +153,11 @@ class Watchdog:
 
 
 def named_side(side: str, names: Mapping[str, str]) -> str:
-    """Return what a sentence about a side begins with.
+    """Return the subject of a sentence about a side.
 
     Args:
-        side: its label, "" where there is only that side.
-        names: label of a side -> what messages call it.
+        side: its label, "" if it is the only side.
+        names: label of a side -> its name in messages.
     """
     return f"the {names.get(side) or f'{SHOWN.get(side, side)} side'}" if side else "the side"
 

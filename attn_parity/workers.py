@@ -1,7 +1,8 @@
-"""Worker processes: fresh interpreters that run tasks of one kind, and that end with whoever started them.
+"""Worker processes: fresh interpreters that run tasks of one kind, and that end with their parent.
 
-They are spawned, not forked: the threads of XLA and OpenMP don't survive a fork. So a worker knows nothing of what this
-process did after its imports; a function that was replaced here is the original one there.
+They are spawned, not forked, because the threads of XLA and OpenMP do not survive a fork. So a worker does not see
+changes that this process made after its imports; a function that was replaced in this process is the original one in
+the worker.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Result = TypeVar("Result")
 
 
 class WorkerDiedError(ChildProcessError):
-    """A worker ended before its task did; the message says how, and which task it was."""
+    """A worker ended before its task did; the message names the cause and the task."""
 
 
 class _WorkerTracebackError(Exception):
-    """Where a worker raised what is raised here: its traceback, as text."""
+    """The worker's traceback of an exception that is raised again in this process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -55,17 +56,17 @@ def run(
 ) -> Generator[Result]:
     """Run tasks in `jobs` processes and yield their results in the order of the tasks.
 
-    Tasks are begun in their order, one by one, by whichever worker is free. What a task raises is raised here when its
-    turn comes. However the iterator ends, also by Ctrl-C, there are no workers afterwards; close it if you leave early.
+    Tasks begin in order, one by one, on the next free worker. An exception of a task is raised again when its turn
+    comes. All workers are ended when the iterator ends, also by Ctrl-C; close it if you leave early.
 
     Args:
         function: a function of a module, which a worker imports; it is called with a task.
-        tasks: what it is called with; they and the results are pickled.
-        jobs: number of processes, at most as many as there are tasks.
-        name: gives the name of a task, for the message about a worker that died.
+        tasks: the arguments of the calls; they and the results are pickled.
+        jobs: number of processes, at most the number of tasks.
+        name: returns the name of a task, for the message about a worker that died.
 
     Raises:
-        WorkerDiedError: a worker was killed, or ended by itself.
+        WorkerDiedError: a worker was killed, or exited.
     """
     jobs = min(jobs, len(tasks))
     waiting = collections.deque(enumerate(tasks))
@@ -94,7 +95,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """What came of a task: its result, or what it raised and where."""
+    """The outcome of a task: its result, or its exception with the traceback."""
 
     result: Any
     error: BaseException | None = None
@@ -156,7 +157,7 @@ class _Worker:
         self._connection.close()
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when the worker has something to say."""
+        """Return the descriptor that becomes readable when the worker has a result."""
         return self._connection.fileno()
 
 
@@ -170,7 +171,7 @@ def _how_it_ended(status: int) -> str:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Keep Ctrl-C waiting. A process that is started inside never hears it: who started it decides what is to end."""
+    """Block Ctrl-C. A process started inside never receives it: its parent decides when it ends."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -182,7 +183,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def work(descriptor: int, threads: int) -> None:
-    """Run the tasks that come by a connection, until whoever sends them ends this process, or ends itself."""
+    """Run the tasks that arrive through a connection, until the parent ends this process, or ends."""
     faulthandler.enable()  # what a signal ends says where it was
     for variable in THREADS:  # the frameworks are imported after this
         os.environ.setdefault(variable, str(threads))

@@ -23,8 +23,8 @@ IN_MODE = {
     "eager": ("MultiHeadAttention", "LayerNorm"),
     "aot": ("SelfAttention_v1", "CausalAttention", "LayerNorm"),
 }
-"""Further mode -> variants that run in it by default. What is in no compiled mode here shares its code with
-a neighbour that is."""
+"""Further mode -> variants that run in it by default. A variant without compiled mode shares its code with one that has
+a compiled mode."""
 
 
 IN_FULL: dict[str, tuple[str, ...] | None] = {"float32": None, "bfloat16": ("MultiHeadAttention", "LayerNorm")}

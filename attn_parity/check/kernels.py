@@ -94,14 +94,15 @@ def check_kernels(
 ) -> Callable[[], tuple[list[Cell], list[LeftOut]]]:
     """Begin to run every implementation of both frameworks in one of `CASES`.
 
-    The result waits for them and returns what was judged and what was left out.
-
     Args:
         case: its name.
         dtypes: precisions to run.
         everywhere: run them also where the case does not name them.
-        seeds: how many times numbers are drawn.
-        pools: where each framework runs.
+        seeds: number of draws.
+        pools: the executor of each framework.
+
+    Returns:
+        A function that waits for the runs, and returns the judged cells and the implementations left out.
     """
     (chosen,) = (one for one in CASES if one.name == case)
     dtypes = tuple(one for one in dtypes if everywhere or one in chosen.dtypes)

@@ -59,13 +59,13 @@ def check(
         seeds: number of draws, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
         subjects: rows to check instead of variants times cases (real weights).
-        jobs: number of processes; None: as many as there are cores and work for, at most `workers.MAX_JOBS`. With 1
-            everything runs in this process. More of them are fresh interpreters that know nothing of what was changed
-            in this one: a function replaced here, a flag set by a call. The report is the same but for the seconds.
+        jobs: number of processes; None: limited by cores and work, at most `workers.MAX_JOBS`. With 1 everything runs
+            in this process. Additional processes are fresh interpreters without the changes made in this one, such as a
+            replaced function or a flag set by a call. Apart from the seconds, the report does not depend on it.
         progress: called as ``progress(row, done, total)``, in the order of the rows.
 
     Returns:
-        The report; ``report.passed`` says whether everything held.
+        The report; ``report.passed`` is True if every row passed.
 
     Raises:
         ValueError: a name is unknown, or fewer than one seed or process.

@@ -224,10 +224,13 @@ class _Twin:
         return tensors
 
     def check_parameters(self, numbers: CaseNumbers, mode: str) -> None:
-        """Poison each parameter in turn: one whose NaN changes nothing is left out of the computation.
+        """Poison each parameter in turn; raise for one whose NaN changes nothing, as the computation leaves it out.
 
-        A gradient cannot tell: that of a key bias is zero although the bias is added. Most often NaN comes out; some
-        fused kernels give zeros for a query of NaN.
+        A gradient cannot show that: a key bias has a zero gradient although it is added. Usually NaN appears in the
+        output; some fused kernels return zeros for a query of NaN.
+
+        Raises:
+            TwinDiffersError: a parameter is not used.
         """
         for name, array in numbers.weights.items():
             poisoned = dataclasses.replace(numbers, weights=numbers.weights | {name: np.full_like(array, np.nan)})

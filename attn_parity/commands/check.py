@@ -92,8 +92,8 @@ def check(
 ) -> int:
     """Prove the torch and Flax twins equal on this machine: outputs and every gradient, in four precisions.
 
-    Processes of their own judge some variants each; the report does not depend on their number. Called from Python code
-    with arguments, the command stays in the process of its caller unless --jobs asks for more.
+    Several processes judge some variants each; the report does not depend on their number. Called from Python code with
+    arguments, the command stays in the process of its caller unless --jobs asks for more.
 
     Example: attn-bridge check MultiHeadAttention --dtype bfloat16 --seeds 20
 

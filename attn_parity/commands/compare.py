@@ -147,12 +147,12 @@ def compare(
         ),
     ] = None,
 ) -> int:
-    """Judge whether two sides compute the same outputs and gradients, and find where they part.
+    """Judge whether two sides compute the same outputs and gradients, and find where they diverge.
 
     A factory is a function without arguments that returns a side, a class whose constructor needs none, or the side
     itself: a torch.nn.Module, an nnx.Module, a Linen module with its variables, or parity.function(f, weights). Its
-    file's folder is importable, and so is the current one. Without --inputs and --shape, a function example_inputs()
-    beside a factory (the first one's first) is called. What your code prints is not shown.
+    file's folder is importable, and so is the current one. Without --inputs and --shape, the inputs come from a
+    function example_inputs() in the file of a factory (FIRST is asked first). The output of your code is not shown.
 
     Example: attn-bridge compare mine.py:make theirs.py:Model --shape 2,8,16 --html report.html
 
@@ -193,7 +193,7 @@ def compare(
 
 @dataclasses.dataclass(frozen=True)
 class Aftermath:
-    """What is done with a report before it is shown.
+    """Filters that apply to a report before it is shown.
 
     Attributes:
         allow: path -> why it may differ.
@@ -211,7 +211,7 @@ class Aftermath:
         return cls(allowances.parse(allow or ()), None if baseline is None else changes.read(baseline))
 
     def apply(self, report: Report) -> Report:
-        """Return the report with what is allowed, and with what has changed."""
+        """Return the report with allowed differences marked, and with the changes since the baseline."""
         from ..results import allowances
 
         report = report if report.allowed else allowances.accept(report, self.allow)
@@ -225,13 +225,13 @@ class Comparison:
     """One run of the command in this process.
 
     Attributes:
-        factories: what the user named, the first side first.
-        call: the first side's call; None for what ``example_inputs()`` gives.
+        factories: names of the factories, the first side first.
+        call: the first side's call; None to use ``example_inputs()``.
         second_inputs: file of the second side's call.
         rules: the rules file.
         options: all options by name, for the command that runs it again.
         build_seed: seed while factories run.
-        timeout: longest that a call of a side may take.
+        timeout: longest that a call of a side may take, in seconds.
     """
 
     factories: tuple[str, str]
@@ -315,7 +315,7 @@ def _built(factory: Factory, side: str, seed: int) -> Any:
 
 
 def _names(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return what a message calls each side, by the place and by the framework that tells it from the other."""
+    """Return the name of each side in messages, by its position and by its framework if the two differ."""
     from ..results.findings import shown
 
     names = {place: f"{place} side ({shown(label)})" for place, label in labels.items() if label != place}
@@ -337,7 +337,7 @@ def named(given: Sequence[str] | None) -> tuple[str | int, ...]:
 
 
 def check_timeout(seconds: float | None) -> None:
-    """Refuse a limit that is none."""
+    """Raise a ValueError for a limit that is not a positive, finite number of seconds."""
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"--timeout ({seconds:g}) must be a number of seconds above 0")
 
@@ -380,7 +380,11 @@ def read_inputs(file: Path | None, shapes: Sequence[str] | None) -> Any:
 
 
 def example_inputs(*found: Any) -> Any:
-    """Return what the first of some factories that has ``example_inputs()`` beside it gives."""
+    """Return the inputs of the first factory whose module has ``example_inputs()``.
+
+    Raises:
+        ValueError: no factory has any.
+    """
     for factory in found:
         example = factory.example_inputs()
         if example is not None:

@@ -20,14 +20,15 @@ def doctor(
         ),
     ] = None,
 ) -> int:
-    """Show versions, devices and every setting that changes numbers, and say which would spoil a comparison here.
+    """Show versions, devices and every setting that changes numbers, and name those that would spoil a comparison here.
 
-    It looks at a new process: the environment and the defaults. What a program sets itself,
-    attn_parity.settings.precision.record() tells inside it. A setting that no device here reads spoils nothing.
+    It examines a new process: the environment and the defaults. Inside a program, call
+    attn_parity.settings.precision.record() to see the settings that the program made. A setting that no device of this
+    machine reads spoils nothing.
 
     Example: attn-bridge doctor --json doctor.json
 
-    Exit status: 0 = nothing unsafe, 1 = something is, 2 = bad usage.
+    Exit status: 0 = nothing unsafe, 1 = an unsafe setting, 2 = bad usage.
     """
     from rich.console import Console
 

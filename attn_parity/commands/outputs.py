@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Where the report of a comparison goes; a file that cannot be written is found out here.
+    """The targets of a comparison's report; the constructor checks that files can be written.
 
     Attributes:
         html: file for the page.
-        json: file for the JSON, "-" for stdout in place of the table.
+        json: file for the JSON, "-" for stdout instead of the table.
         junit: file for the JUnit XML.
         full: whether the table shows everything.
         is_shown: whether the page is opened in a browser; without `html` it is a temporary file.
+
+    Raises:
+        ValueError: a file cannot be written, two are the same, or "-" for a file other than the JSON.
     """
 
     html: str | None = None

@@ -1,4 +1,4 @@
-"""``compare --separate``: each side in a process, and if need be an environment, of its own."""
+"""``compare --separate``: run each side in a separate process, and if needed in a separate environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..results.report import Report
 
 TAKEN = ("--inputs", "--shape", "--fixed", "--vary", "--seeds", "--first-seed", "--mode", "--dtype")
-"""Options that say how the first side is dumped; the second side is dumped like it."""
+"""Options for dumping the first side; the second side is dumped the same way."""
 
 COMMON = ("--build-seed", "--timeout", "--output")
 """Options that both sides are dumped with."""

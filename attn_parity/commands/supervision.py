@@ -1,7 +1,7 @@
-"""Commands that run user code run in a child process: a crash of it is one line, and its exit status is the command's.
+"""Run commands with user code in a child process: a crash becomes one line, and the child's exit status is passed on.
 
-The command is forked before it loads a library. Its parent waits, passes signals on, and knows from notes in shared
-memory (`breadcrumbs`) and from the stack that `faulthandler` writes what the child was doing when it ended.
+The command is forked before it loads a library. Its parent waits, passes signals on, and takes the activity of a
+crashed child from notes in shared memory (`breadcrumbs`) and from the stack that `faulthandler` writes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def crash(status: int, notes: breadcrumbs.Notes, text: str) -> str:
 
     Args:
         status: its exit status; negative: the signal that ended it.
-        notes: what it noted.
+        notes: its notes.
         text: the stack that `faulthandler` wrote; "" for none.
     """
     lines = stack.dumped(text)

@@ -1,4 +1,4 @@
-"""Commands that run a user's code: whatever it prints, raises or changes, the command says its one thing."""
+"""Isolate user code in commands: whatever it prints, raises or changes, the command prints its own result."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _has_run = False
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[None]:
-    """Hold the context in which user code is imported and run.
+    """Enter the context in which user code is imported and run.
 
-    What it or a framework prints, also from C++ or in a child process, is swallowed, and it has no input to wait for.
-    The path, the arguments and the current folder are put back. What it raises beyond ordinary errors is one line, and
-    so is ``os._exit``, which would end the command as if all were well.
+    Output of user code or a framework, also from C++ or a child process, is discarded, and stdin is empty. The path,
+    the arguments and the current folder are restored at the end. Exceptions beyond ordinary errors become one line, and
+    so does ``os._exit``, which would end the command with success.
     """
     global _has_run
     _has_run = True
@@ -51,7 +51,7 @@ def running(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(seconds: float | None, sources: Mapping[str, Path] | None = None) -> Iterator[Watchdog | None]:
-    """Hold the context in which no call of user code may take longer than so many seconds; None is no limit."""
+    """Enter a context that limits the duration of each call of user code, in seconds; None for unlimited."""
     if seconds is None:
         yield None
         return
@@ -102,7 +102,7 @@ def _silence() -> Iterator[None]:
 
 
 def _null_stream() -> TextIO:
-    """Return one stream for the whole process: a logger that was set up inside goes on writing to it."""
+    """Return one stream for the whole process, since a logger that was set up inside continues to write to it."""
     global _null
     if _null is None or _null.closed:
         descriptor = os.open(os.devnull, os.O_RDWR)

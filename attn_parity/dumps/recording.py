@@ -70,10 +70,10 @@ def dump(
     output: str | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write what a module computes into a folder: weights, inputs, outputs and all gradients of every sample.
+    """Write the results of a module to a folder: weights, inputs, outputs and all gradients of every sample.
 
-    The torch side is dumped first. The Flax side is dumped like it, with the same weights and inputs, those that were
-    drawn included; without `like` a Flax dump holds results of the module's own weights alone.
+    The torch side is dumped first. The Flax side is dumped like it, with the same weights and inputs, drawn ones
+    included; without `like` a Flax dump has results of the module's own weights alone.
 
     Args:
         module: one side, as `compare` takes it.
@@ -86,7 +86,7 @@ def dump(
         first_seed: the first of them.
         modes: ``eager``, and ``jit``.
         dtypes: precisions; None is the module's own.
-        device: ``cpu``, ``gpu`` or ``tpu``; None is where the module is.
+        device: ``cpu``, ``gpu`` or ``tpu``; None is the module's device.
         fixed: arguments that every sample takes as given; see `compare`.
         vary: arguments of integers that samples shuffle; see `compare`.
         output: the entry of the return value to dump; see `compare`.

@@ -18,8 +18,8 @@ SMOOTH = 1.3
 random, and 0.97 for five positions of a table of sines and cosines with the frequencies 1 to 0.001."""
 
 LONG, SMOOTH_LINE = 16, 0.5
-"""Length of a line from which on it is looked at alone, and what `SMOOTH` is there. Of the lines of a Fourier basis a
-quarter is below, of random ones of that length one in thousands."""
+"""From this length on, a line is tested alone against this value of `SMOOTH`. A quarter of the lines of a Fourier basis
+are below it; of random lines of that length, one in thousands."""
 
 DEVIATIONS = 3.0
 """Standard deviations below 2 from which on chance does not explain smooth numbers; that of n numbers is 2/sqrt(n)."""

@@ -1,6 +1,6 @@
-"""Finds the pairing of a pair: parameters alone, then with state added and parameters set aside.
+"""Find the pairing of a pair: parameters alone, then with state added and parameters set aside.
 
-Comes in: a pair and what the caller knows. Goes out: a `Pairing`, or a refusal with the rules that would settle it.
+In: a pair and the caller's rules. Out: a `Pairing`, or an error with the rules that would settle it.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
 def complete(
     pair: Pair, sides: tuple[Any, Any], rules: Any, *, fold: bool = False, trials: Trials | None = None
 ) -> None:
-    """Pair the weights of a pair, and note what a reader has to know of it.
+    """Pair the weights of a pair, and add notes on the pairing.
 
     Args:
         pair: the pair; state that is carried, and recurrent biases that are added, become its parameters.
-        sides: what the caller gave; None for a side that was recorded.
-        rules: what the caller knows; a `Pairing` is taken as it is.
+        sides: the sides as the caller gave them; None for a recorded side.
+        rules: the caller's rules; a `Pairing` is used unchanged.
         fold: whether the biases of recurrent layers may be added.
-        trials: tries pairings out; None runs both sides.
+        trials: tries pairings; None runs both sides.
 
     Raises:
-        WeightsMismatchError: there is no bijection; names what is left over and the rules that would settle it.
+        WeightsMismatchError: no bijection exists; names the leftover tensors and the rules that would settle them.
         ValueError: names and runs leave several pairings open, or two rules claim one parameter.
     """
     pair.pairing = (
@@ -88,7 +88,7 @@ def _found(pair: Pair, sides: tuple[Any, Any], rules: Any, trials: Trials, *, fo
 
 
 def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
-    """Name the layers that trial runs alone paired, as neither names nor the order of use do: they may be exchanged."""
+    """Yield a note on layers with unrelated names that only trial runs paired: they may be exchanged, not renamed."""
     probed = [match for match in pairing.matches if match.how == "probe"]
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
     unnamed = [
@@ -130,7 +130,7 @@ def _crossed(matches: Sequence[Match], trials: Trials) -> set[str]:
 
 
 def _is_word(spelled: str) -> bool:
-    """Tell whether a layer has a name of its own, not a number or a class with a number."""
+    """Return whether a layer has a proper name, not a number or a class with a number."""
     return spelled.replace("_", "").isalpha()
 
 
@@ -177,7 +177,7 @@ def _folded(pair: Pair, rules: Any) -> tuple[Matcher, Pairing] | None:
 
 
 def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
-    """Return the rules of our own modules inside both, if there are any."""
+    """Return the rules of our own modules inside both sides, None if they have no such modules or those differ."""
     if (pair.first.kind, pair.second.kind) != ("torch module", "NNX module"):
         return None
     readers = [backends.load(pair.subject(side).framework) for side in SIDES]
@@ -191,12 +191,12 @@ def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
 
 
 class Matcher:
-    """Tries pairings of a pair's weights, and keeps which state takes part and what is set aside.
+    """Tries pairings of a pair's weights, and records which state takes part and which is set aside.
 
     Args:
         pair: the pair.
-        rules: what the caller knows; rules reach state as they reach parameters.
-        trials: tries pairings out.
+        rules: the caller's rules; they apply to state as they do to parameters.
+        trials: tries pairings.
     """
 
     def __init__(self, pair: Pair, rules: Any, trials: Trials):

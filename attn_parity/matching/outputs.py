@@ -23,7 +23,7 @@ from ..verdict.runner import Live
 from . import state
 
 PROBE_LIMIT = 1e-4
-"""How far apart outputs may be that are said to agree, where one side has no float64."""
+"""Largest relative distance of outputs that agree, if one side has no float64."""
 
 PAIRING_WORK = 3e11
 """Operations that trying out pairings may take: about 30 s of float64 on two cores, forward passes alone."""
@@ -40,16 +40,16 @@ def check_outputs(
 ) -> None:
     """Check that two sides return the same structure of the same shapes.
 
-    An array alone is what a container of nothing but one array holds, as the logits that `transformers` returns.
+    A lone array equals a container of a single array, such as the logits that `transformers` returns.
 
     Args:
         first: outputs of the first side.
         second: outputs of the second side.
-        labels: what to call the sides.
+        labels: names of the sides.
         entry: the entry of both that was picked already.
 
     Raises:
-        ModuleFailedError: they don't.
+        ModuleFailedError: structure, names or shapes differ, or an output is complex.
     """
     places, other_places = [_keyed(one[0]) for one in first], [_keyed(one[0]) for one in second]
     named = any("['" in place or '["' in place for place, _, _ in (*first, *second))
@@ -89,7 +89,7 @@ def _entries(first: OutputStructure, second: OutputStructure, entry: str | None)
 
 
 def plain_outputs(first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
-    """Say which outputs that are no arrays but Python's numbers, bools and texts are not the same on both sides."""
+    """Return a message for each plain output (a number, bool or text, not an array) that differs between the sides."""
     found = []
     ours, theirs = ({_keyed(place): value for place, value in one.items()} for one in (first, second))
     for place in dict.fromkeys([*ours, *theirs]):
@@ -122,7 +122,7 @@ def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:
 
 
 class Trials:
-    """Tries pairings of a pair out; what the first side returns is run once for each set of weights."""
+    """Tries pairings of a pair; the first side runs once per set of weights."""
 
     def __init__(self, pair: Pair):
         self._pair, self._runner = pair, Live(pair)
@@ -153,7 +153,7 @@ class Trials:
         return self.uses("first"), self.uses("second")
 
     def uses(self, side: Side) -> dict[str, int]:
-        """Return name of a weight of a side -> when it is used first; nothing if that can't be told."""
+        """Return weight of a side -> position of its first use; empty if unavailable."""
         pair = self._pair
         with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
             found: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])

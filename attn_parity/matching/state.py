@@ -32,8 +32,8 @@ FROZEN = "frozen"
 """How the reason begins for which a frozen parameter is set aside."""
 
 DISTINCT = 0.9
-"""Part of the numbers of an array that have a size of their own, below which it is taken for a table. Of 16,384 uniform
-draws, which have 2**23 values, all but a thousandth have; of a square table of cosines less than a quarter."""
+"""An array is taken for a table if the share of distinct sizes among its numbers is below this. Of 16,384 uniform
+draws, which have 2**23 values, all but a thousandth are distinct; of a square table of cosines less than a quarter."""
 
 WRITTEN_DIGITS, MAX_LOOKED_AT = 5, 64
 """Significant digits up to which a number is taken for one that code has written, and how many numbers are looked at.
@@ -183,14 +183,14 @@ def _has_length_1(numbers: Array, unit: float) -> bool:
 
 
 def is_undecided(array: Array) -> bool:
-    """Tell whether first values are ordered as a table may be, and are too few to tell that from chance."""
+    """Return whether initial values are ordered like a table, but too few to exclude chance."""
     return waits_for_data(array) and seems_computed(np.nan_to_num(wide(array).astype(np.float64)))
 
 
 def are_two_constants(first: Array, second: Array) -> bool:
-    """Tell whether the first side's numbers are written in code, and the second side's are no first values.
+    """Return whether the first side's numbers are constants from code, and the second side's are not initial values.
 
-    Zeros and ones take whatever the first side has, as rounded data look like written numbers, and are carried.
+    Zeros and ones accept any values of the first side and are carried, as rounded data resemble constants.
     """
     if first.dtype not in (np.float32, np.float64) or np.unique(second).size < 2:
         return False
@@ -252,7 +252,7 @@ def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pai
 
 
 def dropped_notes(pair: Pair) -> Iterator[str]:
-    """Name what is left out of the pairing, by side and reason."""
+    """Yield a note on the tensors left out of the pairing, per side and reason."""
     rows: dict[tuple[Side, str], list[str]] = collections.defaultdict(list)
     for where, name, why in pair.pairing.dropped:
         rows["first" if where == "first" else "second", why].append(name)

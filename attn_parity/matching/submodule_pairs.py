@@ -12,7 +12,7 @@ from ..pair import Pair
 from ..sides.subject import Submodule
 
 NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
-"""Settings that are worth a note even where both sides agree on what was run."""
+"""Settings that deserve a note even if both sides agree on all samples."""
 
 SHOWN = tuple(name for name in NOTED if name != "momentum")
 """Those that can explain a difference of one call: a momentum changes the running statistics after it."""
@@ -29,22 +29,22 @@ _KINDS = {
     "identity": r"identity",
     "norm": r".*norm\d?d?",
 }
-"""What a class without parameters does, told by its name."""
+"""Job of a class without parameters -> pattern of its name."""
 
 
 def pair_modules(
     matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule], called: Called | None = None
 ) -> dict[str, str]:
-    """Return first path -> second path of the submodules that hold the same parameters.
+    """Return first path -> second path of the submodules that contain the same parameters.
 
-    Of several nested ones that hold the same, those that are called are paired with each other before containers are.
-    Submodules without parameters are paired by name, else by what they do, inside paired ones.
+    Among nested submodules with the same parameters, called ones are paired with each other before containers are.
+    Submodules without parameters are paired by name, else by their job, inside paired ones.
 
     Args:
         matches: the pairs of parameters, with a ``first`` and a ``second`` tensor.
         first: the submodules of the first side, a parent before its children.
         second: those of the second side.
-        called: which submodules were called, and how large their outputs are.
+        called: the called submodules, and the sizes of their outputs.
     """
     pairs = {"": ""}
     for mine, its in _groups(matches, first, second):
@@ -119,10 +119,10 @@ def _paired_by_likeness(
 def _pair_without_parameters(
     pairs: dict[str, str], matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> None:
-    """Pair the submodules that hold no parameters, inside paired ones: by name, then by what they do.
+    """Pair the submodules without parameters inside paired ones: by name, then by their job.
 
-    What stays goes through modules around and inside the paired ones that hold nothing else: a wrapper's children and
-    those of what it wraps stand in one place.
+    The rest is paired across modules that wrap the paired ones, or are wrapped by them, with the same parameters:
+    children of a wrapper and of the module that it wraps count as siblings.
     """
     ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
     for wide, by_kind in itertools.product((False, True), repeat=2):
@@ -151,7 +151,7 @@ def _children(paths: Collection[str], modules: Sequence[Submodule]) -> list[Subm
 
 
 def _kind(module: Submodule) -> str:
-    """Return what a module without parameters does, "" if its class does not say."""
+    """Return the job of a module without parameters, "" if its class does not show it."""
     name = module.type.lower()
     return next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name)), "")
 
@@ -182,14 +182,14 @@ def differing(
     names: Mapping[str, str],
     settings: Collection[str] = NOTED,
 ) -> list[str]:
-    """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides.
+    """Return a message for each setting (eps, heads, slopes) that differs between paired submodules.
 
     Args:
         pairs: first path -> second path.
         first: settings of the first side by path.
         second: those of the second side.
-        labels: what the sides are called.
-        names: first path -> what it is called, where that is not the path.
+        labels: names of the sides.
+        names: first path -> its name in messages, if not the path.
         settings: names of the settings.
     """
     shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}

@@ -1,8 +1,8 @@
-"""The pytest plugin: the fixture `parity`, its marker, its options, and what a failing comparison prints.
+"""The pytest plugin: the fixture `parity`, its marker, its options, and the output of failing comparisons.
 
-It is loaded in every pytest run of whoever has this package installed. So it imports nothing but pytest and one number
-before a test asks for the fixture, and leaves alone the tests that don't. A setting is looked for in the call, the
-marker, the command line and the ini file, in this order. Here are the hooks and fixtures.
+pytest loads it in every run on an installation with this package. So it imports nothing but pytest and one number
+before a test asks for the fixture, and leaves other tests alone. A setting is looked up in the call, the marker, the
+command line and the ini file, in this order. This module has the hooks and fixtures.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise the tests that use the fixture by what was said about it, if anything."""
+    """Parametrise the tests that use the fixture by the axes in their markers, the command line and the ini file."""
     if CELL not in metafunc.fixturenames:
         return
     try:

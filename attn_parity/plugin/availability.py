@@ -1,4 +1,4 @@
-"""Whether this machine has what a test compares: the packages, and the devices that it names."""
+"""Check that this machine has the packages and devices that a test compares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from .settings import Device
 
 PACKAGES = {"torch": "torch", "jax": "jax", "flax": "jax"}
-"""What a comparison imports -> the extra that installs it."""
+"""Package that a comparison imports -> the extra that installs it."""
 
 
 def skip_if_not_installed() -> None:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ..results.report import Report
 
 FOUND = pytest.StashKey[list[dict[str, Any]]]()
-"""Where a test keeps what its comparisons found, as `_told` has it, until its report takes it over."""
+"""Results of a test's comparisons, from `_told`, until its report takes them over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """One combination that a test runs in; None is what nothing was said about."""
+    """One combination that a test runs in; None for an unspecified axis."""
 
     variant: str | None = None
     dtype: str | None = None
@@ -51,11 +51,11 @@ class Parity:
     """Compares any two sides: ``parity(first, second, inputs)``.
 
     Attributes:
-        variant: name of the variant that the test runs in; like all of these, None if nothing was said about it.
+        variant: name of the variant that the test runs in; like all of these, None if unspecified.
         dtype: the precision.
         device: the kind of device; a pair for one of torch and one of Flax.
         mode: ``eager`` or ``jit``.
-        seeds: how many times numbers are drawn.
+        seeds: number of draws.
         first_seed: the first seed.
     """
 
@@ -78,7 +78,8 @@ class Parity:
         """Return the report of `attn_bridge.parity.compare`, which takes the same arguments.
 
         Raises:
-            ParityError: (an AssertionError) the verdict is not ``equal``; the message says what differs, and where.
+            ParityError: (an AssertionError) the verdict is not ``equal``; the message names the difference and its
+                location.
         """
         __tracebackhide__ = True
         from .. import compare
@@ -95,7 +96,7 @@ class Parity:
         return report.raise_for_mismatch()
 
     def _changes(self, report: Report) -> list[str]:
-        """Say what is other than in the report of the same comparison in an earlier run, if there is one."""
+        """Return the changes since the report of the same comparison in an earlier run, if one exists."""
         folder = self._settings.baseline
         path = folder and folder / f"{_file_name(self._node.nodeid, self._calls)}.json"
         if path is None:
@@ -103,7 +104,7 @@ class Parity:
         return report.changes_since(path).lines() if path.exists() else ["since the baseline: it was equal, or not run"]
 
     def _record(self, report: Report) -> None:
-        """Write down what came out: for the summary, for JUnit, and, on a mismatch, for whoever reads about it."""
+        """Record the result: for the summary, for JUnit and, on a mismatch, as a section of the test's report."""
         node = self._node
         node.stash.setdefault(FOUND, []).append(_told(report))
         node.user_properties.append(("parity_verdict", report.verdict))
@@ -131,7 +132,7 @@ class Parity:
 
 
 def _told(report: Report) -> dict[str, Any]:
-    """Return what the summary says of a comparison: plain data, which a worker of xdist can send."""
+    """Return the summary of a comparison: plain data, which a worker of xdist can send."""
     paths = [re.escape(one.path) for one in report.allowed if one.covers]
     named = re.compile(rf"(?<![\w.])(?:{'|'.join(paths)})(?![\w])")
     return {
@@ -149,5 +150,5 @@ def _file_name(nodeid: str, call: int) -> str:
 
 
 def shown(path: Path, base: Path) -> str:
-    """Return a path as its reader would write it: relative to `base` if it lies below it."""
+    """Return a path as its reader would write it: relative to `base` if it is below it."""
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()

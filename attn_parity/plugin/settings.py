@@ -1,4 +1,4 @@
-"""The settings of the plugin: what marker, command line and ini file say, and what they may say."""
+"""The settings of the plugin: read from marker, command line and ini file, and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "gpu", "tpu")
 MODES = ("eager", "jit")
 AXES = {"variants": "variant", "dtypes": "dtype", "devices": "device", "modes": "mode"}
-"""What a test is parametrised by -> the name of one value, in the order of the id."""
+"""Setting that parametrises a test -> the name of one value, in the order of the id."""
 
 WHOLE = {"seeds": 1, "first_seed": 0}
 """Whole numbers -> the least."""
@@ -41,7 +41,7 @@ PASSED_ON = (
     "allow",
     "reference",
 )
-"""What else a marker may say to `compare`."""
+"""Other arguments of `compare` that a marker may set."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -81,7 +81,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the command line and the ini file say.
+    """The settings from the command line and the ini file.
 
     Attributes:
         values: checked values by the name that the marker gives them.
@@ -127,7 +127,11 @@ SETTINGS = pytest.StashKey[Settings]()
 
 
 def _checked(name: str, value: Any, label: str) -> Any:
-    """Return a setting's value in the form that is used, or raise a ValueError that says what it must be."""
+    """Return a setting's value in normal form.
+
+    Raises:
+        ValueError: the value is invalid; names the valid ones.
+    """
     if name in WHOLE:
         if not re.fullmatch("[0-9]+", str(value)) or int(value) < WHOLE[name]:
             raise ValueError(f"{label} ({value}) must be a whole number from {WHOLE[name]}")
@@ -177,7 +181,7 @@ def _folder(label: str, value: str | None, base: Path) -> Path | None:
 
 
 def read_markers(node: Any) -> dict[str, Any]:
-    """Return what the markers of a test say; the nearest one decides."""
+    """Return the settings from the markers of a test; the nearest marker wins."""
     found: dict[str, Any] = {}
     for marker in node.iter_markers("parity"):
         if marker.args:

@@ -1,4 +1,4 @@
-"""What is printed after the tests: a line on all comparisons, what was allowed to differ, annotations for GitHub."""
+"""The summary after the tests: a line on all comparisons, allowed differences, annotations for GitHub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT_ATTRIBUTE = "attn_bridge_parity"
 
 
 def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Hand what the comparisons of a test found over to its report."""
+    """Move the results of a test's comparisons to its report."""
     if FOUND not in item.stash:
         return
     found = item.stash[FOUND]
@@ -60,7 +60,7 @@ def _mismatch(call: pytest.CallInfo[None]) -> ParityError | None:
 
 
 class Summary:
-    """Collects what the reports of all tests carry and prints it at the end."""
+    """Collects the results from the reports of all tests and prints them at the end."""
 
     def __init__(self, config: pytest.Config):
         self.verdicts: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class Summary:
         self.annotations: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take over what a report carries; in an xdist run, it comes from a worker."""
+        """Take over the results of a report; in an xdist run, it comes from a worker."""
         handed = getattr(report, REPORT_ATTRIBUTE, None)
         if handed is None:
             return
@@ -100,12 +100,12 @@ class Summary:
 
 @dataclasses.dataclass
 class _Allowed:
-    """What one allowance did in all comparisons that had it.
+    """The effect of one allowance in all comparisons that had it.
 
     Attributes:
         tests: the tests in which something that it covers differs.
-        known: whether any comparison has something of its name.
-        notes: what the reports say about it.
+        known: whether any comparison has a tensor or submodule of its name.
+        notes: notes of the reports on it.
     """
 
     tests: dict[str, None] = dataclasses.field(default_factory=dict)
@@ -113,7 +113,7 @@ class _Allowed:
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def add(self, test: str, covers: bool, known: bool, notes: Iterable[str]) -> None:
-        """Take over what one comparison says."""
+        """Add the result of one comparison."""
         self.known |= known
         if covers:
             self.tests[test] = None
@@ -128,7 +128,7 @@ class _Allowed:
 
 
 def _annotation(handed: Mapping[str, Any]) -> str:
-    """Return GitHub's workflow command that shows an error beside the line of the comparison."""
+    """Return GitHub's workflow command that shows an error next to the line of the comparison."""
     places = {name: str(handed[name]) for name in ("file", "line", "title") if name in handed}
     escapes = {":": "%3A", ",": "%2C"}
     properties = ",".join(f"{name}={_escape(value, escapes)}" for name, value in places.items())

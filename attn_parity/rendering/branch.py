@@ -74,7 +74,7 @@ def _row(node: ModuleNode, parent: ModuleNode | None, depth: int, width: int, re
 
 
 def _others(node: ModuleNode, way: list[ModuleNode], report: Report, with_reasons: bool) -> str:
-    """Count the children off the way by what is known of them; name those that were not judged, and why."""
+    """Count the other children by state; name those that were not judged, with the reason."""
     others = [child for child in node.children if not any(child is one for one in way)]
     counts: dict[str, int] = {}
     silent: dict[str, list[str]] = {}
@@ -98,7 +98,7 @@ def tree(report: Report, full: bool = False) -> rich.tree.Tree:
     """Return the module tree: name, class, verdict, forward and backward error, growth of the difference.
 
     Args:
-        report: what `compare` found; without a tree in it, a single line says so.
+        report: the report; if it has no tree, the result is a single line.
         full: show every module, also of long runs of equal ones.
     """
     root = report.tree
@@ -125,7 +125,7 @@ def tree(report: Report, full: bool = False) -> rich.tree.Tree:
 
 
 class _Line:
-    """One module, or a run of equal ones, in columns that stand below each other whatever the depth."""
+    """One module, or a run of equal ones, in columns that align whatever the depth."""
 
     def __init__(self, title: str, kind: str, nodes: list[ModuleNode], depth: int, report: Report):
         self.report = report

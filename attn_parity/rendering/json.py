@@ -26,14 +26,14 @@ FORMER: dict[type, tuple[str, ...]] = {
     ModuleNode: ("flax_path", "torch_type", "flax_type", "amplification"),
     Divergence: ("flax_path",),
 }
-"""Properties that are written beside the fields: former names, which readers of older reports know, and growth."""
+"""Properties that are written in addition to the fields: former names, for readers of older reports, and growth."""
 
 
 def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> dict[str, Any]:
-    """Return the report as JSON-ready data: every field but the pictures; what is not finite becomes null.
+    """Return the report as JSON-ready data: every field but the pictures; non-finite numbers become null.
 
     Args:
-        report: what `compare` or `train` found.
+        report: a report of `compare` or `train`.
         path: file to write it to as well.
 
     Raises:

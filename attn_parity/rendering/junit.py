@@ -21,10 +21,10 @@ ELEMENTS: dict[Verdict, str] = {"different": "failure", "precision": "failure", 
 def as_junit(report: Report, path: str | Path | None = None) -> str:
     """Return the report as JUnit XML: one test case per tensor, an inconclusive one as an error.
 
-    A verdict that no tensor explains, as when nothing could be run, is a test case of its own.
+    A verdict that no tensor explains, such as that of a failed run, is a separate test case.
 
     Args:
-        report: what `compare` found.
+        report: a report of `compare`.
         path: file to write it to as well.
 
     Raises:

@@ -20,7 +20,7 @@ RUN = 3
 
 
 NOT_JUDGED = "not judged"
-"""State of a submodule that was not run by itself on both sides."""
+"""State of a submodule that was not run alone on both sides."""
 
 
 def is_large(root: ModuleNode) -> bool:
@@ -94,5 +94,5 @@ def ways(pairing: Sequence[PairedParameter]) -> str:
 
 
 def largest(values: Iterator[float | None]) -> float | None:
-    """Return the largest of some errors; None if there is none."""
+    """Return the largest of some errors; None if all are None."""
     return max((value for value in values if value is not None), default=None)

@@ -44,7 +44,7 @@ MAX_LINES: dict[bool, int] = {True: 25, False: 45}
 """Passed -> most lines of a report that is not full, in 80 columns."""
 
 CLOSEST = 3
-"""How many tensors of an equal pair are shown: those that came closest to what is allowed."""
+"""Number of tensors of an equal pair to show: those that came closest to their allowance."""
 
 FEWEST, MAX = 2, 8
 """How many tensors that are not equal are shown, if that many are not."""
@@ -53,7 +53,7 @@ NAMES = 4
 """How many arguments that were not given are named of a side."""
 
 BESIDE = 40
-"""Most characters that stand beside the name of a tensor; what is longer stands below it."""
+"""Most characters in the column next to a tensor's name; longer values get a line below."""
 
 MORE = 2
 """How many lines more than it has to a text may take where there is room."""
@@ -62,7 +62,7 @@ ENOUGH: dict[bool, int] = {True: 10, False: 20}
 """Passed -> lines for tensors and notes, which other texts take no more than they have to of."""
 
 ALLOWED = 4
-"""How many allowances have a line of their own."""
+"""Number of allowances with a separate line."""
 
 Lines = list[Text]
 
@@ -153,7 +153,7 @@ class _Page:
         return found
 
     def _rows(self, tensors: list[TensorVerdict]) -> Iterator[Lines]:
-        """Yield the lines of each tensor: its name, verdict and number, then what is longer, and the worst element."""
+        """Yield the lines of each tensor: its name, verdict and number, then longer values, and the worst element."""
         values = [visible(measured(one, self.report)) for one in tensors]
         space = max(len(value) if len(value) <= BESIDE else 0 for value in values)
         verdict = max(len(one.verdict) for one in tensors)
@@ -198,7 +198,7 @@ class _Page:
         return found
 
     def _listed(self, title: str, items: list[str], most: int) -> Lines:
-        """Return as many items as fit into so many lines, and how many others there are."""
+        """Return the items that fit into at most this many lines, and the count of the others."""
         found: Lines = []
         for count in range(1, len(items) + 1):
             left = len(items) - count
@@ -223,7 +223,7 @@ class _Page:
         return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), most)]
 
     def _notes(self, most: int) -> tuple[Lines, int]:
-        """Return the notes that say nothing twice, as many as fit in whole, and how many are left out."""
+        """Return the notes without repetitions, as many as fit in whole, and the number of those left out."""
         found: Lines = []
         notes = telling_notes(self.report)
         for place, note in enumerate(notes):
@@ -242,7 +242,7 @@ class _Page:
         return self._wrapped(Text(f"--full shows {', '.join(facts)}", "dim"), 1) if facts else []
 
     def _wrapped(self, text: Text, most: int) -> Lines:
-        """Return a text in at most so many lines, the last one cut where there are more."""
+        """Wrap a text into at most this many lines, with an ellipsis in the last one if it does not fit."""
         plain = one_line(text.plain)
         spaces = len(text.plain) - len(text.plain.lstrip(" "))
         text = Text(" " * spaces + visible(plain), text.style, spans=list(text.spans))

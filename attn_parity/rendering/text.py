@@ -1,4 +1,4 @@
-"""How names, numbers and what they mean are written, the same in every rendering."""
+"""Format names, numbers and their meanings, the same in every rendering."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def share(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """Write a share of what is allowed with the words for it: ``35% of the allowed error``."""
+    """Format a share of the allowance in words: ``35% of the allowed error``."""
     if value is None:
         return NONE
     if value < 1 or not math.isfinite(value):
@@ -123,11 +123,11 @@ LEGEND = "largest errors, in % of what is allowed (100 % fails)"
 _NOT_GIVEN = re.compile(r"(?P<side>the .+'s) `(?P<name>.+)` \(you gave none\)")
 
 MAX_TEXT = 150
-"""Most characters of a message that stands in place of a number."""
+"""Most characters of a message that replaces a number."""
 
 
 def measured(tensor: TensorVerdict, report: Report) -> str:
-    """Return the one number of a tensor, with what it is relative to."""
+    """Return the one number of a tensor, with its unit."""
     clause = one_line(tensor.message).partition(";")[0]
     if tensor.verdict == "precision" and tensor.side is not None:
         label = report.first_label if _is_first(tensor, report) else report.second_label
@@ -186,11 +186,11 @@ def headline(report: Report) -> str:
 
 
 def not_given(lines: Iterable[str], most: int | None = None) -> list[str]:
-    """Return what was not covered, with the arguments of a side that were not given in one line.
+    """Return the uncovered parts, with the missing arguments of a side in one line.
 
     Args:
-        lines: as `Report.unreached` has them.
-        most: how many arguments are named; None for all.
+        lines: as in `Report.unreached`.
+        most: most arguments to name; None for all.
     """
     texts: dict[str, list[str]] = {}
     for line in lines:
@@ -209,7 +209,7 @@ def _listed(words: list[str]) -> str:
 
 
 def telling_notes(report: Report) -> list[str]:
-    """Return the notes without those that the place or its hint says already."""
+    """Return the notes without those that repeat the divergence or its hint."""
     first = report.first_divergence
     said = f"{first.message} {first.hint}" if first is not None else ""
     return [note for note in dict.fromkeys(report.notes) if note not in said]

@@ -1,1 +1,1 @@
-"""The settings of both frameworks that change numbers: what they are, and how to hold them."""
+"""The settings of both frameworks that change numbers: read and fix them."""

@@ -1,4 +1,4 @@
-"""What on this machine would make equal implementations look different: settings, devices, versions, environment."""
+"""Find conditions of this machine that make equal implementations differ: settings, devices, versions, environment."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Diagnosis:
         missing: library -> why it cannot be imported, and how to install it.
         products: library -> kind of device -> relative error of a float32 matrix product.
         implementations: library -> implementation of attention, fastest first -> why it can't run here, or None.
-        switches: every setting as it is now.
-        findings: what is wrong beside the settings.
+        switches: every setting with its current value.
+        findings: problems other than the settings.
     """
 
     environment: dict[str, str]
@@ -64,13 +64,13 @@ class Diagnosis:
 
     @property
     def unsafe(self) -> tuple[str, ...]:
-        """What would spoil a comparison on the present devices, one line each."""
+        """Settings and findings that would spoil a comparison on the present devices, one line each."""
         rows = [f"unsafe: {_describe(row)}" for row in self.switches if row.state == "unsafe"]
         return (*rows, *(str(finding) for finding in self.findings if finding.level == "unsafe"))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is worth knowing and spoils nothing, one line each."""
+        """Settings and findings worth knowing that spoil nothing, one line each."""
         rows = [f"note: {_describe(row)}" for row in self.switches if row.state == "note"]
         return (*rows, *(str(finding) for finding in self.findings if finding.level == "warning"))
 
@@ -96,7 +96,7 @@ class Diagnosis:
         return table
 
     def lines(self) -> list[str]:
-        """Return what stands below the table, one fact per line."""
+        """Return the lines below the table, one fact per line."""
         lines = [", ".join(f"{name} {value}" for name, value in self.environment.items())]
         for library, found in self.devices.items():
             errors = ", ".join(f"{error:.1e} on {kind}" for kind, error in self.products[library].items())
@@ -235,6 +235,6 @@ def _list_implementations(reasons: Mapping[str, str | None]) -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, none for what is not one."""
+    """Return the first two numbers of a version, empty for other text."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, found.groups())) if found else ()

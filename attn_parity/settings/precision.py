@@ -1,8 +1,8 @@
-"""The settings of both frameworks that make equal implementations compute different numbers, and how to hold them.
+"""The settings of both frameworks that make equal implementations compute different numbers, and how to fix them.
 
-with attn_bridge.parity.strict(): ...     every setting safe inside, every former value back afterwards
-attn_parity.settings.precision.record()     what was in force, for a report
-attn_parity.settings.precision.environment()     on which versions and machine
+with attn_bridge.parity.strict(): ...     every setting safe inside, every former value restored afterwards
+attn_parity.settings.precision.record()     the values in force, for a report
+attn_parity.settings.precision.environment()     the versions and the machine
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LABELS: dict[backends.Framework, str] = {framework: extra for framework, (_, ext
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One setting as it is now.
+    """One setting with its current value.
 
     Attributes:
         framework: ``torch`` or ``jax``.
-        name: what the framework calls it.
-        meaning: what the setting does.
+        name: the framework's name of it.
+        meaning: the effect of the setting.
         value: the value in force.
-        safe: the value under which numbers can be compared; empty where none is better than another.
+        safe: the value under which numbers can be compared; empty if all values are equally good.
         state: ``safe``; ``unsafe`` (numbers differ by more than rounding); ``note`` (worth knowing, and covered by the
-            allowance of the judge); ``no effect here`` (not safe, but nothing on these devices reads it); ``info``.
-        held: whether `strict` holds the safe value.
+            allowance of the judge); ``no effect here`` (not safe, but no present device reads it); ``info``.
+        held: whether `strict` sets the safe value.
         key: whether a report names it even when it is safe.
-        advice: what to do about it.
+        advice: how to make it safe.
     """
 
     framework: str
@@ -60,14 +60,14 @@ class Switch:
     """One setting of a framework.
 
     Attributes:
-        name: what the framework calls it.
-        meaning: what it does.
-        safe: the value under which numbers can be compared; None where none is better than another.
-        read: returns the value in force; raises AttributeError where this version of the framework lacks the setting.
-        hold: returns a context with a value in force, and the former one back afterwards; None where `strict` must
-            leave it alone: it is fixed when the framework starts, or it is a choice of what to compute.
-        by_hand: what to write to make it safe.
-        accepted: values that are as safe.
+        name: the framework's name of it.
+        meaning: its effect.
+        safe: the value under which numbers can be compared; None if all values are equally good.
+        read: returns the value in force; raises AttributeError if this version of the framework lacks the setting.
+        hold: returns a context with a value in force that restores the former one; None where `strict` must not change
+            it: it is fixed when the framework starts, or it selects the computation.
+        by_hand: the code that makes it safe.
+        accepted: values that are equally safe.
         devices: kinds of devices whose numbers it changes.
         fails: whether numbers differ by more than rounding when it is not safe.
         key: whether a report names it even when it is safe.
@@ -130,7 +130,7 @@ def switches() -> list[Row]:
 
 
 def record() -> dict[str, str]:
-    """Return the settings that a report should carry: the key ones, and what is not safe on the present devices."""
+    """Return the settings that a report should carry: the key ones, and the unsafe ones of the present devices."""
     return {
         f"{row.framework} {row.name}": row.value for row in switches() if row.key or row.state in ("unsafe", "note")
     }

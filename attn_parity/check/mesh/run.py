@@ -71,7 +71,7 @@ def check_mesh(
         frameworks: ``torch``, ``flax``; those that are installed by default.
         dtypes: precisions to judge in, in addition to float64; float32 by default.
         seeds: number of draws.
-        progress: called as ``progress(what was done, done, total)``.
+        progress: called as ``progress(stage, done, total)``.
 
     Raises:
         ValueError: an axis, a size, a name or a method is invalid.

@@ -52,30 +52,30 @@ def check_model(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ModelReport:
-    """Judge the Flax twin of a model folder part by part: by `transformers`' own model, and by the torch twin.
+    """Judge the Flax twin of a model folder part by part, against `transformers`' own model and the torch twin.
 
-    Where `transformers` is not installed, or does not know the model, the torch twin alone is the measure; large blocks
-    are judged by `transformers` alone where it is.
+    If `transformers` is not installed, or does not know the model, the torch twin alone is the reference. Otherwise
+    large blocks are judged against `transformers` alone.
 
     Args:
         folder: a folder that `DecoderModel.from_pretrained` reads.
         against: the folder of the Flax side, whose parameters have the same names and shapes; its config is judged,
             too. None is the same folder.
-        oracle: ``transformers`` or ``torch`` for the one alone; ``auto`` for both, as far as they can be had.
+        oracle: ``transformers`` or ``torch`` for a single reference; ``auto`` for both, as available.
         batch: rows of tokens.
-        tokens: tokens of each.
-        seeds: how many times the judge draws numbers for a part.
+        tokens: tokens per row.
+        seeds: number of draws per part.
         seed: of the tokens.
         progress: called with a part's name, the number of finished parts and the total.
 
     Returns:
-        The report; after Ctrl-C, of what was judged before.
+        The report; after Ctrl-C, of the parts judged before.
 
     Raises:
-        CheckpointError: (a ValueError) no such folder, no config, no decoder of ours, or malformed files.
+        CheckpointError: (a ValueError) no such folder, no config, an unknown decoder, or malformed files.
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
-        ValueError: a number that does not fit, folders whose parameters are different, or no `transformers` where it
-            is asked for.
+        ValueError: a number that does not fit, folders whose parameters differ, or `transformers` is requested and
+            missing.
     """
     for name, value in (("batch", batch), ("tokens", tokens), ("seeds", seeds)):
         check_integer(name, value)

@@ -10,7 +10,7 @@ from .markup import Markup, element
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 240, 64, 30
 POINTS = 400
-"""Most points of a line; of more, every so many are drawn, and always the last."""
+"""Most points of a line; of more, every n-th is drawn, and always the last."""
 
 DECADES = 3.0
 """Powers of ten that the values span from which on an axis is logarithmic."""
@@ -20,8 +20,8 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], words: str) -> Mark
     """Return lines over the steps 1, 2, ...
 
     Args:
-        series: name -> class of the line, and its values; what is not finite leaves a gap.
-        words: what the chart shows.
+        series: name -> class of the line, and its values; a non-finite value leaves a gap.
+        words: caption of the chart.
     """
     finite = [one for _, values in series.values() for one in values if math.isfinite(one)]
     steps = max((len(values) for _, values in series.values()), default=0)

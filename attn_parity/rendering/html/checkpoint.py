@@ -1,4 +1,4 @@
-"""A checkpoint as one HTML page: the tree of its names, and what the values of each tensor are like."""
+"""A checkpoint as one HTML page: the tree of its names, and the distribution of each tensor's values."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ OPEN_DEPTH, OPEN_TENSORS = 2, 60
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What the values of a tensor are like.
+    """The distribution of a tensor's values.
 
     Attributes:
         dtype: of its elements.
         shape: its shape.
-        nbytes: its size.
-        file: that holds it.
-        low: smallest finite value; None where there is none, or no numbers.
+        nbytes: its size in bytes.
+        file: the file that contains it.
+        low: smallest finite value; None if it has no finite values or no numbers.
         high: largest finite value.
         mean: of the finite values.
         deviation: their standard deviation.
-        zeros: how many elements are zero.
-        not_finite: how many are infinite or NaN.
+        zeros: number of zeros.
+        not_finite: number of infinite or NaN elements.
         counts: elements per bin from `low` to `high`.
     """
 
@@ -60,11 +60,11 @@ class Values:
 
 
 def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
-    """Return what the values of a tensor are like.
+    """Return the distribution of a tensor's values; large tensors are sampled, except for the zeros.
 
     Args:
         info: dtype, shape, bytes and file.
-        array: its elements; None where they are not read.
+        array: its elements; None if they are not read.
     """
     known = Values(info.dtype, tuple(info.shape), info.nbytes, str(info.file))
     if array is None or not array.size or not _is_number(array):
@@ -98,8 +98,8 @@ def as_html(title: str, facts: Mapping[str, str], tensors: Mapping[str, Values],
 
     Args:
         title: its name.
-        facts: what is known of the whole: container, layout.
-        tensors: name -> what it holds.
+        facts: facts about the whole: container, layout.
+        tensors: name -> distribution of its values.
         path: file to write it to as well.
 
     Raises:

@@ -24,7 +24,7 @@ OPEN = 3
 MAP_SIZE, HEAD_SIZE = 256, 84
 CHART_WIDTH, CHART_HEIGHT = 340, 190
 SideLabels = tuple[str, str]
-"""What the two sides are called."""
+"""Names of the two sides."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -79,7 +79,7 @@ def table(heads: Iterable[str], rows: Child) -> Markup:
 
 
 def scrolled(content: Markup, label: str, class_: str = "scroll tall") -> Markup:
-    """Return a part that scrolls by itself, also by keyboard."""
+    """Return a part that scrolls separately, also by keyboard."""
     return element("div", content, class_=class_, tabindex=0, role="region", aria_label=label)
 
 
@@ -96,5 +96,5 @@ def section(name: str, title: Child, *body: Child) -> Markup:
 
 
 def clue(text: str) -> Markup | None:
-    """Return a hint on what a difference may be; None for none."""
+    """Return a hint on the cause of a difference; None for ""."""
     return element("p", element("strong", "Hint: "), text, class_="clue") if text else None

@@ -50,7 +50,7 @@ def as_html(report: Report, path: str | Path | None = None) -> str:
 
 
 def written(target: Path | None, title: str, header: Child, main: Child) -> str:
-    """Return a page that needs nothing else, around what it shows, and write it to a file if there is one."""
+    """Return a self-contained page around a header and a main part, and write it to the target file, if any."""
     page = _shell(title, header, element("main", main, id="results", tabindex=-1))
     text = f"<!doctype html>\n{page}\n"
     files.write(target, text)

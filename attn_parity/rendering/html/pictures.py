@@ -27,7 +27,7 @@ _VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 _BLUE_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
 _MAGENTA = (255, 0, 255)
 _LOWEST, _HIGHEST = -8, 24
-"""Exponents of two between which errors are told apart."""
+"""Exponents of two between which errors are distinguished."""
 
 
 # ---- heat maps
@@ -98,7 +98,7 @@ def difference(one: Array, two: Array) -> Array:
 
 
 def limits(*cells: Array) -> tuple[float, float]:
-    """Return the smallest and the largest finite value; zeros if there is none."""
+    """Return the smallest and the largest finite value; zeros if no value is finite."""
     finite = np.concatenate([one[np.isfinite(one)] for one in cells])
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...results.report import Report
 
 WORST = 5
-"""How many tensors stand on the first screen."""
+"""Number of tensors on the first screen."""
 
 
 def worst(report: Report) -> Markup | None:

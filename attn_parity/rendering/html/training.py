@@ -1,6 +1,6 @@
-"""A training of both sides as one HTML page: losses, how far the free runs drift, and the difference of each tensor.
+"""A training of both sides as one HTML page: losses, drift of the free runs, and the difference of each tensor.
 
-While it trains, the page is written anew and reloads itself, unless its reader pauses that; the last one stands still.
+During training, the page is rewritten and reloads, unless its reader pauses that; the last version does not reload.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CLASSES = {
     "torch": "side-first wide",
     "flax": "side-second",
 }
-"""Run -> class of its line, in the order in which they are drawn: colour says the side, dashes say float64, and where
-both sides run over each other, the wide line of torch shows on both sides of the other."""
+"""Run -> class of its line, in drawing order: colour marks the side, dashes mark float64. Where both sides coincide,
+the wide line of torch remains visible around the other."""
 
 SECONDS = 2
 """Between two reloads."""
