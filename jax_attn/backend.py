@@ -1,4 +1,4 @@
-"""What `attn_bridge` asks of Flax: weights as NumPy arrays, and outputs with every gradient.
+"""The Flax backend of `attn_bridge`: weights as NumPy arrays, and outputs with every gradient.
 
 The twin is `torch_attn.backend`; `attn_bridge.backends.load` returns either.
 """
@@ -38,7 +38,7 @@ _KINDS: dict[type[nnx.Module], str] = {
 """Class -> the kind of its layers, as `StockLayer` names it."""
 
 PLACES = "device"
-"""What `held_parts` counts."""
+"""The unit in which `held_parts` counts."""
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
@@ -50,7 +50,7 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 
 
 def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Array:
-    """Return a NumPy array as a JAX array, bit for bit, with memory of its own; `adopt` may keep the array's.
+    """Return a NumPy array as a JAX array, bit for bit, in new memory; `adopt` may keep the array's.
 
     Raises:
         TypeError: JAX would narrow the dtype, as it does with 64 bits unless ``jax_enable_x64`` is set.
@@ -89,12 +89,13 @@ def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], 
     """Write arrays, of the right names and shapes, into a module; a variable takes its array's dtype.
 
     Args:
-        module: any module; of an array that devices share, each keeps its part.
+        module: any module; of a sharded array, each device keeps its shard.
         arrays: by name.
-        adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
+        adopt: whether the module may keep the arrays themselves without copying; the caller must not use them
+            afterwards.
 
     Raises:
-        TypeError: JAX would narrow a dtype; then nothing was written.
+        TypeError: JAX would narrow a dtype; nothing is written then.
     """
     prepare_weights(module, arrays, adopt=adopt)()
 
@@ -102,7 +103,7 @@ def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], 
 def prepare_weights(
     module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
 ) -> Callable[[], None]:
-    """Do what can fail of `set_weights`, and return the rest of it; of lazy arrays each device reads its own part."""
+    """Run the checks of `set_weights`, and return the function that writes; devices read shards of lazy arrays."""
     values = {
         path: _placed(arrays[_name(path)], old, _name(path), adopt)
         for path, old in _values(module).items()
@@ -190,7 +191,7 @@ def _is_shared(value: Any) -> bool:
 
 
 def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
-    """Return a region of an array, put together from the devices' parts; JAX would keep all of it beside the array."""
+    """Return a region of an array, assembled from the devices' parts; JAX would cache a host copy of all of it."""
     if not _is_shared(array):
         return np.array(np.asarray(array)[slices(region)], order="C")
     found = np.empty([stop - start for start, stop in region], array.dtype)
@@ -277,7 +278,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
 
 
 def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what a module or method of ours makes of one array."""
+    """Apply a module or method of ours to one array."""
     return to_numpy(function(from_numpy(array)))
 
 
@@ -314,7 +315,7 @@ def _blanked(name: str, dtype: str, /, **arguments: Any) -> nnx.Module:
 
 
 class _UnseenRngs(nnx.Rngs):
-    """Keys for numbers that nobody will see, all the same: to count them takes longer than the rest of building."""
+    """Equal keys for numbers that are overwritten unseen: counting keys takes longer than the rest of building."""
 
     def __init__(self, seed: int):
         super().__init__(seed)

@@ -85,7 +85,7 @@ class BertEncoder(Pretrained, nnx.Module):
             input_ids: another name of `ids`.
 
         Raises:
-            ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
+            ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id out of range.
             TypeError: ids that are not integers, or a mask that is neither bool nor integers.
         """
         ids = tokens_of("ids", ids, input_ids)
@@ -110,7 +110,7 @@ class BertEncoder(Pretrained, nnx.Module):
 
 
 class BertLayer(nnx.Module):
-    """Attention and feed-forward layers, each added to what it is given, and the sum normalised.
+    """Attention and feed-forward layers, each added to its input, and the sum normalised.
 
     Args:
         config: of the model.
@@ -144,7 +144,7 @@ class BertLayer(nnx.Module):
 
 
 class BertAttention(nnx.Module):
-    """Multi-head attention to every token that is no padding.
+    """Multi-head attention to every token except padding.
 
     Args:
         config: of the model.

@@ -72,8 +72,8 @@ class CrossAttention(nnx.Module):
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            context: ``(S, d_context)`` or ``(B, S, d_context)``; with a cache, it takes the place of what is in it, and
-                None attends to that.
+            context: ``(S, d_context)`` or ``(B, S, d_context)``; with a cache, it replaces the cached context, and None
+                attends to that.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over the context, which a cache remembers, or
                 broadcastable to ``(B, H, T, S)``.
             cache: of `init_cache`: holds the keys and values of the context.

@@ -81,22 +81,22 @@ class DecoderModel(Pretrained, nnx.Module):
 
         Args:
             tokens: token ids ``(B, T)``.
-            attention_mask: bool ``(B, S)`` or integers, ``False`` or 0 where padding stands, or bool that broadcasts
-                to ``(B, H, T, S)``; S counts the tokens in the cache, too.
+            attention_mask: bool ``(B, S)`` or integers, ``False`` or 0 for padding, or bool that broadcasts to
+                ``(B, H, T, S)``; S counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from where the cache ends.
+                left, from 0 or from the end of the cache.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
             input_ids: another name of `tokens`.
-            labels: ``(B, T)``, usually the tokens, -100 where none counts: asks for the mean loss of the tokens that
+            labels: ``(B, T)``, usually the tokens, -100 for ignored ones: also return the mean loss of the tokens that
                 follow each position among them, as in `transformers`. Padding counts unless it is -100.
 
         Returns:
             The logits; before them the loss, if there are labels, and after them the cache, if given.
 
         Raises:
-            ValueError: a shape that does not fit, an id that is none, or more tokens than the cache has room for.
-                Inside ``jax.jit`` ids have no values yet: what follows from one that is none is NaN then.
+            ValueError: a shape that does not fit, an id out of range, or more tokens than the cache has room for.
+                Inside ``jax.jit`` ids have no values yet: results that depend on an id out of range are NaN there.
             TypeError: ids that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
@@ -137,7 +137,7 @@ class DecoderModel(Pretrained, nnx.Module):
         return self.drop_emb(x)
 
     def head(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Return the logits ``(B, T, V)`` of what the last block gives."""
+        """Return the logits ``(B, T, V)`` from the output of the last block."""
         config = self.config
         if config.norm is not None:
             x = self.final_norm(x)
@@ -170,28 +170,28 @@ class DecoderModel(Pretrained, nnx.Module):
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
         input_ids: Int[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
-        """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
+        """Append `max_new_tokens` tokens, each drawn from the model's distribution; dropout is off meanwhile.
 
         Args:
             tokens: token ids ``(B, T)``.
             max_new_tokens: how many to append.
             temperature: the logits are divided by it; 0 takes the likeliest token.
-            top_k: draw from so many of the likeliest tokens; None is all.
+            top_k: draw from this many of the likeliest tokens; None is all.
             top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all. Tokens as
                 likely as the last of them are drawn from, too, as with `top_k`.
             rng: source of the numbers: a key, a stream of `nnx.Rngs`, or a `TorchRngs`, which gives the tokens that the
                 torch twin draws from its generator; needed where `temperature` is above 0.
-            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos: a row that draws this token repeats it from there on; None disables that.
             eos_token_id: another name of `eos`.
-            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
-                their positions from their first token then.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 for padding, on the left only; each row then
+                counts positions from its first token.
             input_ids: another name of `tokens`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int32, those given first.
 
         Raises:
-            ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
+            ValueError: a shape or a number that does not fit, an id out of range, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers; or a call inside ``jax.jit``.
         """
         tokens = tokens_of("tokens", tokens, input_ids)

@@ -1,4 +1,4 @@
-"""A table of vectors, looked up by id, that says which id is not in it.
+"""A table of vectors, looked up by id, that reports ids out of range.
 
 The twin is `torch_attn.embedding`.
 """
@@ -32,10 +32,10 @@ class Embedding(nnx.Embed):
     Args:
         size: number of rows.
         emb_dim: width of a row.
-        first: row of the id 0; those before it are nobody's.
+        first: row of the id 0; rows before it are unused.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
-        dtype: dtype of the rows that come out; None leaves them as the table holds them.
+        dtype: dtype of the returned rows; None keeps that of the table.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Embedding(nnx.Embed):
         """Look up ``ids`` of any shape ``(...)``; gives ``(..., emb_dim)``.
 
         Raises:
-            ValueError: an id that is not in the table; `name` is what the message calls it. Not inside ``jax.jit``,
-                where ids have no values yet: the row of one that is not in the table is NaN there.
+            ValueError: an id out of range; the message calls the ids `name`. Not inside ``jax.jit``, where ids have no
+                values yet: the row of an id out of range is NaN there.
         """
         rows = self.num_embeddings - self.first
         if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):

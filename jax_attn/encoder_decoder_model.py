@@ -1,4 +1,4 @@
-"""Encoders with decoders that attend to what they make: BART and Whisper, each a config.
+"""Encoders with decoders that attend to their outputs: BART and Whisper, each a config.
 
 Twins: `jax_attn.encoder_decoder_model`, `torch_attn.encoder_decoder_model`. Letters: B batch, T query position, S
 position in the source, D width, V size of the vocabulary, N prompt and new tokens.
@@ -34,7 +34,7 @@ from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
 
 class EncoderDecoderModel(Pretrained, nnx.Module):
-    """An encoder of tokens or of sound, a decoder of tokens that attends to what it makes, and logits.
+    """An encoder of tokens or of sound, a decoder of tokens that attends to the encoder's output, and logits.
 
     Args:
         config: an `EncoderDecoderConfig`; ``train()`` and ``eval()`` switch the dropout.
@@ -84,26 +84,26 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
         Args:
-            source: token ids ``(B, S)``, or features ``(B, C, F)`` where the encoder has convolutions. A cache keeps
-                what is made of it, and None attends to that; one that is given takes its place.
+            source: token ids ``(B, S)``, or features ``(B, C, F)`` if the encoder has convolutions. A cache keeps the
+                encoded source, and None attends to that; a given source replaces it.
             tokens: token ids ``(B, T)`` of the decoder.
-            source_mask: bool ``(B, S)`` or integers, ``False`` or 0 where the source is padding, S counting what comes
-                out of the convolutions; a cache remembers it.
-            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands among the tokens, or bool
-                that broadcasts to ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
+            source_mask: bool ``(B, S)`` or integers, ``False`` or 0 for padding of the source, S being the length
+                behind the convolutions; a cache remembers it.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 for padding among the tokens, or bool that
+                broadcasts to ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from where the cache ends.
+                left, from 0 or from the end of the cache.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
             input_ids: another name of `tokens`.
-            labels: ``(B, T)``, the token that follows each position, -100 where none counts: asks for their mean loss.
-                As in `transformers`, where `tokens` are the labels moved to the right, they are not moved.
+            labels: ``(B, T)``, the token that follows each position, -100 for ignored positions: also return their mean
+                loss. As in `transformers`, where `tokens` are the labels moved to the right, they are not moved.
 
         Returns:
             The logits; before them the loss, if there are labels, and after them the cache, if given.
 
         Raises:
-            ValueError: a shape that does not fit, an id that is none, more tokens than the cache or the table of
+            ValueError: a shape that does not fit, an id out of range, more tokens than the cache or the table of
                 positions has room for, or no source at all.
             TypeError: ids that are not integers, or features that are not floating point.
         """
@@ -151,7 +151,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             check_source_mask(dtype, functional.shape_of(source_mask), (given[0], made))
 
     def encode(self, source: Source, source_mask: Bool[Array, "B S"] | None = None) -> Float[Array, "B S D"]:
-        """Return what the encoder makes of a source, ``(B, S, D)``."""
+        """Encode a source; return ``(B, S, D)``."""
         if self.config.encoder.convolutions is not None:
             x = self.encoder.convolve(source)
         else:
@@ -164,7 +164,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         return self.tok_emb if stack.config.reads_shared else stack.tok_emb
 
     def head(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Return the logits ``(B, T, V)`` of what the decoder gives."""
+        """Return the logits ``(B, T, V)`` from the decoder's output."""
         logits = x @ self._table("decoder").embedding.T.astype(x.dtype) if self.config.tie else self.out_head(x)
         return logits + lax.stop_gradient(self.logits_bias[...]) if self.config.logits_bias else logits
 
@@ -173,7 +173,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
 
         Args:
             batch_size: sequences.
-            capacity: tokens of each, padding included; the source takes as much as it has, once it is there.
+            capacity: tokens of each, padding included; the source is stored in addition, at its own length.
 
         Raises:
             ValueError: a size below 1.
@@ -196,29 +196,29 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
         input_ids: Int[Array, "B T"] | None = None,
     ) -> Int[Array, "B N"]:
-        """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
+        """Append `max_new_tokens` tokens, each drawn from the model's distribution; dropout is off meanwhile.
 
         Args:
             source: as a call takes it; it is encoded once.
             tokens: token ids ``(B, T)`` that the decoder begins with, such as its start token.
             max_new_tokens: how many to append.
             temperature: the logits are divided by it; 0 takes the likeliest token.
-            top_k: draw from so many of the likeliest tokens; None is all.
+            top_k: draw from this many of the likeliest tokens; None is all.
             top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all.
             rng: source of the numbers: a key, a stream of `nnx.Rngs`, or a `TorchRngs`, which gives the tokens that the
                 torch twin draws from its generator; needed where `temperature` is above 0.
-            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos: a row that draws this token repeats it from there on; None disables that.
             eos_token_id: another name of `eos`.
             source_mask: bool ``(B, S)`` or integers, ``False`` or 0 where the source is padding.
-            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
-                their positions from their first token then.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 for padding, on the left only; each row then
+                counts positions from its first token.
             input_ids: another name of `tokens`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in int32, those given first.
 
         Raises:
-            ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
+            ValueError: a shape or a number that does not fit, an id out of range, padding on the right.
             TypeError: ids, or a number of tokens, that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)

@@ -73,14 +73,14 @@ def dot_product_attention(
         rng: source of the dropout mask: a key, a stream, an `nnx.Rngs` (its ``dropout`` stream) or a `TorchRngs`.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
-        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments stay those
-            of the whole, and each device takes its heads and tokens of them.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments are whole
+            arrays, and each device computes its heads and tokens.
 
     Returns:
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
 
     Raises:
-        NotImplementedError: the named implementation does not support the call; says why.
+        NotImplementedError: the named implementation does not support the call; gives the reason.
         ValueError: shapes, rates or names that do not fit; dropout without `rng`.
         TypeError: dtypes or kinds of objects that do not fit.
     """
@@ -93,10 +93,10 @@ def dot_product_attention(
 
 @contextlib.contextmanager
 def use_implementation(name: str | None) -> Iterator[None]:
-    """Compute attention by an implementation inside the context, in modules and whole models, too.
+    """Select the implementation of attention inside the context, in modules and whole models, too.
 
-    The argument `implementation` of a call or a module comes first. A function that was compiled before keeps what it
-    was compiled with.
+    The argument `implementation` of a call or a module has priority. A function that was compiled before keeps its
+    implementation.
 
     Args:
         name: a name in `IMPLEMENTATIONS`; None takes the fastest again.
@@ -112,7 +112,7 @@ def use_implementation(name: str | None) -> Iterator[None]:
 
 
 def check_implementation(name: str | None) -> str | None:
-    """Return the name of an implementation as it is; ValueError if it is none."""
+    """Return the name of an implementation unchanged; raise a ValueError if it is unknown."""
     validation.check_implementation(name, IMPLEMENTATIONS)
     return name
 
@@ -267,7 +267,7 @@ def as_batch(
 def as_context(
     context: Float[Array, "... S D"], x: Float[Array, "... T E"], layer: nnx.Linear, *, d_context: int
 ) -> Float[Array, "B S D"]:
-    """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
+    """Check the context of a cross attention against its input `x`, and give ``(S, d_context)`` a batch axis."""
     validation.check_context(jnp.shape(context), dtype_name(context), jnp.shape(x), d_context=d_context)
     context = jnp.asarray(context)
     check_dtype(context, layer, "context")
@@ -298,9 +298,9 @@ def matrix(layer: nnx.Linear, x: Float[Array, "..."], size: int) -> Float[Array,
 
 
 def is_stock(layer: nnx.Module) -> bool:
-    """Return whether a layer is Flax's ``Linear``, sharded or not, and no layer that replaced it, such as ``nnx.LoRA``.
+    """Return whether a layer is Flax's ``Linear``, sharded or not, rather than a replacement such as ``nnx.LoRA``.
 
-    Only then do its weights tell the dtype of its results.
+    Only then do its weights determine the dtype of its results.
     """
     kind = type(layer)
     return any(
@@ -309,9 +309,9 @@ def is_stock(layer: nnx.Module) -> bool:
 
 
 def cache_options(layer: nnx.Module) -> dict[str, Any]:
-    """Return in which dtype a cache keeps what comes out of a layer.
+    """Return the dtype of a cache for the output of a layer.
 
-    None is the dtype of the first keys and values: those of a layer that replaced ours tell it themselves.
+    The dtype None is that of the first keys and values: the output of a replacement layer determines it.
     """
     if is_stock(layer):
         return {"dtype": layer.dtype or layer.kernel.dtype}
@@ -333,7 +333,7 @@ def as_pair(result: Any) -> tuple[Array, Array | None]:
 def as_given(
     x: Float[Array, "... T D"], context: Float[Array, "B T E"], weights: Float[Array, "B ... T S"] | None
 ) -> Any:
-    """Return what a module returns for `x`: without the batch axis if `x` had none, with the weights if there are."""
+    """Return a module's result for `x`: without the batch axis if `x` had none, with the weights if given."""
     if jnp.ndim(x) == 2:
         context, weights = context[0], weights if weights is None else weights[0]
     return context if weights is None else (context, weights)
@@ -345,7 +345,7 @@ def wide_dtype(x: Float[Array, "..."]) -> Any:
 
 
 def with_cache(result: Any, cache: Any) -> Any:
-    """Return the result of a module, or all of them, and then its cache, if there is one."""
+    """Return the result of a module, or all its results, followed by its cache, if any."""
     if cache is None:
         return result
     return (*result, cache) if isinstance(result, tuple) else (result, cache)

@@ -86,17 +86,17 @@ class GPTModel(Pretrained, nnx.Module):
 
         Args:
             ids: token ids ``(B, T)``, with T at most `context_length`.
-            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, or bool that broadcasts
-                to ``(B, H, T, T)``; each row counts its positions without padding on the left.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 for padding, or bool that broadcasts to
+                ``(B, H, T, T)``; each row counts its positions without padding on the left.
             input_ids: another name of `ids`.
-            labels: ``(B, T)``, usually the ids, -100 where none counts: asks for the mean loss of the tokens that
+            labels: ``(B, T)``, usually the ids, -100 for ignored ones: also return the mean loss of the tokens that
                 follow each position among them, as in `transformers`. Padding counts unless it is -100.
 
         Returns:
             The logits; before them the loss, if there are labels.
 
         Raises:
-            ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
+            ValueError: a shape that does not fit, more tokens than `context_length`, or an id out of range.
             TypeError: ids that are not integers.
         """
         ids = tokens_of("ids", ids, input_ids)
@@ -125,22 +125,22 @@ class GPTModel(Pretrained, nnx.Module):
     ) -> Int[Array, "B N"]:
         """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
 
-        Dropout acts as the model's mode says: call ``eval()`` first.
+        Dropout follows the model's mode: call ``eval()`` first.
 
         Args:
             ids: token ids ``(B, T)``, with any T.
             max_new_tokens: how many to append.
-            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            eos: a row that draws this token repeats it from there on; None disables that.
             eos_token_id: another name of `eos`.
-            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 where padding stands, on the left; rows count
-                their positions from their first token then.
+            attention_mask: bool ``(B, T)`` or integers, ``False`` or 0 for padding, on the left only; each row then
+                counts positions from its first token.
             input_ids: another name of `ids`.
 
         Returns:
             Token ids ``(B, T + max_new_tokens)`` in JAX's widest integers, those given first.
 
         Raises:
-            ValueError: a shape that does not fit, an id that is none, padding on the right, or `max_new_tokens` below
+            ValueError: a shape that does not fit, an id out of range, padding on the right, or `max_new_tokens` below
                 1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
@@ -207,7 +207,7 @@ class GPTModel(Pretrained, nnx.Module):
 
 
 class TransformerBlock(nnx.Module):
-    """Attention and feed-forward layers, each on the norm of what it is added to.
+    """Attention and feed-forward layers, each applied to the norm of its residual input.
 
     Args:
         config: of the model.

@@ -1,4 +1,4 @@
-"""Linear attention: products of positive features in place of the softmax, so that a state replaces the keys.
+"""Linear attention: products of positive features instead of the softmax, so that a state replaces the keys.
 
 Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twins: `jax_attn.linear_attention`,
 `torch_attn.linear_attention`. Letters: b batch, t position, h head, c channel of a head.
@@ -71,7 +71,7 @@ class LinearAttention(nnx.Module):
         return_weights: bool = False,
         form: str | None = None,
     ) -> CachedOutput[RecurrentCache]:
-        """Attend from every token to itself and to what came before it.
+        """Attend from every token to itself and to earlier tokens.
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
@@ -88,7 +88,7 @@ class LinearAttention(nnx.Module):
             The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
 
         Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """

@@ -1,4 +1,4 @@
-"""The loss of next tokens, as `transformers` adds it to what a model returns.
+"""The loss of next tokens, as `transformers` adds it to a model's output.
 
 Twins: `jax_attn.losses`, `torch_attn.losses`. Letters: B batch, T position, V size of the vocabulary.
 """

@@ -22,23 +22,23 @@ __all__ = ["Rngs", "TorchRngs"]
 
 
 class TorchRngs:
-    """Takes the place of `nnx.Rngs` in the modules of `jax_attn` and gives them torch's numbers.
+    """Replaces `nnx.Rngs` in the modules of `jax_attn` and gives them torch's numbers.
 
     A module built with ``rngs=TorchRngs(seed)`` has the weights of its torch twin built after
-    ``torch.manual_seed(seed)``, and its dropout goes on with the same generator, as torch's does. There is one
-    generator: every stream, every fork and every module share it, and `nnx.clone` and `nnx.merge` share it, too.
+    ``torch.manual_seed(seed)``, and its dropout continues with the same generator, as torch's does. All streams, forks
+    and modules share this one generator, and so do `nnx.clone` and `nnx.merge`.
 
     Draws happen on the host, one after the other. Inside ``jax.jit`` masks are drawn each time that the compiled
     function runs, in order, by a callback, which JAX refuses under ``jax.checkpoint`` and on several devices; under
-    ``jax.vmap`` there is one mask for all, and ``jax.lax.scan`` draws one in each step for what differs between steps.
-    Weights are not drawn there, and no seed is set.
+    ``jax.vmap`` all examples share one mask, and ``jax.lax.scan`` draws a mask in each step if its `like` differs
+    between steps. Weights are not drawn there, and no seed is set.
 
     Args:
         seed: an integer from -2**63 to 2**64 - 1, as `torch.manual_seed` takes it.
 
     Raises:
-        TypeError: a seed that is no integer.
-        ValueError: a seed outside these.
+        TypeError: a seed that is not an integer.
+        ValueError: a seed out of range.
         RuntimeError: inside ``jax.jit`` or another trace.
     """
 
@@ -56,7 +56,7 @@ class TorchRngs:
         return self
 
     def __call__(self) -> TorchRngs:
-        """Return what to draw with: the generator itself, as torch has no keys."""
+        """Return the generator itself as the key to draw with, as torch has no keys."""
         return self
 
     @property
@@ -107,7 +107,7 @@ class TorchRngs:
         Args:
             p: probability of True.
             shape: of the result.
-            like: what the mask is for. Inside ``jax.lax.scan``, JAX takes out of the loop what depends on nothing that
+            like: the array to be masked. Inside ``jax.lax.scan``, JAX hoists operations that depend on nothing that
                 changes there, and so would draw once for all steps.
         """
         if not is_tracing():
@@ -129,14 +129,14 @@ class TorchRngs:
 
 
 Rngs: TypeAlias = nnx.Rngs | TorchRngs
-"""What the modules of `jax_attn` take as ``rngs``."""
+"""The sources of random numbers that the modules of `jax_attn` take as ``rngs``."""
 
 RandomSource: TypeAlias = Array | np.ndarray[Any, Any] | nnx.RngStream | nnx.Rngs | TorchRngs | None
-"""What `generate` draws numbers from; None suffices where nothing is drawn."""
+"""A source of random numbers for `generate`; None suffices where nothing is drawn."""
 
 
 def check_rngs(rngs: object) -> None:
-    """Check what a module takes as ``rngs``: an `nnx.Rngs`, a stream of one, or a `TorchRngs`.
+    """Check the ``rngs`` argument of a module: an `nnx.Rngs`, a stream of one, or a `TorchRngs`.
 
     Raises:
         TypeError: it is something else, such as a key or a seed.

@@ -41,7 +41,7 @@ def causal_mask(num_tokens: int) -> Bool[Array, "t s"]:
 def mask_weights(
     weights: Float[Array, "... t s"], mask: Bool[Array, "... t s"], *, renormalize: bool = True
 ) -> Float[Array, "... t s"]:
-    """Mask after the softmax: multiply by zero, then divide each row by what is left (book section 3.5.1)."""
+    """Mask after the softmax: multiply by zero, then divide each row by its remaining sum (book section 3.5.1)."""
     kept = weights * mask
     return sum_normalize(kept) if renormalize else kept
 
@@ -54,7 +54,7 @@ def mask_scores(scores: Float[Array, "... t s"], mask: Bool[Array, "... t s"]) -
 def apply_dropout(
     weights: Float[Array, "... t s"], keep: Bool[Array, "... t s"], rate: float
 ) -> Float[Array, "... t s"]:
-    """Zero what is not kept and scale the rest by ``1 / (1 - rate)``, which keeps the expected sum (section 3.5.2)."""
+    """Zero the dropped weights and scale the rest by ``1 / (1 - rate)``, keeping the expected sum (section 3.5.2)."""
     return jnp.where(keep, weights / (1.0 - rate), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What `attn_bridge` asks of torch: weights as NumPy arrays, and outputs with every gradient.
+"""The torch backend of `attn_bridge`: weights as NumPy arrays, and outputs with every gradient.
 
 The twin is `jax_attn.backend`; `attn_bridge.backends.load` returns either.
 """
@@ -43,7 +43,7 @@ _KINDS: dict[type[nn.Module], str] = {
 """Class -> the kind of its layers, as `StockLayer` names it."""
 
 PLACES = "rank"
-"""What `held_parts` counts."""
+"""The unit in which `held_parts` counts."""
 
 
 def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
@@ -60,7 +60,7 @@ def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Tensor:
-    """Return a NumPy array as a tensor, bit for bit, with memory of its own; `adopt` may keep the array's.
+    """Return a NumPy array as a tensor, bit for bit, in new memory; `adopt` may keep the array's.
 
     Raises:
         TypeError: torch has no such dtype.
@@ -137,13 +137,14 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
     """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
 
     Args:
-        module: any module; of a tensor that devices share, each keeps its part.
+        module: any module; of a sharded tensor, each device keeps its shard.
         arrays: by name.
-        adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
+        adopt: whether the module may keep the arrays themselves without copying; the caller must not use them
+            afterwards.
 
     Raises:
-        TypeError: torch lacks a dtype, or a tensor cannot be written; then nothing was.
-        ValueError: two names are one tensor in the module, and their arrays differ; then nothing was written.
+        TypeError: torch lacks a dtype, or a tensor cannot be written; nothing is written then.
+        ValueError: two names are one tensor in the module, and their arrays differ; nothing is written then.
     """
     prepare_weights(module, arrays, adopt=adopt)()
 
@@ -151,7 +152,7 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
 def prepare_weights(
     module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
 ) -> Callable[[], None]:
-    """Do what can fail of `set_weights`, and return the rest of it; of lazy arrays each device reads its own part."""
+    """Run the checks of `set_weights`, and return the function that writes; devices read shards of lazy arrays."""
     targets = _tensors(module)
     values = {name: _value(array, targets[name], name, adopt) for name, array in arrays.items()}
     _check_writable(targets, values)
@@ -235,10 +236,10 @@ Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
 
 
 def held_parts(module: nn.Module) -> dict[str, list[Part]]:
-    """Return name -> what this rank holds of it, where others have some of the module; () beside them is all of it.
+    """Return name -> this rank's parts of it, if ranks share the module; a part with the region () is a whole scalar.
 
     Raises:
-        TypeError: a tensor that has no plain numbers.
+        TypeError: a tensor without plain numbers.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
     rank, found = shared_weights.rank_of(tensors.values()), dict[str, list[Part]]()
@@ -324,7 +325,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
 
 
 def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what a module or method of ours makes of one array, without gradients."""
+    """Apply a module or method of ours to one array, without gradients."""
     with torch.no_grad():
         return to_numpy(function(from_numpy(array)))
 

@@ -84,7 +84,7 @@ class BertEncoder(Pretrained, Resettable):
             input_ids: another name of `ids`.
 
         Raises:
-            ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
+            ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id out of range.
             TypeError: ids that are not integers, or a mask that is neither bool nor integers.
         """
         ids = tokens_of("ids", ids, input_ids)
@@ -108,7 +108,7 @@ class BertEncoder(Pretrained, Resettable):
 
 
 class BertLayer(Resettable):
-    """Attention and feed-forward layers, each added to what it is given, and the sum normalised.
+    """Attention and feed-forward layers, each added to its input, and the sum normalised.
 
     Args:
         config: of the model.
@@ -144,7 +144,7 @@ class BertLayer(Resettable):
 
 
 class BertAttention(Resettable):
-    """Multi-head attention to every token that is no padding.
+    """Multi-head attention to every token except padding.
 
     Args:
         config: of the model.

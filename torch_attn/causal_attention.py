@@ -75,12 +75,12 @@ class CausalAttention(Resettable):
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         return_weights: bool = False,
     ) -> Output:
-        """Attend from every token to itself and to what came before it.
+        """Attend from every token to itself and to earlier tokens.
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
-            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``; what it
-                shows must also be allowed by the causal mask.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``; the
+                causal mask applies in addition.
             return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.
 

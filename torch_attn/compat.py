@@ -100,7 +100,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             The output in the shape of `query`, and the weights or None.
 
         Raises:
-            NotImplementedError: the `implementation` does not support the call; says why.
+            NotImplementedError: the `implementation` does not support the call; gives the reason.
             TypeError: a mask that is not a tensor, or neither bool nor floating point.
             ValueError: shapes that do not fit, or masks of nested tensors.
         """

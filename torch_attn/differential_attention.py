@@ -29,10 +29,10 @@ from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
 class DifferentialAttention(Resettable):
-    """Pairs of heads that share their values: what the second attends to is subtracted, in part, from the first.
+    """Pairs of heads that share their values: a share of the second head's output is subtracted from the first's.
 
     Args:
-        config: sizes, position, mask, biases, and where the part of the second softmax starts.
+        config: sizes, position, mask, biases, and the initial share of the second softmax.
         rngs: source of the initial weights (stream ``params``).
             Its numbers are JAX's; None takes torch's global generator.
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
@@ -79,14 +79,14 @@ class DifferentialAttention(Resettable):
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
     ) -> CachedOutput[KeyValueCache]:
-        """Attend from every token to what the config's mask shows it.
+        """Attend from every token to those that the config's mask shows it.
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
-                shows must also be allowed by the config's mask. S counts the cached tokens, too.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
+                config's mask applies in addition. S counts the cached tokens, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from where the cache ends.
+                left, from 0 or from the end of the cache.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return both softmaxes ``(B, H, T, S)``, without ``B`` for 2-D `x`, those of the first
                 half of the heads first.
@@ -96,7 +96,7 @@ class DifferentialAttention(Resettable):
 
         Raises:
             ValueError: shapes that do not fit, or more tokens than the cache has room for.
-            TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
@@ -129,7 +129,7 @@ class DifferentialAttention(Resettable):
         return functional.with_cache(functional.as_given(x, output, weights), cache)
 
     def _subtract(self, contexts: Float[Tensor, "n b t h c"]) -> Float[Tensor, "b t h c"]:
-        """Return what the first softmax found without a part of what the second did, normed pair by pair."""
+        """Return the first softmax's context minus a share of the second's, normed pair by pair."""
         wide, start = functional.wide_dtype(contexts), self.config.lambda_init
         first = (self.lambda_q1.to(wide) * self.lambda_k1.to(wide)).sum()
         second = (self.lambda_q2.to(wide) * self.lambda_k2.to(wide)).sum()
@@ -139,7 +139,7 @@ class DifferentialAttention(Resettable):
         return ((1.0 - start) * difference * torch.rsqrt(mean_square + self.config.norm_eps)).to(contexts.dtype)
 
     def _by_pairs(self, attention_mask: Any) -> Mask | None:
-        """Return a mask whose heads, where it tells them apart, stand as they do beside the pairs of keys."""
+        """Return a mask whose heads, if it has several, are in the order of the pairs of keys."""
         if attention_mask is None:
             return None
         heads, pairs = self.config.num_heads, self.config.num_kv_heads // 2

@@ -1,4 +1,4 @@
-"""A table of vectors, looked up by id, that says which id is not in it.
+"""A table of vectors, looked up by id, that reports ids out of range.
 
 The twin is `jax_attn.embedding`.
 """
@@ -21,7 +21,7 @@ class Embedding(nn.Embedding):
     Args:
         size: number of rows.
         emb_dim: width of a row.
-        first: row of the id 0; those before it are nobody's.
+        first: row of the id 0; rows before it are unused.
         rngs: JAX's random numbers, for the initial rows (stream ``params``), which are those of the Flax twin then, but
             for rounding; None takes torch's global generator.
         device: device of the parameters.
@@ -50,8 +50,8 @@ class Embedding(nn.Embedding):
         """Look up ``ids`` of any shape ``(...)``; gives ``(..., emb_dim)``.
 
         Raises:
-            ValueError: an id that is not in the table; `name` is what the message calls it. Not on a GPU, where that
-                stops the program.
+            ValueError: an id out of range; the message calls the ids `name`. Not on a GPU, where such an id stops the
+                program.
         """
         ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
         try:

@@ -82,14 +82,14 @@ def dot_product_attention(
             stream), or None for the global generator.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
-        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments stay those
-            of the whole, and each device takes its heads and tokens of them.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments are whole
+            arrays, and each device computes its heads and tokens.
 
     Returns:
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
 
     Raises:
-        NotImplementedError: the named implementation does not support the call; says why.
+        NotImplementedError: the named implementation does not support the call; gives the reason.
         ValueError: shapes, rates or names that do not fit.
         TypeError: dtypes or kinds of objects that do not fit.
     """
@@ -102,10 +102,10 @@ def dot_product_attention(
 
 @contextlib.contextmanager
 def use_implementation(name: str | None) -> Iterator[None]:
-    """Compute attention by an implementation inside the context, in modules and whole models, too.
+    """Select the implementation of attention inside the context, in modules and whole models, too.
 
-    The argument `implementation` of a call or a module comes first. A function that was compiled before keeps what it
-    was compiled with.
+    The argument `implementation` of a call or a module has priority. A function that was compiled before keeps its
+    implementation.
 
     Args:
         name: a name in `IMPLEMENTATIONS`; None takes the fastest again.
@@ -121,7 +121,7 @@ def use_implementation(name: str | None) -> Iterator[None]:
 
 
 def check_implementation(name: str | None) -> str | None:
-    """Return the name of an implementation as it is; ValueError if it is none."""
+    """Return the name of an implementation unchanged; raise a ValueError if it is unknown."""
     validation.check_implementation(name, IMPLEMENTATIONS)
     return name
 
@@ -279,7 +279,7 @@ def as_batch(
 def as_context(
     context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], layer: nn.Linear, *, d_context: int
 ) -> Float[Tensor, "B S D"]:
-    """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
+    """Check the context of a cross attention against its input `x`, and give ``(S, d_context)`` a batch axis."""
     validation.check_dense("context", context)
     validation.check_context(tuple(context.shape), dtype_name(context), tuple(x.shape), d_context=d_context)
     check_dtype(context, layer, "context")
@@ -296,9 +296,9 @@ def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float
 
 
 def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = "x") -> None:
-    """Refuse input of another dtype than the weights, except under autocast, which casts both.
+    """Raise a TypeError if the input has another dtype than the weights, except under autocast, which casts both.
 
-    A layer that replaced ours decides by itself what it takes.
+    A replacement of a layer of ours checks its input itself.
     """
     weight = layer if isinstance(layer, Tensor) else layer.weight if is_stock(layer) else None
     if weight is None or x.dtype == weight.dtype:
@@ -320,18 +320,18 @@ def matrix(layer: nn.Linear, x: Float[Tensor, "..."], size: int) -> Float[Tensor
 
 
 def is_stock(layer: nn.Module) -> bool:
-    """Return whether a layer is torch's ``Linear``, sharded or not, and no layer that replaced it, such as a quantised.
+    """Return whether a layer is torch's ``Linear``, sharded or not, rather than a replacement such as a quantised one.
 
-    Only then do its weights tell the dtype of its results.
+    Only then do its weights determine the dtype of its results.
     """
     kind = type(layer)
     return (kind.__module__, kind.__qualname__) == (nn.Linear.__module__, nn.Linear.__qualname__)
 
 
 def cache_options(layer: nn.Module) -> dict[str, Any]:
-    """Return where and in which dtype a cache keeps what comes out of a layer.
+    """Return device and dtype of a cache for the output of a layer.
 
-    None is the dtype of the first keys and values: those of a layer that replaced ours tell it themselves.
+    The dtype None is that of the first keys and values: the output of a replacement layer determines it.
     """
     if is_stock(layer):
         return {"device": layer.weight.device, "dtype": layer.weight.dtype}
@@ -367,7 +367,7 @@ def as_pair(result: Any) -> tuple[Tensor, Tensor | None]:
 def as_given(
     x: Float[Tensor, "... T D"], context: Float[Tensor, "B T E"], weights: Float[Tensor, "B ... T S"] | None
 ) -> Any:
-    """Return what a module returns for `x`: without the batch axis if `x` had none, with the weights if there are."""
+    """Return a module's result for `x`: without the batch axis if `x` had none, with the weights if given."""
     if x.ndim == 2:
         context, weights = context[0], weights if weights is None else weights[0]
     return context if weights is None else (context, weights)
@@ -379,7 +379,7 @@ def wide_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
 
 
 def with_cache(result: Any, cache: Any) -> Any:
-    """Return the result of a module, or all of them, and then its cache, if there is one."""
+    """Return the result of a module, or all its results, followed by its cache, if any."""
     if cache is None:
         return result
     return (*result, cache) if isinstance(result, tuple) else (result, cache)
@@ -403,7 +403,7 @@ def shape_of(array: Tensor) -> tuple[int, ...]:
 
 
 def dtype_name(array: Tensor) -> str:
-    """Return the name of an array's dtype, such as ``"float32"``; TypeError if it is no tensor."""
+    """Return the name of an array's dtype, such as ``"float32"``; raise a TypeError for other objects than tensors."""
     if not isinstance(array, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(array).__name__}")
     return _DTYPE_NAMES[array.dtype]

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: each head keeps a matrix, lets it fade, and corrects what it says about a key (arXiv 2412.06464).
+"""Gated DeltaNet: each head keeps a matrix, decays it, and corrects its value for a key (arXiv 2412.06464).
 
 As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. Twins:
 `jax_attn.gated_delta_net`, `torch_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.

@@ -93,10 +93,10 @@ class GroupedQueryAttention(Resettable):
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
-                shows must also be allowed by the config's mask. S counts the tokens in the cache, too.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
+                config's mask applies in addition. S counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from where the cache ends. The config's mask counts places, padding included.
+                left, from 0 or from the end of the cache. The config's mask counts slots, padding included.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.

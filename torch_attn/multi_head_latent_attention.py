@@ -84,14 +84,14 @@ class MultiHeadLatentAttention(Resettable):
         absorbed: bool | None = None,
         return_weights: bool = False,
     ) -> CachedOutput[KeyValueCache]:
-        """Attend from every token to what the config's mask shows it.
+        """Attend from every token to those that the config's mask shows it.
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
-                shows must also be allowed by the config's mask. S counts the cached tokens, too.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
+                config's mask applies in addition. S counts the cached tokens, too.
             positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from where the cache ends.
+                left, from 0 or from the end of the cache.
             cache: of `init_cache`; `x` follows the tokens in it.
             absorbed: whether queries go to the latents and the context comes from them, instead of keys and values
                 being made of all latents; the same numbers but for rounding. None: for one token with a cache.
@@ -103,7 +103,7 @@ class MultiHeadLatentAttention(Resettable):
 
         Raises:
             ValueError: shapes that do not fit, or more tokens than the cache has room for.
-            TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
         batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache, misplaced=_misplaced)
@@ -157,10 +157,10 @@ class MultiHeadLatentAttention(Resettable):
         latent: Float[Tensor, "b s 1 l"],
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
-        """Bring the queries to the latents, attend to those, and make the values of their average (section 2.1.2).
+        """Project the queries to the latents, attend to those, and project their average to values (section 2.1.2).
 
-        What is attended to is at once the one key and, in its first channels, the one value of all heads: as it is in
-        the cache, which is not copied.
+        The latents serve at once as the one key and, in their first channels, as the one value of all heads; they are
+        used as cached, without a copy.
         """
         width, heads = self.config.latent_dim, self.config.num_heads
         to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", h=heads)

@@ -1,7 +1,7 @@
 """Positions in attention: rotary (arXiv 2104.09864), ALiBi (arXiv 2108.12409), relative bias (arXiv 1910.10683).
 
-The twin is `jax_attn.positions`. Nothing is kept between calls: tables follow from the positions at hand.
-Letters: b batch, t query position, s key position, h head, i pair of channels, c channel of a head.
+The twin is `jax_attn.positions`. Nothing is kept between calls: tables follow from the given positions. Letters: b
+batch, t query position, s key position, h head, i pair of channels, c channel of a head.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _FLOATS = {
 
 
 def check_rngs(rngs: object) -> None:
-    """Check what a module takes as ``rngs``: a `JaxRngs` or None.
+    """Check the ``rngs`` argument of a module: a `JaxRngs` or None.
 
     Raises:
         TypeError: it is something else, such as an `nnx.Rngs` or a seed.
@@ -239,11 +239,11 @@ class RngStream:
         return f"RngStream(tag={self.tag!r}, key={words}, count={self.count.tolist()})"
 
     def fork(self) -> RngStream:
-        """Return a stream of its own, whose key is the next one here."""
+        """Return a separate stream, whose key is the next one of this stream."""
         return RngStream(self(), tag=self.tag, x64=self.x64)
 
     def split(self, k: Shape) -> RngStream:
-        """Return the next key, split into `k`, as a stream of so many keys."""
+        """Return the next key, split into `k` keys, as a stream."""
         return RngStream(split(self(), k), tag=self.tag, x64=self.x64)
 
     def fold_in(self, data: int) -> Key:
@@ -286,12 +286,12 @@ class JaxRngs:
 
     Args:
         default: seed or key of the stream ``default``, or a mapping of streams.
-        x64: whether as under ``jax_enable_x64``: seeds have 64 bits instead of 32, a mask drawn with a Python float is
-            drawn in float64, which is another mask, and types that are not named are 64-bit ones.
+        x64: whether to draw as under ``jax_enable_x64``: seeds have 64 bits instead of 32, a mask drawn with a Python
+            float is drawn in float64, which is another mask, and unspecified dtypes are 64-bit ones.
         **rngs: seed, key or stream by name of the stream.
 
     Raises:
-        ValueError: a value that is none of these.
+        ValueError: a value of another kind.
     """
 
     def __init__(
@@ -338,11 +338,11 @@ class JaxRngs:
         return ((name, stream) for name, stream in vars(self).items() if isinstance(stream, RngStream))
 
     def fork(self) -> JaxRngs:
-        """Return streams of their own, whose keys are the next ones here."""
+        """Return separate streams, whose keys are the next ones of these streams."""
         return self._with({name: stream.fork() for name, stream in self.items()})
 
     def split(self, k: Shape | Mapping[str | EllipsisType, Shape | None]) -> JaxRngs:
-        """Return streams of `k` keys each; a mapping says how many by name, ``...`` for the others, None for none."""
+        """Return streams of `k` keys each; a mapping gives the number by name, ``...`` for others, None for unsplit."""
         sizes: Mapping[str | EllipsisType, Shape | None] = k if isinstance(k, Mapping) else {...: k}
         found: dict[str, Any] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
         return self._with({n: stream if found[n] is None else stream.split(found[n]) for n, stream in self.items()})
@@ -406,4 +406,4 @@ def _as_ordered(word: int) -> int:
 
 
 RandomSource: TypeAlias = torch.Generator | RngStream | JaxRngs | None
-"""What `generate` draws numbers from; None takes torch's global generator."""
+"""A source of random numbers for `generate`; None takes torch's global generator."""

@@ -165,7 +165,7 @@ def hidden() -> contextlib.AbstractContextManager[Any]:
 
 
 class Region:
-    """What one call of a checkpointed function draws, by source.
+    """The draws of one call of a checkpointed function, by source.
 
     Attributes:
         counts: of the keys drawn from each stream, in order.
@@ -188,7 +188,7 @@ class Region:
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
-        """Give this thread what was recorded; sources continue afterwards as if nothing had been drawn.
+        """Replay the recorded draws in this thread; afterwards sources continue as if nothing had been drawn.
 
         Raises:
             RuntimeError: compiled code draws from a stream that it did not draw from before.
@@ -247,7 +247,7 @@ class _Replay:
             generator.set_state(self._region.states[generator])
 
     def restore(self) -> None:
-        """Set generators to what they were before the repetition."""
+        """Restore generators to their states before the repetition."""
         for generator, state in self._later.items():
             generator.set_state(state)
 

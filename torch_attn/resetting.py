@@ -1,4 +1,4 @@
-"""What all modules have that torch's own layers have: parameters that can be drawn again, sizes in their ``repr``."""
+"""Features of all modules that torch's own layers have, too: redrawing of parameters, sizes in their ``repr``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Resettable(nn.Module):
         _reset_parts(self)
 
     def _reset_own(self) -> None:
-        """Draw what is held beside the parts."""
+        """Redraw the module's own parameters, without those of its children."""
 
 
 def _reset_parts(module: nn.Module) -> None:

@@ -1,6 +1,6 @@
-"""Tensors that devices share (`torch.distributed.tensor.DTensor`): put together, and cut as another one is.
+"""Tensors that devices share (`torch.distributed.tensor.DTensor`): gather them, and cut a tensor like another.
 
-torch.distributed is imported by whoever has such a tensor, never here: it takes a second.
+This module imports torch.distributed only inside functions that need it: the import takes a second.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def on_parts(function: Callable[..., Tensor], x: Tensor, *beside: Tensor) -> Tensor:
-    """Return a function of a tensor, element by element or along axes that are not cut, computed on each rank's part.
+    """Apply a function to each rank's part of a tensor, element by element or along axes that are not cut.
 
     Args:
-        function: of `x` and what stands beside it; gives what is cut as `x` is.
+        function: of `x` and `beside`; its result is cut as `x` is.
         x: shared or not.
-        *beside: tensors that every rank has, without gradients, which broadcast to all axes of `x` but the last.
+        *beside: tensors of every rank, without gradients, which broadcast to all axes of `x` but the last.
     """
     if not is_sharded(x):
         return function(x, *beside)

@@ -40,7 +40,7 @@ def causal_mask(num_tokens: int) -> Bool[Tensor, "t s"]:
 def mask_weights(
     weights: Float[Tensor, "... t s"], mask: Bool[Tensor, "... t s"], *, renormalize: bool = True
 ) -> Float[Tensor, "... t s"]:
-    """Mask after the softmax: multiply by zero, then divide each row by what is left (book section 3.5.1)."""
+    """Mask after the softmax: multiply by zero, then divide each row by its remaining sum (book section 3.5.1)."""
     kept = weights * mask
     return sum_normalize(kept) if renormalize else kept
 
@@ -53,7 +53,7 @@ def mask_scores(scores: Float[Tensor, "... t s"], mask: Bool[Tensor, "... t s"])
 def apply_dropout(
     weights: Float[Tensor, "... t s"], keep: Bool[Tensor, "... t s"], rate: float
 ) -> Float[Tensor, "... t s"]:
-    """Zero what is not kept and scale the rest by ``1 / (1 - rate)``, which keeps the expected sum (section 3.5.2)."""
+    """Zero the dropped weights and scale the rest by ``1 / (1 - rate)``, keeping the expected sum (section 3.5.2)."""
     return torch.where(keep, weights / (1.0 - rate), 0.0)
 
 

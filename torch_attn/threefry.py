@@ -41,7 +41,7 @@ def key_words(key: Key) -> tuple[Word, Word, Word]:
 
 
 def _plus(word: Word, number: int) -> Word:
-    """Return the sum as an int32; sums of tensors wrap by themselves."""
+    """Return the sum as an int32; sums of tensors wrap without help."""
     return signed(word + number) if isinstance(word, int) else word + number
 
 
@@ -134,7 +134,7 @@ def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Add in float64 or float32, rounding what is not exact to the neighbour with an odd mantissa."""
+    """Add in float64 or float32, rounding inexact sums to the neighbour with an odd mantissa."""
     total, error = _two_sum(a, b)
     raw = total.view({4: torch.int32, 8: torch.int64}[total.itemsize])
     step = torch.where((error > 0) == (total > 0), 1, -1)

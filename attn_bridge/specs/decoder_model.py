@@ -39,7 +39,7 @@ _NORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class DecoderBlockConfig(Config):
-    """Attention and feed-forward layers, each added to what it was given.
+    """Attention and feed-forward layers, each added to its input.
 
     Attributes:
         attention: config of the attention.

@@ -1,1 +1,1 @@
-"""What whole models are made of beside attention and norms: feed-forward layers, experts, blocks."""
+"""Building blocks of whole models, apart from attention and norms: feed-forward layers, experts, blocks."""

@@ -1,4 +1,4 @@
-"""What stands between the matrices of feed-forward layers, by its name in a config.
+"""Activations between the matrices of feed-forward layers, by their names in a config.
 
 The twin is `torch_attn.blocks.activation`.
 """

@@ -1,4 +1,4 @@
-"""Blocks of encoders, and of decoders that attend to what an encoder made, with norms before or behind each part.
+"""Blocks of encoders, and of decoders that attend to an encoder's output, with norms before or behind each part.
 
 Twins: `jax_attn.blocks.encoder_decoder_block`, `torch_attn.blocks.encoder_decoder_block`. Letters: B batch, T query
 position, S key position, D width, E width of the context.
@@ -25,10 +25,10 @@ from .feed_forward import make_feed_forward
 
 
 class EncoderDecoderBlock(nnx.Module):
-    """Attention, in a decoder attention to a context, and feed-forward layers, each added to what it was given.
+    """Attention, in a decoder attention to a context, and feed-forward layers, each added to its input.
 
     Args:
-        config: those of attentions, feed-forward layers and norms, and where the norms stand.
+        config: those of attentions, feed-forward layers and norms, and the positions of the norms.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
@@ -62,15 +62,15 @@ class EncoderDecoderBlock(nnx.Module):
         context_mask: Bool[Array, "B S"] | None = None,
         cache: Any = None,
     ) -> Any:
-        """Return ``x`` of shape ``(B, T, D)`` with what attentions and feed-forward layers add to it.
+        """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attentions and feed-forward layers.
 
         Args:
             x: ``(B, T, D)``.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
-            context: what the encoder made, for a block with cross attention; None where the cache holds it.
-            context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
-            cache: of `init_cache`; it is returned behind the output then.
+            context: the encoder's output, for a block with cross attention; None if the cache holds it.
+            context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
+            cache: of `init_cache`; if given, it is returned behind the output.
         """
         own, other = (None, None) if cache is None else cache
         attended = self.att(self._before("norm1", x), attention_mask=attention_mask, positions=positions, cache=own)
@@ -91,17 +91,17 @@ class EncoderDecoderBlock(nnx.Module):
         return x if cache is None else (x, (own, other))
 
     def _before(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return what a part of the block is given."""
+        """Return the input of a part of the block."""
         return getattr(self, name)(x) if self.config.norms == "pre" else x
 
     def _add(self, name: str, x: Float[Array, "B T D"], added: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the sum of what a part was given and what it made."""
+        """Return the sum of a part's input and output."""
         x = x + self.drop_shortcut(added)
         return getattr(self, name)(x) if self.config.norms == "post" else x
 
     def init_cache(self, batch_size: int, capacity: int) -> Any:
         """Return a cache for `batch_size` sequences of at most `capacity` tokens, without tokens and without a context.
 
-        What is kept of the context is made when there is one, and is as long as it is.
+        Its part for the context is allocated once a context is given, with the context's length.
         """
         return self.att.init_cache(batch_size, capacity), None

@@ -27,10 +27,10 @@ from .feed_forward import GatedFeedForward
 
 
 class MixtureOfExperts(nnx.Module):
-    """The sum of what a token's experts give, each by its weight, and of what shared layers give to every token.
+    """The weighted sum of a token's experts, plus the output of shared layers for every token.
 
     Args:
-        config: the experts, how many of them a token goes to, the router, and what is shared.
+        config: the experts, the number of experts per token, the router, and the shared layers.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one; scores and weights

@@ -1,4 +1,4 @@
-"""Weights of modules from and to checkpoints of any layout and container, and folders with a config beside them.
+"""Load and save weights of modules as checkpoints of any layout and container, and as folders with a config.
 
 The twin is `torch_attn.checkpoints.files`.
 """
@@ -38,7 +38,7 @@ def load(
         path: file or folder, in any container.
         module: a module of ours, or one whose names are the checkpoint's.
         from_layout: layout of the checkpoint; None detects it from the names.
-        settings: what names and shapes don't tell.
+        settings: settings that names and shapes don't determine.
         strip: prefix that the checkpoint's names lose, such as ``model.``; tensors without it are left out.
         drop: patterns of names, such as ``my.*``, that are left out; a pattern that fits no name is refused.
         rules: a TOML file of rules from the checkpoint's names to the module's, instead of layouts.
@@ -46,7 +46,7 @@ def load(
     Raises:
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         CheckpointError: (a ValueError) the checkpoint is malformed.
-        LayoutError: (a ValueError) its layout can't be told.
+        LayoutError: (a ValueError) its layout is ambiguous.
         TypeError: `path` and `module` are taken for each other, or the framework lacks a dtype or would narrow it.
     """
     modules.check_arguments("load(path, module)", "flax.nnx.Module", nnx.Module, module, path)
@@ -62,27 +62,27 @@ def save(
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a module's weights to a checkpoint, all at once.
+    """Write a module's weights to a checkpoint atomically.
 
     Args:
-        module: any module; one of ours where `to_layout` is given.
+        module: any module; a module of ours if `to_layout` is given.
         path: file (its extension names the container) or folder.
         to_layout: layout of the checkpoint, such as ``hf-gpt2``; ``same`` keeps the module's names.
-        format: container, where the path does not say it.
-        settings: what names and shapes don't tell.
-        overwrite: replace what is there.
+        format: container, if the path has no known extension.
+        settings: settings that names and shapes don't determine.
+        overwrite: replace an existing file or folder.
 
     Raises:
         CheckpointError: (a ValueError) the target exists or can't be written.
         LayoutError: (a ValueError) the weights do not fit the layout; `WeightsMismatchError` lists names.
-        TypeError: `module` and `path` are taken for each other.
+        TypeError: `module` and `path` are swapped.
     """
     modules.check_arguments("save(module, path)", "flax.nnx.Module", nnx.Module, module, path)
     modules.save("flax", module, Path(path), to_layout, format, settings, overwrite)
 
 
 class Pretrained:
-    """What whole models have in common: a folder with config.json and safetensors, which both frameworks read."""
+    """Base of whole models: loads and saves a folder with config.json and safetensors, which both frameworks read."""
 
     config: Any
 
@@ -102,9 +102,9 @@ class Pretrained:
         Args:
             folder: the folder; the id of a model on the Hugging Face hub, ``org/name``, is downloaded.
             revision: branch, tag or commit of the hub's repository; None is its main branch.
-            token: of the hub; None is the one that is logged in with, False none at all.
-            cache_dir: where downloads are kept; None is the hub's own cache.
-            local_files_only: take what the cache holds, and ask no hub.
+            token: of the hub; None takes the stored login, False sends no token.
+            cache_dir: folder of downloads; None is the hub's own cache.
+            local_files_only: use the cache without contacting the hub.
             **keywords: of the constructor; parameters take the dtypes of the files. Without ``rngs``, dropout in
                 training draws from ``nnx.Rngs(0)``.
 
@@ -147,19 +147,19 @@ class Pretrained:
         token: str | bool | None = None,
         create_pr: bool = False,
     ) -> publishing.Published:
-        """Send what `save_pretrained` writes to the Hugging Face hub, as one commit, with a model card.
+        """Send the files of `save_pretrained` to the Hugging Face hub, as one commit, with a model card.
 
-        A push that was cut off is made again: files that the hub has got are not sent twice.
+        To resume an interrupted push, call it again: files that the hub has received are not sent twice.
 
         Args:
-            repo_id: ``name`` or ``org/name``; it is made where there is none.
-            report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file, which
-                the card shows and which is kept beside it.
+            repo_id: ``name`` or ``org/name``; created if missing.
+            report: the result of `parity.compare`, `check_model`, `check` or `train`, its data or its JSON file; the
+                card shows it, and the repository keeps a copy.
             license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
             commit_message: first line of the commit.
-            revision: a branch, made where there is none; None is the main one.
-            private: whether a repository that is made is private; None is the owner's default.
-            token: of the hub; None is the one that is logged in with.
+            revision: a branch, created if missing; None is the main branch.
+            private: whether a new repository is private; None is the owner's default.
+            token: of the hub; None takes the stored login.
             create_pr: open a pull request instead.
 
         Raises:

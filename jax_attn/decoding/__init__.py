@@ -1,1 +1,1 @@
-"""What decoding keeps of the tokens before."""
+"""Caches of earlier tokens for decoding, and generation."""

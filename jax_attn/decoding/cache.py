@@ -1,8 +1,8 @@
-"""What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
+"""The key/value cache of decoding: keys and values of earlier tokens, in slots filled from the left.
 
 The twin is `torch_attn.decoding.cache`. A cache is a pytree of fixed shapes, and methods return a new one: a jit
 compiles one program for all steps and, if the old cache is donated, writes in place. All rows of a batch use the same
-slots: shorter rows are padded, and what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K
+slots: shorter rows are padded, and the mask of their padding is remembered. Letters: B batch, T new tokens, S slots, K
 key/value heads, D width of a key, Dv of a value.
 """
 
@@ -29,7 +29,7 @@ from . import running
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """What new queries attend to: the arguments of `functional.dot_product_attention`, and where the keys stand.
+    """The keys and values that new queries attend to, as arguments of `functional.dot_product_attention`.
 
     Attributes:
         key: ``(B, S, K, D)``.
@@ -57,11 +57,11 @@ class KeyValueCache:
         key: ``(B, S, K, D)``; S is the capacity or, of a rolling cache, the size of its window.
         value: ``(B, S, K, Dv)``.
         positions: ``(B, S)``, the position of each key.
-        visible: ``(B, S)`` bool, ``False`` where padding stands.
+        visible: ``(B, S)`` bool, ``False`` for padding.
         length: number of tokens so far.
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
-        adaptive: whether keys and values tell the dtype.
+        adaptive: whether keys and values determine the dtype.
     """
 
     key: Float[Array, "B S K D"]
@@ -93,7 +93,7 @@ class KeyValueCache:
             num_kv_heads: K.
             head_dim: D.
             value_dim: Dv; `head_dim` by default.
-            rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
+            rolling: number of last tokens to keep, for masks that reach no further; None keeps all.
             dtype: of keys and values; None is that of the first ones.
 
         Raises:
@@ -122,24 +122,25 @@ class KeyValueCache:
         positions: Int[Array, "... T"] | None = None,
         num_heads: int | None = None,
     ) -> tuple[KeyValueCache, View]:
-        """Put new tokens behind the others.
+        """Append new tokens.
 
         Args:
             key: ``(B, T, K, D)``.
             value: ``(B, T, K, Dv)``.
-            mask: who attends to whom, by the numbers of the tokens; `causal()` by default.
+            mask: which token attends to which, by the numbers of the tokens; `causal()` by default.
             attention_mask: ``(B, S)`` bool over all tokens so far, the new ones included (or up to the capacity, so
-                that its shape stays the same), which hides padding from now on; or what `mask` is restricted by in
-                this call: a description, or a bool array ``(B, H, T, S)``.
+                that its shape stays the same), which hides padding from now on; or a restriction of `mask` for this
+                call alone: a description, or a bool array ``(B, H, T, S)``.
             positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
-            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
+            num_heads: of the queries, for the check of masks that differ between heads; None leaves that to the
+                attention.
 
         Returns:
-            The new cache, and what the new tokens attend to.
+            The new cache, and the keys, values and mask for the new tokens.
 
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit. A jit knows the number of tokens only
-                when it runs: it raises then, and what it computes is NaN.
+                when it runs: it raises then, and its results are NaN.
         """
         validation.check_cached(self.key.shape, key.shape)
         validation.check_cached(self.value.shape, value.shape)
@@ -180,12 +181,13 @@ class KeyValueCache:
         *,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
     ) -> KeyValueCache:
-        """Put a context in the place of all tokens, as cross attention has it.
+        """Replace all tokens by a context, for cross attention.
 
         Args:
             key: ``(B, S, K, D)``.
             value: ``(B, S, K, Dv)``.
-            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+            attention_mask: a mask of padding is remembered, as in `append`; any other mask is for the queries and
+                ignored.
 
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit.
@@ -234,16 +236,15 @@ class KeyValueCache:
         )
 
     def _known_view(self, first: int, tokens: int, mask: Mask) -> View:
-        """Return what the last tokens attend to, where their numbers are known: no array says who sees whom."""
+        """Return the view of the last tokens if their numbers are known, so that no mask array is needed."""
         seen = slice(min(mask.first_key(first), first), first + tokens)
         mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, None, None, seen])
         return View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
     def _view(self, tokens: int, mask: Mask) -> View:
-        """Return what the last tokens attend to, whatever their numbers: all slots, or as many as a window needs.
+        """Return the view of the last tokens, whatever their numbers: all slots, or as many as a window needs.
 
-        A few queries leave out what they do not see by themselves (`implementations.few_queries`), and a part taken
-        here would cost them a copy.
+        `implementations.few_queries` skips hidden keys for a few queries, so that slicing here would only cost a copy.
         """
         slots, start = self.key.shape[1], jnp.int32(0)
         held = [self.key, self.value, self.positions, self.visible]
@@ -255,7 +256,7 @@ class KeyValueCache:
         return _masked_view(held, self, tokens, numbers, mask)
 
     def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
-        """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
+        """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
         mask = mask.with_arrays(jnp.asarray)
         if attention_mask is None:
             return None, mask
@@ -274,7 +275,7 @@ class KeyValueCache:
     def _roll(
         self, key: Array, value: Array, positions: Array, hidden: Array | None, mask: Mask
     ) -> tuple[KeyValueCache, View]:
-        """Write over the oldest tokens, and return what the new ones attend to."""
+        """Overwrite the oldest tokens, and return the keys, values and mask for the new ones."""
         tokens, slots, first = key.shape[1], self.key.shape[1], self.length
         length, old_visible = first + tokens, self.visible
         new_numbers = first + jnp.arange(tokens)
@@ -299,14 +300,14 @@ class KeyValueCache:
         return cache, _masked_view(seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
 
     def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
-        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+        """Return the cache and a view of all its tokens for queries from outside, as in cross attention.
 
         Args:
             attention_mask: as `append` takes it.
 
         Raises:
             ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs: it
-                raises then, and what is attended to is NaN.
+                raises then, and the values of the view are NaN.
         """
         cache, has_context = self, self.length > 0
         if running.is_known(self.length):
@@ -337,9 +338,9 @@ class KeyValueCache:
         """Forget all tokens but the first `length`.
 
         Raises:
-            TypeError: `length` is no integer.
-            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
-                A jit knows that when it runs: it raises then, and keys and values are NaN.
+            TypeError: `length` is not an integer.
+            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten tokens it
+                needs. A jit knows that when it runs: it raises then, and keys and values are NaN.
         """
         validation.check_integer("length", length)
         slots, key, value = self.key.shape[1], self.key, self.value
@@ -360,7 +361,7 @@ class KeyValueCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            TypeError: indices that are no integers.
+            TypeError: indices that are not integers.
             ValueError: not one index per row, or one of no row. A jit knows the latter when it runs: it raises then,
                 and such a row is NaN.
         """
@@ -399,13 +400,13 @@ def positions_of(
 ) -> Int[Array, "... T"]:
     """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
 
-    A row that is padded on the left counts from its first token, as it would alone; its padding has position 0.
+    A row that is padded on the left counts from its first token, as without padding; its padding has position 0.
 
     Args:
         x: ``(B, T, D)``.
         positions: ``(T,)`` or ``(B, T)``; None numbers the tokens.
-        cache: cache of the tokens before; what keeps no positions continues its length.
-        attention_mask: a bool array ``(B, S)`` tells where padding stands; other masks change nothing.
+        cache: cache of earlier tokens; a cache without positions continues its length.
+        attention_mask: a bool array ``(B, S)``, ``False`` for padding; other masks change nothing.
 
     Raises:
         TypeError: positions that are not integers.

@@ -46,8 +46,8 @@ def generate(
 ) -> Int[Array, "B N"]:
     """Return prompt and new tokens; see `DecoderModel.generate` and `EncoderDecoderModel.generate`.
 
-    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is what the
-    model takes before the tokens at first; None takes its place afterwards.
+    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is passed to the
+    model in front of the tokens in the first step; later steps pass None instead.
     """
     start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
     model, known, padding, logits, cache, numbers, known_options = start

@@ -1,7 +1,7 @@
-"""What decoding keeps of the tokens before where attention keeps a state: of one size, however many they were.
+"""The cache of recurrent layers: a state whose size does not depend on the number of earlier tokens.
 
-The twin is `torch_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that
-of a value, C channels and K taps of a convolution.
+The twin is `torch_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that of
+a value, C channels and K taps of a convolution.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class RecurrentCache:
         return self._become(state, conv_state, self.length + tokens)
 
     def trim(self, length: int) -> RecurrentCache:
-        """Forget all tokens, or none: a state does not tell what it was before.
+        """Forget all tokens, or none: earlier states are not kept.
 
         Raises:
-            TypeError: `length` is no integer.
+            TypeError: `length` is not an integer.
             ValueError: `length` is neither 0 nor the number of tokens so far. Inside ``jax.jit`` that is seen when the
                 compiled function runs, and the states are NaN besides.
         """
@@ -137,7 +137,7 @@ class RecurrentCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            TypeError: indices that are no integers.
+            TypeError: indices that are not integers.
             ValueError: not one index per row, or one of no row. Inside ``jax.jit`` the latter is seen when the compiled
                 function runs, and such a row is NaN besides.
         """

@@ -35,9 +35,9 @@ def raise_unless(holds: Bool[Array, ""], check: Callable[..., None], *values: An
     array is False. A result that does not depend on it may leave out the check.
 
     Args:
-        holds: whether all is well, so that `check` need not be called.
-        check: is called with Python's numbers, or lists of them.
-        values: what it is called with.
+        holds: whether the check passes, so that `check` need not be called.
+        check: called with Python's numbers, or lists of them.
+        values: its arguments.
     """
     checked: Array = _CHECKED.bind(jnp.asarray(holds), *map(jnp.asarray, values), check=check)
     return checked
@@ -88,7 +88,7 @@ def known_rows(indices: Int[Array, "B"], rows: int) -> Int[Array, "B"]:
     """Return the indices of rows, checked; ``jnp.take(array, ..., 0, mode="fill")`` gives NaN for no row.
 
     Raises:
-        TypeError: indices that are no integers.
+        TypeError: indices that are not integers.
         ValueError: not one index per row, or one of no row, if they are known; else while a compiled function runs.
     """
     shape, dtype = tuple(indices.shape), functional.dtype_name(indices)

@@ -1,8 +1,8 @@
-"""The ways to compute attention, each in a file of its own that declares its limits.
+"""The ways to compute attention: one file each, which declares its limits.
 
 An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
-``attend(call)``. One that some machines can't run has ``unavailable()``, the reason why this one can't, or None; one
-that is slower for some calls it supports has ``unprofitable(call)``, the reason why it isn't picked, or None. The
+``attend(call)``. If some machines can't run it, it has ``unavailable()``, the reason why this one can't, or None; if it
+is slower for some calls that it supports, it has ``unprofitable(call)``, the reason why it isn't picked, or None. The
 twin is `torch_attn.implementations`.
 """
 
@@ -34,7 +34,7 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
     """Return the implementation of that name, or the first that supports the call.
 
     Raises:
-        NotImplementedError: the named one does not support the call; says why.
+        NotImplementedError: the named one does not support the call; gives the reason.
     """
     if name is None:
         return next(one for one in IMPLEMENTATIONS.values() if _against(one, call) is None)
@@ -45,10 +45,10 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
 
 
 def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
-    """Return what `choose` does among those that have ``attend_with_lse``: parts of the keys can be put together then.
+    """Like `choose`, among implementations with ``attend_with_lse``, which can combine parts of the keys.
 
     Raises:
-        NotImplementedError: the named one does not support the call, or gives no sums of rows; says why.
+        NotImplementedError: the named one does not support the call, or returns no sums of rows; gives the reason.
     """
     if name is None:
         return next(

@@ -1,7 +1,7 @@
-"""Arrays that a kernel with gradients alone computes from: a derivative that goes forward is refused in one line.
+"""Arrays that a kernel with gradients alone computes from: forward-mode derivatives fail in one line.
 
-JAX tells the directions apart only when it computes: in both it takes tangents first, and for gradients transposes
-them. The mark below is an operation on tangents alone. Transposed, it is nothing; computed, it raises, in front of
+JAX distinguishes the directions only when it computes: in both it takes tangents first, and for gradients transposes
+them. The mark below is an operation on tangents alone. Transposed, it has no effect; computed, it raises, in front of
 JAX's own error about `custom_vjp`, which names no remedy.
 """
 

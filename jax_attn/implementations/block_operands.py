@@ -21,7 +21,7 @@ PARTS = 16
 
 
 def false_of(operands: Any) -> Array:
-    """Return False, told apart along every axis of a `jax.shard_map` along which an operand is, as loops there ask."""
+    """Return False, varying along the same axes of a `jax.shard_map` as any operand, as loops inside require."""
     firsts = (array.ravel()[:1].astype(bool) for array in jax.tree.leaves(operands))
     return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
 
@@ -176,7 +176,7 @@ class Operands:
         return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j.start, 1)
 
     def over_rows(self, row_block: Callable[[Any], Any]) -> Any:
-        """Return what a function makes of each block of rows, stacked."""
+        """Apply a function to each block of rows, and stack its results."""
         if not self.plan.unrolled:
             return lax.map(row_block, jnp.arange(self.plan.row_blocks))
         return jax.tree.map(lambda *parts: jnp.stack(parts), *map(row_block, range(self.plan.row_blocks)))

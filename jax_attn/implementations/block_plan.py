@@ -1,7 +1,7 @@
-"""What blocks a call of `blocked` goes through, which is known before any number is.
+"""The blocks that a call of `blocked` visits, which are known before any number is.
 
-Up to `UNROLLED` tokens on a CPU a few blocks of rows are written out, each with all that it sees: products that wide
-share the cores. Beyond that, and on accelerators, rolled loops go over square blocks.
+Up to `UNROLLED` tokens on a CPU a few blocks of rows are written out, each with all keys that it sees: products that
+wide share the cores. Beyond that, and on accelerators, rolled loops go over square blocks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jax import Array
 from attn_bridge.masks import Mask
 
 SMALL_BLOCK = 128
-"""Least rows and columns of a block: smaller ones compute less of what is hidden, but start more operations."""
+"""Least rows and columns of a block: smaller blocks compute fewer hidden scores, but start more operations."""
 
 UNROLLED = 2048
-"""Longest sequences whose blocks are written out on a CPU: products as wide as what is seen share the cores."""
+"""Longest sequences whose blocks are written out on a CPU: products over all visible keys share the cores."""
 
 ROW_BLOCKS = 8
 """Blocks of rows that are written out: each compiles for itself."""
@@ -128,11 +128,11 @@ class Columns:
 
 
 def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
-    """Return how many heads go together, the rows and columns of a block, and whether blocks are written out.
+    """Return the number of heads per step, the rows and columns of a block, and whether blocks are written out.
 
-    More cores take larger blocks, as one matrix product is what they share, and one head at a time, as that keeps a
-    block in the cache. An accelerator takes all heads at once, and so do several devices: what they share out, a loop
-    over heads would gather.
+    More cores take larger blocks, as they share one matrix product, and one head at a time, as that keeps a block in
+    the cache. An accelerator takes all heads at once, and so do several devices: a loop over heads would gather arrays
+    that they share.
     """
     cores = count_cores()
     is_cpu = jax.default_backend() == "cpu"

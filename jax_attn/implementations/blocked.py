@@ -1,10 +1,10 @@
-"""Attention a block of scores at a time, in memory that grows with T, and only the blocks that somebody sees.
+"""Attention a block of scores at a time, in memory that grows with T, and only the blocks with visible keys.
 
-The softmax of a row is put together block by block (online softmax, arXiv 1805.02867), and the gradient is written by
-hand: it computes the blocks again from the sum of each row (FlashAttention-2, arXiv 2307.08691). Everything is plain
-JAX. Long sequences take rolled loops over square blocks: no array of T times S is made in either direction, and one
-small program is compiled whatever T is. Short ones on a CPU have their blocks written out (`block_plan`), and the
-scores of one head are held, not those of all.
+The softmax of a row is combined block by block (online softmax, arXiv 1805.02867), and the gradient is written by hand:
+it recomputes the blocks from the sum of each row (FlashAttention-2, arXiv 2307.08691). Everything is plain JAX. Long
+sequences take rolled loops over square blocks: no array of T times S is made in either direction, and one small program
+is compiled whatever T is. Short ones on a CPU have their blocks written out (`block_plan`), and the scores of one head
+are held, not those of all.
 
 Letters: n a query head of a sequence (batch and heads in one axis), r row (query), s column (key), c channel.
 """
@@ -207,7 +207,7 @@ def backward(
     d_context: Array,
     d_total: Array,
 ) -> tuple[Any, ...]:
-    """Return the gradients of query, key, value, bias and sinks, each in the dtype of what it belongs to."""
+    """Return the gradients of query, key, value, bias and sinks, each in the dtype of its operand."""
     dtype = context.dtype
     sides = Operands(plan, query, key, value, bias, arrays, seed, dtype)
     d_context = d_context.astype(dtype)
@@ -242,7 +242,7 @@ def backward(
 
             # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
             def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Any]:
-                """Return the weights, what is left of them, what comes back to that, and the capped scores."""
+                """Return the weights, those after dropout, the gradient of the former, and the capped scores."""
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
                 scores, capped = sides.scores(first, i, j, q_block, k_block, masked, columns_first=True)
                 weights = jnp.exp(scores - top_block)
@@ -254,7 +254,7 @@ def backward(
                 return weights, weights * keep, d_weights * keep, capped
 
             def add(j: Columns, seen: tuple[Array, Array, Array, Any], slope: Array, kept: Any) -> Any:
-                """Add what a block gives to the gradients."""
+                """Add a block's contribution to the gradients."""
                 d_q_block, d_k, d_v, d_bias = kept
                 weights, dropped, d_weights, capped = seen
                 d_scores = lax.optimization_barrier(weights * (d_weights - slope))

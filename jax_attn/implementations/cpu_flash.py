@@ -1,8 +1,8 @@
-"""Attention on processors by kernels that are compiled for the one at hand (`attn_kernels`).
+"""Attention on processors by kernels that are compiled for the present one (`attn_kernels`).
 
-To JAX they are two operations (`flash_primitives`), which XLA calls as functions of its own (`jax.ffi`). Where a
-program is not for this processor, because it is exported or runs elsewhere, `blocked` is compiled in their place. The
-twin is `torch_attn.implementations.cpu_flash`.
+To JAX they are two operations (`flash_primitives`), which XLA calls as functions of its FFI (`jax.ffi`). If a program
+is not for this processor, because it is exported or runs elsewhere, `blocked` is compiled instead. The twin is
+`torch_attn.implementations.cpu_flash`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`.
 
     Raises:
-        NotImplementedError: the kernels don't load; says why.
+        NotImplementedError: the kernels don't load; gives the reason.
     """
     reason = _fails_to_load()
     if reason is not None:

@@ -19,7 +19,7 @@ from .slopes import INPUTS, Slopes, tangents_of
 
 
 class Passes(NamedTuple):
-    """What computes attention and its gradients, each from a plan and ``operands``.
+    """The functions that compute attention and its gradients, each from a plan and ``operands``.
 
     Those are query, key, value, bias, sinks, the arrays of the mask and the words of the dropout's key.
     """
@@ -99,7 +99,8 @@ def gradient_of_sinks(
 ) -> Float[Array, "H"]:
     """Return the gradient of the sinks from the results of a forward pass and the slopes of its rows.
 
-    The slope of a row is what its gradients of weights have in common, over `total`; a hidden row has none.
+    The slope of a row is the common factor in the gradients of its weights, over `total`; a hidden row contributes
+    nothing.
     """
     weights = jnp.exp(jnp.where(total != 0.0, sinks.astype(top.dtype)[:, None] - top, -jnp.inf))
     return -(weights * slope).sum((0, 2)).astype(sinks.dtype)

@@ -28,7 +28,7 @@ MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""
 
 BLOCK, BLOCK_ELSEWHERE = 512, 8192
-"""Keys of a block on processors; and on a GPU or TPU, where what a block costs is starting its kernels."""
+"""Keys of a block on processors; and on a GPU or TPU, where the cost of a block is the launch of its kernels."""
 
 
 MAX_SCORES = 1 << 28
@@ -70,7 +70,7 @@ def is_at_once(call: Call) -> bool:
 
 
 def is_open(call: Call) -> bool:
-    """Tell whether `jax.export` leaves a size open: no comparison of what is counted with it has an answer."""
+    """Return whether `jax.export` leaves a size open, so that comparisons with it cannot be evaluated."""
     return not all(isinstance(size, int) for size in (*call.query.shape, *call.key.shape, *call.value.shape))
 
 

@@ -52,10 +52,10 @@ def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -
 
 
 def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
-    """Return whether too few tasks could share out the gradient of a bias that is asked for; `blocked` runs then.
+    """Return whether too few tasks could share the requested gradient of a bias; `blocked` runs then.
 
-    What heads or sequences have in common of a bias of queries and keys is added up by one task. The forward pass is
-    left, too, as a backward one cancels the rounding of its own scores alone.
+    If heads or sequences share a bias of queries and keys, one task sums its gradient. The forward pass then runs in
+    `blocked`, too, as a backward pass cancels only the rounding of the scores it recomputes.
     """
     if bias is None or not plan.differentiates_bias or bias.shape[2] == 1:
         return False
@@ -64,7 +64,7 @@ def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
 
 
 def _given(plan: Plan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
-    """Return the names and the arrays of what an operation takes last, in the order of `words.OPTIONAL`."""
+    """Return the names and arrays of an operation's optional last arguments, in the order of `words.OPTIONAL`."""
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     of_mask = ("mask",) if pieces is not None and pieces.arrays else ()
     of_documents = ("query_ids", "key_ids") if pieces is not None and pieces.documents is not None else ()
@@ -98,14 +98,14 @@ def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
-    """Return what the forward operation does, by `blocked`."""
+    """Compute the forward operation by `blocked`."""
     inputs, given = _apart(arrays, names)
     context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(given))
     return context.astype(inputs[0].dtype), top, total
 
 
 def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
-    """Return what the backward operation does, by `blocked`."""
+    """Compute the backward operation by `blocked`."""
     (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
     others = _as_blocks_take(given)
     if context.dtype != top.dtype:
@@ -236,7 +236,7 @@ _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be co
 
 
 def register_target(name: str, compiled: Callable[[], Any]) -> None:
-    """Compile a kernel, and tell XLA of it."""
+    """Compile a kernel, and register it with XLA."""
     with _REGISTERING:
         if name not in _REGISTERED:
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled()), platform="cpu")
@@ -244,7 +244,7 @@ def register_target(name: str, compiled: Callable[[], Any]) -> None:
 
 
 def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Return what a kernel is told of a call."""
+    """Return the description of a call that a kernel receives, as words."""
     (query, key, value, *_), given = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     bounds = intervals(pieces and pieces.plain, plan.shape.queries)

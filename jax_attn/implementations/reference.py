@@ -21,7 +21,7 @@ from .call import Call
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
-    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, in the place of rng."""
+    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, instead of an rng."""
 
     mask: Bool[Array, "..."]
 
@@ -147,7 +147,7 @@ def draw(shape: tuple[int, ...], rate: float, rng: Array | nnx.RngStream | Rngs 
 
 
 def source_of(rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Array | TorchRngs | Drawn:
-    """Return what a dropout mask is drawn with: of a stream its next key.
+    """Return the source of a dropout mask; of a stream, its next key.
 
     Raises:
         ValueError: no `rng`.

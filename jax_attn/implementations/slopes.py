@@ -25,7 +25,7 @@ Axes = tuple[int | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Slopes:
-    """What the derivatives of a function are computed by; equal by value, as compiled programs are kept by it."""
+    """The functions that compute the derivatives of a function; equal by value, as it keys compiled programs."""
 
     plain: Callable[..., tuple[Array | None, ...]]
     """Takes `known` and the operands; returns the results by code that JAX can differentiate, also twice.
@@ -48,7 +48,7 @@ def tangents_of(
     Args:
         slopes: the derivatives of the function.
         operands: its arguments, trees of arrays.
-        results: what it returned for them.
+        results: its results for them.
         tangents: of the operands, as a rule of `jax.custom_jvp` with symbolic zeros gets them.
     """
     moving = tuple(place for place in range(INPUTS) if _moves(tangents[place]))
@@ -106,7 +106,7 @@ def _backward(
 
 
 def _over(function: Callable[..., Any], axes: Axes, of_results: Axes) -> Callable[..., tuple[Array, ...]]:
-    """Return a function over an axis; what has none was given to all, and gets the sum."""
+    """Map a function over an axis; a result without the axis belongs to an unmapped argument, and is summed."""
     mapped = jax.vmap(function, axes, tuple(0 if axis is None else axis for axis in of_results))
 
     def run(*arrays: Array) -> tuple[Array, ...]:

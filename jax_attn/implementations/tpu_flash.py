@@ -1,7 +1,7 @@
 """Attention by the splash kernel that JAX ships for TPUs (`jax.experimental.pallas.ops.tpu.splash_attention`).
 
-Sequences are padded to whole blocks and heads to whole lanes. Without a TPU, `interpreted` has JAX compute on any
-device what the kernel's program says, slowly: how `check` and the tests run it.
+Sequences are padded to whole blocks and heads to whole lanes. Without a TPU, `interpreted` has JAX interpret the
+kernel's program on any device, slowly, as `check` and the tests run it.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def _described_class() -> type:
 
 
 def _segments(call: Call, rows: int, columns: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]] | None:
-    """Return numbers of queries and keys, of which a query sees keys with its own; None where it sees all.
+    """Return segment numbers of queries and keys; a query sees the keys with its number. None where it sees all.
 
-    They say documents, and keys that are padding, the user's or ours: those have 0, which no query has.
+    Numbers encode documents, and padding among the keys, the user's or ours: those have 0, which no query has.
     """
     batch, _, queries, keys = call.scores_shape
     pieces = None if call.mask is None else as_pieces(call.mask)

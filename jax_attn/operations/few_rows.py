@@ -26,7 +26,7 @@ MIN_BYTES = 2**20
 """Bytes of a matrix from which the kernel is taken: smaller ones stay in the caches, widened or not."""
 
 MULTIPLE = 16
-"""It is taken for a multiple of so many columns, which fill registers on every processor."""
+"""The kernel needs a multiple of this many columns, which fill registers on every processor."""
 
 _NAME = "attn_bridge_few_rows"
 

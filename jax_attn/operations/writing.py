@@ -40,7 +40,10 @@ def _write(operation: Any, plain: Callable[..., Array], array: Array, part: Arra
 
 
 def _as_integers(plain: Callable[..., Array]) -> Callable[..., Any]:
-    """Return how what writes is lowered for processors; None, plain, for what the judge has promoted."""
+    """Return the CPU lowering of a writing operation: bfloat16 is written as integers.
+
+    Other dtypes, such as those that the judge promotes to, are lowered as usual (the rule returns None).
+    """
 
     def write(array: Array, part: Array, where: Array) -> Array:
         found = plain(*(lax.bitcast_convert_type(one, jnp.uint16) for one in (array, part)), where)

@@ -13,7 +13,7 @@ def attend(part: Part, axis: str, starts: tuple[tuple[int, ...], ...]) -> Any:
     """Return the context of the device's queries, and the weights if asked for.
 
     Args:
-        part: what the device holds; its keys are those of its own place, in order.
+        part: the device's part of the call, with the keys of this device, in order.
         axis: axis of the mesh that cuts the tokens.
         starts: for each piece of the queries where it starts, on each device.
     """

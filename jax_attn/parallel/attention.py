@@ -1,7 +1,7 @@
 """Attention over the devices of a mesh: global arguments, of which each device computes its part.
 
-Outside everything is about whole arrays, which XLA shares out (GSPMD); the attention itself is told what to do on each
-device (`jax.shard_map`). Sequences are cut by fsdp, heads by tensor, tokens by context.
+Callers see whole arrays, which XLA shares out (GSPMD); the attention itself is code per device (`jax.shard_map`).
+Sequences are cut by fsdp, heads by tensor, tokens by context.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cuts:
 
     @classmethod
     def of(cls, plan: Plan, call: Call) -> Cuts:
-        """Return what a plan cuts: whatever divides."""
+        """Return the cuts of a call by a plan: every size that divides."""
         batch, heads, queries, keys = call.scores_shape
 
         def cut(role: Role, size: int) -> str | None:
@@ -88,7 +88,7 @@ class Cuts:
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
-        """What cuts the scores ``(B, H, T, S)`` that a device computes; it meets all keys."""
+        """The axes that cut a device's scores ``(B, H, T, S)``; it meets all keys."""
         if self.method == "ulysses":
             return (self.batch, self.queries if self.heads is None else (self.heads, self.queries), None, None)
         return (self.batch, self.heads, self.queries, None)
@@ -102,19 +102,19 @@ class Cuts:
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What is known of a call over devices before any number is.
+    """The static part of a call over devices.
 
     Attributes:
         mesh: the devices.
-        plan: what the axes of the mesh stand for.
-        cuts: what they cut of the call.
+        plan: the roles of the mesh's axes.
+        cuts: the cuts of the call.
         mask: description with numbered places for arrays.
         heads: numbers of query heads and of key heads, over all devices.
         scale: factor of the scores.
-        softcap: as `functional.dot_product_attention` has it.
+        softcap: as in `functional.dot_product_attention`.
         dropout: rate.
         return_weights: whether the weights are asked for.
-        implementation: which one is asked for, None for the fastest.
+        implementation: the requested one, None for the fastest.
     """
 
     mesh: Mesh
@@ -242,7 +242,7 @@ def _as_scores(array: Array) -> Array:
 
 
 def _draw(call: Call, sharding: NamedSharding) -> Array:
-    """Return the dropout mask of all devices, each of which draws the numbers of its own places in it."""
+    """Return the dropout mask of all devices, each of which draws its part of the numbers."""
     rng = reference.source_of(call.dropout, call.rng)
     if isinstance(rng, Array):
         return _draw_shards(rng, 1.0 - call.dropout, call.scores_shape, sharding)

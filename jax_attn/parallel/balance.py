@@ -1,7 +1,7 @@
-"""A sequence in an order that gives all devices as much to do: each an early and a late piece of its queries.
+"""A sequence in an order that balances the work of devices: each serves an early and a late piece of its queries.
 
-In order, the last device's queries see most keys under a causal mask, and the others wait for it. The exchange is two
-moves of half of what a device holds, in and out of the attention; outside, everything stays in order.
+In the natural order, the last device's queries see most keys under a causal mask, and the others wait for it. The
+exchange moves half of a device's part twice, into and out of the attention; outside, everything stays in order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def to_balanced(array: Array, axis: int, name: str, devices: int) -> Array:
 
 
 def in_order(array: Array, axis: int, name: str, devices: int) -> Array:
-    """Return what `to_balanced` was given, from what it returned."""
+    """Undo `to_balanced`."""
     early, late = jnp.split(array, 2, axis)
     evens, odds = _swapped(early, late, name)
     moved = (

@@ -1,7 +1,7 @@
-"""What a mask shows of a block, on every device: descriptions for as many programs as differ, and who runs which.
+"""The mask of a block on every device: one description per distinct view, and the view of each device.
 
-All devices run one program, in which positions are not known; a description is known for given positions alone. So
-there is one branch for every different view that a device may have of its block, and most have the same: all of it,
+All devices run one program, in which positions are not known; a description is known for given positions alone. So the
+program has one branch for every different view that a device may have of its block, and most have the same: all of it,
 nothing, or the diagonal.
 """
 
@@ -21,7 +21,7 @@ from attn_bridge.masks.description import Combined, OfArrays, Offset
 from attn_bridge.masks.sequences import Equal, Padding
 
 HIDDEN = "hidden"
-"""Stands for the mask of a block that nobody sees."""
+"""Replaces the mask of a block without visible keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Views:
     """The different views of a block, and which of them is each device's.
 
     Attributes:
-        masks: what is to be masked: a description with numbered places for arrays, None where all is seen, or `HIDDEN`.
+        masks: the mask of each view: a description with numbered places for arrays, None if all keys are visible, or
+            `HIDDEN`.
         of_device: for each device, and before that for each turn, the number of its view.
     """
 
@@ -37,13 +38,14 @@ class Views:
     of_device: tuple[int, ...]
 
     def switch(self, at: Any, run: Callable[[Mask | None, Any], Any], state: Any, *, in_place: bool = False) -> Any:
-        """Return a new state of what the view at a place in `of_device` asks for: none where nothing is seen.
+        """Run the branch of a view, and return its new state; a hidden view returns the state unchanged.
 
         Args:
-            at: the place.
-            run: is called with the mask and the state.
-            state: what it starts from.
-            in_place: whether to leave the state where it is if nothing is seen, at the cost of its derivatives.
+            at: the index in `of_device`.
+            run: called with the mask and the state.
+            state: the initial state.
+            in_place: whether to leave the memory of the state untouched for a hidden view, at the cost of its
+                derivatives.
         """
         seen = [mask for mask in self.masks if not isinstance(mask, str)]
         branches = [functools.partial(run, mask) for mask in seen]
@@ -68,7 +70,7 @@ def _same(state: Any) -> Any:
 def views_of(
     mask: Mask | None, queries: int, keys: int, query_starts: Sequence[int], key_starts: Sequence[int]
 ) -> Views:
-    """Return the views that devices have of blocks of so many queries and keys, by where theirs start."""
+    """Return the views that devices have of blocks of `queries` and `keys`, by the starts of theirs."""
     numbers: dict[Hashable, int] = {}
     masks: list[Mask | str | None] = []
     of_device = []
@@ -89,7 +91,7 @@ def views_of(
 
 
 def without_moved_arrays(mask: Mask) -> Mask:
-    """Return a mask whose arrays are about the queries and keys at hand; lengths take in what moves a padding."""
+    """Return a mask whose arrays cover the present queries and keys; the offset of a padding goes into its lengths."""
     if isinstance(mask, Combined):
         return type(mask)(tuple(map(without_moved_arrays, mask.parts)))
     if isinstance(mask, Offset) and isinstance(mask.mask, Padding):

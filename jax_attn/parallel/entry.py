@@ -1,8 +1,8 @@
-"""The door of a sharded module: inputs are put on its devices, and outputs lie as the mesh says.
+"""The entry of a sharded module: it moves inputs onto its devices, and outputs are sharded over the mesh.
 
-A module that `parallelize` has sharded is of a class made for it, a subclass of its own of the same name (as torch's
-``fully_shard`` does): so it stays an instance of its class, `nnx.split` and `nnx.merge` keep it sharded, as the class
-is part of what they keep, and it is called as before.
+`parallelize` changes the class of a module to a subclass of the same name (as torch's ``fully_shard`` does): so it
+stays an instance of its class, `nnx.split` and `nnx.merge` keep it sharded, as they store the class, and it is called
+as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls of a module on a mesh whose axes are explicit: its own code runs where XLA shares arrays out.
+"""Calls of a module on a mesh with explicit axes: the module's code runs where XLA shards arrays automatically.
 
-Where shardings are part of types, each operation has to be told what becomes of them. So a call leaves that world and
-comes back (`jax.sharding.auto_axes`), with the parameters and all else that is an array.
+With explicit axes shardings are part of types, and each operation must declare the sharding of its results. So a call
+enters `jax.sharding.auto_axes` with the parameters and all other arrays, and leaves it with the result.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .sharding import Sharding
 
 
 def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leave: Callable[[Any], Any]) -> Any:
-    """Return what the class's own ``__call__`` gives for arguments on the mesh as it was given.
+    """Return the result of the class's own ``__call__``, sharded over the mesh as given.
 
     Args:
         kind: the class.
-        module: the module, whose counts of random numbers go on.
+        module: the module; its counts of random numbers advance.
         arguments: by name.
-        leave: is called with the result.
+        leave: called with the result.
     """
     sharding: Sharding = module.sharding
     graph, state = nnx.split(module)
@@ -63,7 +63,7 @@ def _in_place(arrays: tuple[Array, ...], place: Any) -> Array:
 
 
 def generating(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that compiles programs of its own, and so runs where XLA shares arrays out as a whole."""
+    """Return a method that compiles its own programs, and so runs as a whole where XLA shards arrays automatically."""
 
     @functools.wraps(method)
     def run(self: Any, *arguments: Any, **options: Any) -> Any:

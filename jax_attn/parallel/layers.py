@@ -62,7 +62,7 @@ def _share_experts(
 CALLS: dict[type[nnx.Module], Any] = {
     MixtureOfExperts: _mixture_of_experts,
 }
-"""What is called in the place of a class's own ``__call__``."""
+"""Class -> the ``__call__`` on devices, called instead of that of the class."""
 
 
 @functools.cache

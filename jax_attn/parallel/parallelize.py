@@ -35,20 +35,20 @@ def parallelize(
     It is called as before, with whole inputs; its output is whole, too, and cut along the tokens by `context`.
 
     Args:
-        module: one of ours, or one that has some of ours inside. It is changed.
+        module: one of ours, or a module that contains some of ours. It is changed.
         mesh: devices, on axes with names.
         tensor: axis that shares heads, hidden units of feed-forward layers and the vocabulary.
         context: axis that shares the tokens of a sequence.
-        fsdp: axis that shares what is left of the parameters, and the sequences of a batch where they divide.
+        fsdp: axis that shares the other parameters, and the sequences of a batch if their number divides.
         method: how queries meet keys of other devices: ``"all_gather"``, ``"ring"`` or ``"ulysses"``.
 
     Returns:
         The module.
 
     Raises:
-        TypeError: a module, a mesh or a name that is none.
-        ValueError: an axis that the mesh does not have, sizes that do not divide, a module that has none of ours or is
-            on a mesh already; nothing was moved.
+        TypeError: an object that is not a module, a mesh or a name.
+        ValueError: an axis that the mesh does not have, sizes that do not divide, a module that contains none of ours
+            or is on a mesh already; nothing was moved.
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(f"module must be a flax.nnx.Module, got {type(module).__name__}")

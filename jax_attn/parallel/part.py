@@ -1,4 +1,4 @@
-"""What one device holds of a call of attention, and the call that it is by itself.
+"""One device's part of a call of attention, as a call on that device alone.
 
 Letters: b batch, t query position, s key position, h query head, k key/value head, c channel of a head.
 """
@@ -91,7 +91,7 @@ class Part:
         return dataclasses.replace(self, **changes)
 
     def _are_many(self) -> bool:
-        """Return whether there are so many scores that it pays to compile a program for each device's view."""
+        """Return whether enough scores justify a separate program for each device's view."""
         named = None if self.implementation is None else implementations.IMPLEMENTATIONS[self.implementation]
         many = self.query.shape[1] * self.key.shape[1] >= SMALL_BLOCK * SMALL_BLOCK
         return many and not self.return_weights and (named is None or hasattr(named, "attend_with_lse"))

@@ -1,8 +1,8 @@
 """Recurrent attention over the devices of a mesh: heads by tensor, and the state goes from device to device.
 
-What a token finds is linear in the state that its device was given. So every device starts at once, from no state, and
-finds out by the way what each state would add: the identity takes the place of a state beside it. Then states go along
-the ring, a small matrix product at each device, and every token's context is put together.
+A token's result is linear in the initial state of its device. So every device starts at once, from no state, and also
+computes the effect of each state: the identity is passed as a further state. Then states go along the ring, a small
+matrix product at each device, and every token's context is combined.
 
 Letters: b batch, t position, h head, c channel of query and key, v channel of value.
 """
@@ -32,13 +32,13 @@ state, both linear in value and state, channel by channel of them."""
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What is known of a recurrence over devices before any number is.
+    """The static part of a recurrence over devices.
 
     Attributes:
-        run: what computes it on one device.
+        run: computes it on one device.
         mesh: the devices.
         context: axis of the mesh that cuts the tokens, None where each device has all of them.
-        devices: how many are on that axis.
+        devices: number of devices on that axis.
         tokens: cuts of ``(B, T, H)``.
         state: cuts of the state ``(B, H, D, Dv)``.
         chunk_size: tokens of a chunk.
@@ -60,9 +60,9 @@ def recur(
 
     Args:
         mesh: the devices.
-        plan: what the axes of the mesh stand for.
-        run: what computes it on one device.
-        sequences: query, key and value ``(B, T, H, D)``, and whatever else it reads, ``(B, T, H)``.
+        plan: the roles of the mesh's axes.
+        run: computes it on one device.
+        sequences: query, key and value ``(B, T, H, D)``, and further inputs, ``(B, T, H)``.
         state: ``(B, H, D, Dv)`` that earlier tokens left.
         chunk_size: tokens of a chunk.
     """

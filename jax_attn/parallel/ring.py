@@ -1,7 +1,7 @@
-"""Attention to keys that go round a ring of devices, one block at a time (arXiv 2310.01889).
+"""Attention to keys that travel round a ring of devices, one block at a time (arXiv 2310.01889).
 
-Each device keeps its queries, meets the keys and values of all devices in turn, and puts together what it found by the
-logarithms of sums that blocks give. The gradient is written by hand: keys go round once more, with their gradients, so
+Each device keeps its queries, meets the keys and values of all devices in turn, and combines the results of blocks by
+the logarithms of their sums. The gradient is written by hand: keys travel round once more, with their gradients, so
 that a device never holds more than one block of others.
 
 Letters: b batch, t query position, s key position, h query head, k key/value head, c channel of a head.
@@ -34,19 +34,19 @@ from .block_masks import Views, columns, local_arrays, views_of
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """What is known of a ring before any number is.
+    """The static part of a ring.
 
     Attributes:
         axis: axis of the mesh that the devices are on.
-        devices: how many there are.
-        hops: how many turns there are: 1 where a device holds all keys, else as many as devices.
+        devices: number of devices.
+        hops: number of turns: 1 if a device holds all keys, else the number of devices.
         queries: for each piece of a device's queries, where it starts, on each device.
         keys: the same of the pieces of keys that a device holds at first.
         mask: description with numbered places for arrays.
         scale: factor of the scores.
-        softcap: as `functional.dot_product_attention` has it.
+        softcap: as in `functional.dot_product_attention`.
         dropout: rate.
-        implementation: which one is asked for, None for the fastest.
+        implementation: the requested one, None for the fastest.
         is_rolled: whether all turns but the first are one loop.
     """
 
@@ -74,11 +74,11 @@ class Ring:
         return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for hop in hops for device in devices)
 
     def received(self, hops: tuple[int, ...], held: Arrays) -> Arrays:
-        """Return what the device before this one held in the turn before; in the first one that is what it has."""
+        """Return the previous device's block of the turn before; in the first turn, the device's own."""
         return self.forward(held) if hops[0] > 0 else held
 
     def forward(self, arrays: Arrays) -> Arrays:
-        """Return what the device before this one holds."""
+        """Return the previous device's arrays."""
         pairs = [(device, (device + 1) % self.devices) for device in range(self.devices)]
         leaves, structure = jax.tree.flatten(arrays)
         parts = _parts_of(leaves) if self.is_rolled else 1
@@ -95,14 +95,14 @@ class Ring:
 
 
 PARTS = 16
-"""Most parts of keys and values that are moved one after the other, each in the place of the one before: room for all
-of them twice is most of what a device would need."""
+"""Most parts of keys and values to move one after the other, each overwriting the one before: a second copy of all of
+them would be most of a device's memory."""
 
 LEAST_PART = 1 << 18
 """Bytes of a part: smaller ones take as long to send as these."""
 
 FORWARD = f"method 'ring' {REASON}: give parallelize method='all_gather'"
-"""Refuses `jax.jvp`: the gradient goes around the ring by code of its own."""
+"""Message that refuses `jax.jvp`: the gradient goes around the ring by hand-written code."""
 
 Arrays = Any
 """Arrays of a device, in tuples."""
@@ -259,18 +259,18 @@ class Block:
         return context, sums
 
     def add_to(self, mask: Mask | None, before: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Return what its queries have found so far, together with what they find here."""
+        """Merge the results of this block into those of earlier blocks."""
         return _merge(before, self.run(mask, self.operands))
 
     def add_gradients(
         self, mask: Mask | None, before: Arrays, results: Sequence[Array], piece: tuple[int, int], other: int
     ) -> Arrays:
-        """Return gradients of the queries, of all keys and values at hand and of the bias, with those of the block.
+        """Add the block's gradients to those of the queries, of the present keys and values, and of the bias.
 
         Args:
             mask: of the block.
             before: those gradients.
-            results: sums of all keys, what comes back to context and sums, and how these two meet.
+            results: sums of all keys, the gradients of context and sums, and the products of the two.
             piece: number of the queries' piece, and how many there are.
             other: number of the keys' piece.
         """
@@ -309,7 +309,7 @@ def _block(
 
 
 def _rows(ring: Ring, number: int, bias: Any, arrays: tuple[Array, ...], keep: Any) -> tuple[Any, ...]:
-    """Return the rows of a piece of the queries of what has rows."""
+    """Return the rows of a piece of the queries, of every array that has rows."""
 
     def rows(array: Any) -> Any:
         return array if array is None or array.shape[2] == 1 else _piece(array, number, len(ring.queries), 2)

@@ -19,11 +19,11 @@ from . import attention, recurrent
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """A mesh, and what its axes stand for; equal by value, so that modules of one kind share compiled programs.
+    """A mesh, and the roles of its axes; equal by value, so that modules of one kind share compiled programs.
 
     Attributes:
-        given: the mesh as it was given: arrays lie on it outside of a call.
-        plan: what its axes stand for.
+        given: the mesh as given, which shards arrays outside of a call.
+        plan: the roles of the axes.
     """
 
     given: Mesh
@@ -69,7 +69,7 @@ class Sharding:
         return NamedSharding(self.mesh, P(*axes))
 
     def outside(self, inside: NamedSharding, axes: int = 0) -> NamedSharding:
-        """Return a sharding as it is outside of a call, of an array with so many axes; explicit ones name them all."""
+        """Return a sharding for use outside of a call, of an array with `axes` axes; explicit meshes name them all."""
         missing = axes - len(inside.spec) if self.is_explicit else 0
         return NamedSharding(self.given, P(*inside.spec, *(None,) * missing))
 
@@ -80,7 +80,7 @@ class Sharding:
         return name if devices > 1 and size % devices == 0 else None
 
     def of_parameter(self, row: Parameter) -> NamedSharding:
-        """Return the sharding of a Flax leaf; the rule says which torch axis each of its axes is."""
+        """Return the sharding of a Flax leaf; the rule maps each of its axes to a torch axis."""
         torch_side, flax_side = (side.split() for side in row.rule.pattern.split("->"))
         cuts = dict(zip(torch_side, self.plan.placement(row), strict=True))
         return self.of(*(cuts[letter] for letter in flax_side))

@@ -1,4 +1,4 @@
-"""Sequences cut into chunks, a step over them, and how much of what a token wrote is left at another.
+"""Sequences cut into chunks, a scan over them, and the decay of one token's contribution until another.
 
 The twin is `torch_attn.recurrent.chunks`. Letters: b batch, t position (s an earlier one), n chunk, h head.
 """
@@ -28,9 +28,9 @@ def cut(array: Array, pattern: str, chunk_size: int) -> Array:
 
 
 def decay_between(log_decay: Array) -> Array:
-    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
+    """Return the decay ``(..., t, s)`` at t of a contribution from s, 0 where s is later.
 
-    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
+    Every sum starts at its own s. Differences of running sums would cancel small summands behind large ones.
     """
     size = log_decay.shape[-1]
     after = jnp.tri(size, k=-1, dtype=bool)

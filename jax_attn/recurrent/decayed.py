@@ -50,7 +50,7 @@ def decayed_attention(
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
 
     Raises:
-        ValueError: shapes that do not fit, or a name that is no form.
+        ValueError: shapes that do not fit, or an unknown form.
     """
     arrays = (query, key, value, log_decay)
     check_recurrence([tuple(array.shape) for array in arrays], None if state is None else tuple(state.shape))

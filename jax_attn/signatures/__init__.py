@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 Signature = TypeVar("Signature")
 
 DType: TypeAlias = DTypeLike
-"""What a constructor takes as a dtype."""
+"""The dtypes that a constructor takes."""
 
 
 def typed_as(signature: Callable[..., Signature]) -> Callable[[Callable[..., object]], Signature]:

@@ -38,10 +38,10 @@ ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}
 
 
 class DecoderBlock(Resettable):
-    """Attention and feed-forward layers, each added to what it was given.
+    """Attention and feed-forward layers, each added to its input.
 
     Args:
-        config: those of attention, feed-forward and norms, and where the norms stand.
+        config: those of attention, feed-forward and norms, and the positions of the norms.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
@@ -87,7 +87,7 @@ class DecoderBlock(Resettable):
 
         Args:
             x: ``(B, T, D)``.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
             cache: of `init_cache`; it is returned behind the output then.
         """

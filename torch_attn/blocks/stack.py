@@ -1,4 +1,4 @@
-"""An encoder, or a decoder beside one: what makes vectors of its input, positions, and blocks.
+"""An encoder or a decoder: embeddings or convolutions of its input, positions, and blocks.
 
 Twins: `jax_attn.blocks.stack`, `torch_attn.blocks.stack`. Letters: B batch, T query position, S key position, D width,
 E width of the context, C channel of a frame, F frame.
@@ -79,15 +79,15 @@ class Stack(Resettable):
         context_mask: Bool[Tensor, "B S"] | None = None,
         cache: Sequence[Any] | None = None,
     ) -> Any:
-        """Return what the blocks make of vectors ``(B, T, D)``.
+        """Apply the blocks to vectors ``(B, T, D)``.
 
         Args:
-            x: ``(B, T, D)``, rows of a table of tokens, or what `convolve` gives.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            x: ``(B, T, D)``, rows of a table of tokens, or the output of `convolve`.
+            attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
-            context: what the encoder made, for a decoder; None where the cache holds it.
-            context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
-            cache: of `init_cache`; it is returned behind the output then.
+            context: the encoder's output, for a decoder; None if the cache holds it.
+            context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
+            cache: of `init_cache`; if given, it is returned behind the output.
         """
         is_decoder = self.config.blocks[0].cross_attention is not None
         # An encoder numbers its padding, as BART and `transformers` do.

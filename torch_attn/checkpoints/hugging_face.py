@@ -55,12 +55,11 @@ def to_hf(
         config: the model's ``config.json`` as a dict.
         layer: index of the layer, from 0.
         module: its attention, as `from_hf` makes it.
-        library: another library whose names and shapes it should be, such as ``meta`` for Llama; None is
-            `transformers`.
-        prefix: what to put in front of the names; None takes that of `transformers`, ``""`` none.
+        library: another library whose names and shapes to use, such as ``meta`` for Llama; None is `transformers`.
+        prefix: prefix of the names; None takes that of `transformers`, ``""`` adds none.
 
     Raises:
-        ValueError: a ``model_type`` or `library` that is not known, or a value that does not fit.
+        ValueError: an unknown ``model_type`` or `library`, or a value that does not fit.
         WeightsMismatchError: (a ValueError) the module's tensors are not those of the layer.
     """
     attention = families.find_layer(config, layer)

@@ -1,6 +1,6 @@
-"""Weights that devices share, where they are: which part a rank holds, and what all ranks have to do together.
+"""Weights that devices share: the part of each rank, and the steps that all ranks have to take together.
 
-torch.distributed is imported by whoever has such a tensor, never here: it takes a second.
+This module does not import torch.distributed, which takes a second; its callers with a shared tensor have done so.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def region_of(tensor: DTensor) -> Region | None:
-    """Return which part of a shared tensor this rank holds; None where it is no box, or the rank holds none."""
+    """Return this rank's region of a shared tensor; None if it is not a box, or the rank holds none."""
     return _region_at(tensor, tensor.device_mesh.get_coordinate())
 
 
 def _region_at(tensor: DTensor, place: Sequence[int] | None) -> Region | None:
-    """Return which part of a shared tensor is held at a place of its mesh; None where it is no box, or no such."""
+    """Return the region of a shared tensor at a coordinate of its mesh; None if it is not a box, or off the mesh."""
     from torch.distributed.tensor import Replicate, Shard
 
     if place is None or not all(type(one) in (Shard, Replicate) for one in tensor.placements):
@@ -134,10 +134,10 @@ Ask = Callable[[str, Region], Tensor]
 
 @contextlib.contextmanager
 def gathering(tensors: Mapping[str, Tensor]) -> Iterator[Ask | None]:
-    """Yield on the first rank of a mesh what gives a region of a tensor by name; on the others None.
+    """Yield a function that returns a region of a tensor by name on the first rank of a mesh, and None on the others.
 
-    Those have by then sent what they hold of each region, in the order in which the first rank asked for them: one
-    of those that hold the same. A tensor whose parts are no boxes is put together whole.
+    By the time the others enter the context, they have sent their parts of each region in the order of the first rank's
+    requests; of ranks with the same part, one sends. A tensor whose parts are not boxes is assembled whole.
     """
     mesh = _mesh_of(tensors.values())
     shared = [name for name, one in tensors.items() if is_sharded(one)]
@@ -208,13 +208,13 @@ def _flat(part: Tensor) -> Tensor:
 
 
 def _common(one: Region, two: Region) -> Region | None:
-    """Return what two regions have in common; None is nothing."""
+    """Return the intersection of two regions; None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
     return None if any(start >= stop for start, stop in common) else common
 
 
 def _announced(mesh: DeviceMesh, tensors: Mapping[str, Tensor], numbers: list[int]) -> list[int]:
-    """Return the numbers that the first rank of a mesh says: it tells those of its first axis, they their next, ..."""
+    """Broadcast numbers from the first rank of a mesh and return them: along the first axis, then the next, ..."""
     from torch import distributed
 
     device = next(own_part(one).device for one in tensors.values() if is_sharded(one))

@@ -1,9 +1,9 @@
-"""What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
+"""The key/value cache of decoding: keys and values of earlier tokens, in slots filled from the left.
 
 The twin is `jax_attn.decoding.cache`. A cache is allocated once; here it is written in place, and methods return the
-cache itself where the twin's return a new one. All rows of a batch use the same slots: shorter rows are padded, and
-what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads, D width of a key,
-Dv of a value.
+cache itself where the twin's return a new one. All rows of a batch use the same slots: shorter rows are padded, and the
+mask of their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads, D width of a key, Dv of
+a value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .trees import register
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """What new queries attend to: the arguments of `functional.dot_product_attention`, and where the keys stand.
+    """The keys and values that new queries attend to, as arguments of `functional.dot_product_attention`.
 
     Attributes:
         key: ``(B, S, K, D)``.
@@ -49,12 +49,12 @@ class KeyValueCache:
         key: ``(B, S, K, D)``; S is the capacity or, of a rolling cache, the size of its window.
         value: ``(B, S, K, Dv)``.
         positions: ``(B, S)``, the position of each key.
-        visible: ``(B, S)`` bool, ``False`` where padding stands.
+        visible: ``(B, S)`` bool, ``False`` for padding.
         length: number of tokens so far.
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
-        padded: whether padding may stand somewhere.
-        adaptive: whether the first keys and values tell the dtype.
+        padded: whether any row may have padding.
+        adaptive: whether the first keys and values determine the dtype.
     """
 
     key: Float[Tensor, "B S K D"]
@@ -88,8 +88,8 @@ class KeyValueCache:
             num_kv_heads: K.
             head_dim: D.
             value_dim: Dv; `head_dim` by default.
-            rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
-            device: where it lies.
+            rolling: number of last tokens to keep, for masks that reach no further; None keeps all.
+            device: device of the arrays.
             dtype: of keys and values; None is that of the first ones.
 
         Raises:
@@ -123,20 +123,21 @@ class KeyValueCache:
         positions: Int[Tensor, "... T"] | None = None,
         num_heads: int | None = None,
     ) -> tuple[KeyValueCache, View]:
-        """Put new tokens behind the others.
+        """Append new tokens.
 
         Args:
             key: ``(B, T, K, D)``.
             value: ``(B, T, K, Dv)``.
-            mask: who attends to whom, by the numbers of the tokens; `causal()` by default.
+            mask: which token attends to which, by the numbers of the tokens; `causal()` by default.
             attention_mask: ``(B, S)`` bool over all tokens so far, the new ones included (or up to the capacity), which
-                hides padding from now on; or what `mask` is restricted by in this call: a description, or a bool array
-                ``(B, H, T, S)``.
+                hides padding from now on; or a restriction of `mask` for this call alone: a description, or a bool
+                array ``(B, H, T, S)``.
             positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
-            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
+            num_heads: of the queries, for the check of masks that differ between heads; None leaves that to the
+                attention.
 
         Returns:
-            The cache, and what the new tokens attend to.
+            The cache, and the keys, values and mask for the new tokens.
 
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit.
@@ -172,15 +173,16 @@ class KeyValueCache:
         *,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
     ) -> KeyValueCache:
-        """Put a context in the place of all tokens, as cross attention has it.
+        """Replace all tokens by a context, for cross attention.
 
         Args:
             key: ``(B, S, K, D)``.
             value: ``(B, S, K, Dv)``.
-            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+            attention_mask: a mask of padding is remembered, as in `append`; any other mask is for the queries and
+                ignored.
 
         Raises:
-            ValueError: more tokens than the capacity, or shapes that do not fit; the cache is then as it was.
+            ValueError: more tokens than the capacity, or shapes that do not fit; the cache is then unchanged.
         """
         validation.check_cached(tuple(self.key.shape), tuple(key.shape))
         validation.check_cached(tuple(self.value.shape), tuple(value.shape))
@@ -214,7 +216,7 @@ class KeyValueCache:
         self.padded = self.padded or padded
 
     def _split(self, mask: Mask, attention_mask: Any, length: int) -> tuple[Tensor | None, Mask]:
-        """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
+        """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
         device = self.key.device
         if attention_mask is None:
             return None, mask
@@ -230,7 +232,7 @@ class KeyValueCache:
         return None, mask.restrict(array[..., :length] if array.ndim else array)
 
     def _roll(self, key: Tensor, value: Tensor, positions: Tensor, hidden: Tensor | None, mask: Mask) -> View:
-        """Write over the oldest tokens, and return what the new ones attend to."""
+        """Overwrite the oldest tokens, and return the keys, values and mask for the new ones."""
         batch, tokens, slots, first = key.shape[0], key.shape[1], self.key.shape[1], self.length
         length = first + tokens
         self._advance(length, hidden is not None)
@@ -257,7 +259,7 @@ class KeyValueCache:
         return View(seen[0], seen[1], mask, seen[2])
 
     def _of_slots(self, mask: Mask) -> Mask:
-        """Return what the last token sees of the slots of a rolling cache."""
+        """Return the mask of the last token over the slots of a rolling cache."""
         last, slots = self.length - 1, self.key.shape[1]
         seen = None
         if not torch.compiler.is_compiling():  # which would take the ends of a range as constants: a program per token
@@ -269,7 +271,7 @@ class KeyValueCache:
         return as_mask(mask.picked(numbers).allowed(query, numbers[None]))
 
     def look(self, *, attention_mask: Mask | Bool[Tensor, "..."] | None = None) -> tuple[KeyValueCache, View]:
-        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+        """Return the cache and a view of all its tokens for queries from outside, as in cross attention.
 
         Args:
             attention_mask: as `append` takes it.
@@ -298,8 +300,9 @@ class KeyValueCache:
         """Forget all tokens but the first `length`.
 
         Raises:
-            TypeError: `length` is no integer.
-            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
+            TypeError: `length` is not an integer.
+            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten tokens it
+                needs.
         """
         validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
         if not self.rolling:
@@ -311,8 +314,8 @@ class KeyValueCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            TypeError: indices that are no integers.
-            ValueError: not one index per row, or one of no row.
+            TypeError: indices that are not integers.
+            ValueError: not one index per row, or an index out of range.
         """
         known = () if torch.compiler.is_compiling() else indices.tolist()
         validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0], known)
@@ -336,13 +339,13 @@ def positions_of(
 ) -> Int[Tensor, "... T"]:
     """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
 
-    A row that is padded on the left counts from its first token, as it would alone; its padding has position 0.
+    A row that is padded on the left counts from its first token, as without padding; its padding has position 0.
 
     Args:
         x: ``(B, T, D)``.
         positions: ``(T,)`` or ``(B, T)``; None numbers the tokens.
-        cache: cache of the tokens before; what keeps no positions continues its length.
-        attention_mask: a bool array ``(B, S)`` tells where padding stands; other masks change nothing.
+        cache: cache of earlier tokens; a cache without positions continues its length.
+        attention_mask: a bool array ``(B, S)``, ``False`` for padding; other masks change nothing.
 
     Raises:
         TypeError: positions that are not integers.

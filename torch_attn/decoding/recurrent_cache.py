@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens before where attention keeps a state: of one size, however many they were.
+"""The cache of recurrent layers: a state whose size does not depend on the number of earlier tokens.
 
 The twin is `jax_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that of a
 value, C channels and K taps of a convolution.
@@ -96,10 +96,10 @@ class RecurrentCache:
         return self._become(state, conv_state, self.length + tokens)
 
     def trim(self, length: int) -> RecurrentCache:
-        """Forget all tokens, or none: a state does not tell what it was before.
+        """Forget all tokens, or none: earlier states are not kept.
 
         Raises:
-            TypeError: `length` is no integer.
+            TypeError: `length` is not an integer.
             ValueError: `length` is neither 0 nor the number of tokens so far.
         """
         check_trim(length, self.length)
@@ -112,8 +112,8 @@ class RecurrentCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            TypeError: indices that are no integers.
-            ValueError: not one index per row, or one of no row.
+            TypeError: indices that are not integers.
+            ValueError: not one index per row, or an index out of range.
         """
         known = () if torch.compiler.is_compiling() else indices.tolist()
         validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.state.shape[0], known)

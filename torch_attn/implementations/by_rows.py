@@ -20,8 +20,8 @@ from .call import Call
 from .reference import masked_softmax, softmax
 
 MIN_ROWS, MAX_ROWS = 16, 128
-"""Queries per block: of 64, 128 and 256, 128 are fastest (4 sequences of 1024 tokens, 12 heads of 64, 2 cores).
-Keys are left out so many at a time, too."""
+"""Queries per block: of 64, 128 and 256, 128 are fastest (4 sequences of 1024 tokens, 12 heads of 64, 2 cores). Keys
+are skipped in blocks of the same size."""
 
 MAX_SCORES = 2**22
 """Scores of a block: 16 MiB. Beyond 32 glibc gives memory back at once and has it cleared for the next block."""

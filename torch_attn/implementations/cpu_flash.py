@@ -1,4 +1,4 @@
-"""Attention on processors by kernels that are compiled for the one at hand (`attn_kernels`).
+"""Attention on processors by kernels that are compiled for the present one (`attn_kernels`).
 
 To torch they are two operations (`flash_operation`), which run on as many threads as torch may use. The twin is
 `jax_attn.implementations.cpu_flash`.
@@ -145,7 +145,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `reference.attend_with_lse`.
 
     Raises:
-        NotImplementedError: the kernels don't load; says why.
+        NotImplementedError: the kernels don't load; gives the reason.
     """
     context, top, total = _attend(call)
     # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
@@ -241,7 +241,7 @@ def _is_surely(truth: Any) -> bool:
 
 
 def _here(question: str) -> Any:
-    """Return what is asked about this machine, which a compiler takes as known."""
+    """Answer a question about this machine; compiled code treats the answer as a constant."""
     answers: dict[str, Any] = {
         "lacks": _lacks,
         "fails to load": _fails_to_load,

@@ -1,7 +1,7 @@
 """The kernels of `attn_kernels` as two operations of torch, forward and backward, with derivatives and `vmap`.
 
-Sequences come first in every array: query, key and value have one each, the others one for so many neighbours. That is
-how a `vmap` is folded into them.
+Sequences are the first axis of every array: query, key and value have an entry for each, other arrays one for a fixed
+number of neighbours. A `vmap` is folded into that axis.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def attention(
 
 
 def _is_plain(*arrays: Tensor | None) -> bool:
-    """Return whether nobody follows what is computed: going through torch would take longer than a short call."""
+    """Return whether no gradient or transform follows the call: going through torch would outlast a short one."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in arrays):
@@ -183,9 +183,9 @@ def _run(
 
 @functools.cache
 def _team() -> int:
-    """Return the address of what has torch's own threads work on something, 0 where there is none.
+    """Return the address of ``GOMP_parallel``, which runs work on torch's own threads, 0 if there is no such library.
 
-    They wait for work in a loop for a while, so that other threads would have to share the cores with them.
+    Those threads spin for a while between tasks, so that other threads would compete with them for the cores.
     """
     for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
         with contextlib.suppress(OSError, AttributeError):
@@ -217,14 +217,14 @@ def _in_32_bits(*ids: Tensor) -> list[Tensor]:
 
 
 def _for_each(array: Tensor, sequences: int) -> Tensor:
-    """Return what is for so many neighbouring sequences once for each."""
+    """Repeat the entries of an array that each serve several neighbouring sequences."""
     return array.repeat_interleave(sequences // array.shape[0], 0)
 
 
 def _gradient_of_sinks(sinks: Tensor | None, top: Tensor, total: Tensor, slope: Tensor) -> Tensor:
-    """Return the gradient of the sinks, nothing if there are none; a hidden row has none.
+    """Return the gradient of the sinks, empty without sinks; a hidden row contributes nothing.
 
-    The slope of a row is what its gradients of weights have in common, over `total`.
+    The slope of a row is the common factor in the gradients of its weights, over `total`.
     """
     if sinks is None:
         return top.new_empty(0)

@@ -1,7 +1,7 @@
 """Dropout masks from streams and generators, also inside the transforms of `torch.func`.
 
-The examples of a `vmap` draw as its `randomness` says. ``"same"``: one mask for all examples. ``"different"``: one draw
-with the axis of examples in front, which gives the masks of the same call on a batch.
+The `randomness` of a `vmap` decides how its examples draw. ``"same"``: one mask for all examples. ``"different"``: one
+draw with the axis of examples in front, which gives the masks of the same call on a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_transforming() -> bool:
 def draw_like(
     like: Float[Tensor, "..."], rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None = None
 ) -> Bool[Tensor, "..."]:
-    """Return the dropout mask of these weights, inside `torch.vmap` as its `randomness` says."""
+    """Return the dropout mask of these weights, following the `randomness` of `torch.vmap` inside it."""
     draw_shape = drawing(rate, rng, dtype or like.dtype, like.device)
     if is_transforming():
         return _draw_mapped(like, draw_shape)

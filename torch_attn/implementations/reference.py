@@ -21,7 +21,7 @@ from .call import Call
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drawn:
-    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, in the place of rng."""
+    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, instead of an rng."""
 
     mask: Bool[Tensor, "..."]
 
@@ -143,7 +143,7 @@ def draw(
 def source_of(
     rate: float, rng: torch.Generator | RngStream | JaxRngs | Drawn | None
 ) -> torch.Generator | RngStream | Drawn | None:
-    """Return what a dropout mask is drawn with; None is torch's global generator.
+    """Return the source of a dropout mask; None is torch's global generator.
 
     Raises:
         TypeError: `rng` is something else.
@@ -160,7 +160,7 @@ def _scale(weights: Float[Tensor, "..."], keep: Bool[Tensor, "..."], rate: float
 
 
 def _scale_as_jax(weights: Float[Tensor, "..."], keep: Bool[Tensor, "..."], rate: float) -> Float[Tensor, "..."]:
-    """Scale what is kept as XLA does: it turns the division into a product; in bfloat16 it divides."""
+    """Scale the kept weights as XLA does: it turns the division into a product; in bfloat16 it divides."""
     keep_prob = torch.tensor(1.0 - rate, dtype=weights.dtype, device=weights.device)
     scaled = weights / keep_prob if weights.dtype == torch.bfloat16 else weights * (1.0 / keep_prob)
     return torch.where(keep, scaled, 0.0)

@@ -43,8 +43,8 @@ MIN_WIDTH = 128
 """Channels of a head from which on cuDNN's comes first."""
 
 FIRST_FLASH = (*FIRST_CUDNN[1:], FIRST_CUDNN[0])
-"""Order for few queries on a GPU. cuDNN plans each new shape, which takes 40 ms of the processor beside an H100; torch
-asks it first there, and while tokens are generated each step has another number of keys."""
+"""Order for few queries on a GPU. cuDNN plans each new shape, which takes 40 ms of CPU time with an H100; torch prefers
+cuDNN there, and while tokens are generated each step has another number of keys."""
 
 MIN_QUERIES = 256
 """Queries from which on cuDNN's comes first."""
@@ -219,7 +219,7 @@ def _for_cpu(array: Float[Tensor, "B H T D"], width: int) -> Float[Tensor, "B H 
 
 
 def _join(query: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return what hides keys and what is added to scores as one array of 4 axes; None if there is nothing."""
+    """Return hidden keys and the bias of the scores as one array of 4 axes; None without both."""
     if bias is not None:
         bias = bias.to(_mask_dtype(query, bias))
         allowed = bias if allowed is None else torch.where(allowed, bias, -torch.inf)

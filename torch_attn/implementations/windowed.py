@@ -81,7 +81,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
 
 
 def _window_of(call: Call) -> tuple[int, int, tuple[ArrayMask, ...]] | None:
-    """Return the offset and the size of the window of a call, and the arrays joined with it; None if there is none."""
+    """Return the offset and the size of the window of a call, and the arrays joined with it; None without a window."""
     found = None if call.mask is None else as_band(call.mask)
     if found is None or found[0].size is None:
         return None

@@ -1,1 +1,1 @@
-"""What torch does in another way than this package needs it."""
+"""Operations that torch computes differently from this package's needs."""

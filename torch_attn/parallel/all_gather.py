@@ -14,8 +14,8 @@ def attend(part: Part, at: Places) -> Any:
     """Return the context of the device's queries, and the weights if asked for.
 
     Args:
-        part: what the device holds; its keys are all there are, gathered where they were cut.
-        at: which queries it serves.
+        part: the device's part of the call; its keys are all keys, gathered if they were cut.
+        at: the queries that it serves.
     """
     if not at.is_balanced:
         return part.attend()

@@ -1,7 +1,7 @@
 """Attention over the devices of a mesh: global arguments, of which each device computes its part.
 
-Outside everything is about whole arrays, which devices share (`DTensor`); the attention itself is plain code on what a
-device holds. Sequences are cut by fsdp, heads by tensor, tokens by context.
+Callers see whole arrays, which devices share (`DTensor`); the attention itself is plain code on a device's part.
+Sequences are cut by fsdp, heads by tensor, tokens by context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .part import Part
 
 @dataclasses.dataclass(frozen=True)
 class Cuts:
-    """What the axes of the mesh cut of a call: whatever divides.
+    """The cuts of a call by the axes of the mesh: every size that divides.
 
     Attributes:
         batch: whether fsdp cuts sequences.
@@ -46,7 +46,7 @@ class Cuts:
 
     @classmethod
     def of(cls, plan: Plan, call: Call) -> Cuts:
-        """Return what a plan cuts."""
+        """Return the cuts of a call by a plan."""
         batch, heads, queries, keys = call.scores_shape
 
         def cut(role: Role, size: int) -> bool:
@@ -63,7 +63,7 @@ class Cuts:
 
     @property
     def working(self) -> tuple[Role, ...]:
-        """What shares the computation."""
+        """The roles that share the computation."""
         found: tuple[tuple[Role, bool], ...] = (
             ("fsdp", self.batch),
             ("tensor", self.heads),

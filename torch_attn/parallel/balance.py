@@ -1,7 +1,7 @@
-"""A sequence in an order that gives all devices as much to do: each an early and a late piece of its queries.
+"""A sequence in an order that balances the work of devices: each serves an early and a late piece of its queries.
 
-In order, the last device's queries see most keys under a causal mask, and the others wait for it. The exchange is one
-move of what a device holds, in and out of the attention; outside, everything stays in order.
+In the natural order, the last device's queries see most keys under a causal mask, and the others wait for it. The
+exchange moves a device's part once into and once out of the attention; outside, everything stays in order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Places:
         return self._move(array, axis, self._held(False), self._held(True))
 
     def in_order(self, array: Tensor, axis: int) -> Tensor:
-        """Return what `to_balanced` was given, from what it returned."""
+        """Undo `to_balanced`."""
         return self._move(array, axis, self._held(True), self._held(False))
 
     def _held(self, balanced: bool) -> list[tuple[int, int]]:

@@ -21,17 +21,17 @@ from ..shards import is_sharded
 ROLES: tuple[Role, ...] = ("tensor", "context", "fsdp")
 
 Cut = Mapping[Role, int | None]
-"""Which axis of a tensor is cut by what: number of the axis; None, or nothing said, where it is whole."""
+"""Role -> the axis of a tensor that it cuts; None or absent if it cuts none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """A mesh, and what its axes stand for.
+    """A mesh, and the roles of its axes.
 
     Attributes:
         mesh: the devices.
-        plan: what the axes of the mesh stand for.
-        whole_heads: whether what comes out of heads goes to all devices, for a module that mixes heads of all.
+        plan: the roles of the axes.
+        whole_heads: whether the outputs of heads go to all devices, for a module that mixes all heads.
     """
 
     mesh: DeviceMesh
@@ -43,7 +43,7 @@ class Devices:
         return self
 
     def axis(self, role: Role) -> int | None:
-        """Return the number of the mesh's axis that stands for something; None where none does."""
+        """Return the number of the mesh's axis with a role; None if no axis has it."""
         name = getattr(self.plan, role)
         return None if name is None else [axis for axis, _ in self.plan.mesh].index(name)
 
@@ -91,7 +91,7 @@ class Devices:
         Args:
             tensor: shared or whole.
             cut: how it is cut.
-            working: what shares the computation: along it, gradients of what is whole are parts of a sum.
+            working: roles that share the computation: along their axes, gradients of whole tensors are parts of a sum.
         """
         sums: dict[Role, Placement] = {role: Partial() for role in working}
         lies = self.placements(cut)

@@ -1,7 +1,7 @@
-"""The door of a sharded module: whole inputs go onto its devices, what comes out is shared by them.
+"""The entry of a sharded module: it moves whole inputs onto its devices, and returns outputs that they share.
 
-A module that `parallelize` has sharded is of a class made for it, a subclass of its own of the same name (as torch's
-``fully_shard`` does), so that it stays an instance of its class and is called as before.
+`parallelize` changes the class of a module to a subclass of the same name (as torch's ``fully_shard`` does), so that it
+stays an instance of its class and is called as before.
 """
 
 from __future__ import annotations

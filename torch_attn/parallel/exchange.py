@@ -24,7 +24,14 @@ class _Exchange(torch.autograd.Function):
 
 
 def send(rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> Tensor:
-    """Return what a device gets, without a gradient."""
+    """Exchange rows between all devices of a group, and return the received ones; without a gradient.
+
+    Args:
+        rows: rows to send, by receiver.
+        sent: rows for each device.
+        got: rows from each device.
+        group: the devices.
+    """
     found = rows.new_empty((sum(got), *rows.shape[1:]))
     distributed.all_to_all_single(found, rows.contiguous(), got, sent, group=group)
     return found
@@ -44,7 +51,7 @@ def exchange(rows: Tensor, sent: Sequence[int], got: Sequence[int], group: Proce
 
 
 def to_next(arrays: Sequence[Tensor], group: ProcessGroup, rank: int, devices: int) -> list[Tensor]:
-    """Return what the device before this one holds, of the same shapes, in one move; without a gradient."""
+    """Pass arrays to the next device in one move, and return those of the previous one; without a gradient."""
     sent, got = [0] * devices, [0] * devices
     flat = torch.cat([array.reshape(-1) for array in arrays]) if len(arrays) > 1 else arrays[0].reshape(-1)
     sent[(rank + 1) % devices] = got[(rank - 1) % devices] = len(flat)

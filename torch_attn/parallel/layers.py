@@ -86,7 +86,7 @@ def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
 
 
 def _dropout(self: Any, x: Tensor) -> Tensor:
-    """Drop what the module on one device drops: each device has its place in the mask of the whole."""
+    """Apply the dropout mask of the whole module on one device; each device takes its part of it."""
     if not self.training or self.p == 0.0 or not is_sharded(x):
         return x if not self.training else Dropout.forward(self, x)
     keep = reference.draw(tuple(x.shape), self.p, self.rngs, x.dtype, x.device)
@@ -135,7 +135,7 @@ FORWARDS: dict[type[nn.Module], Any] = {
     KimiDeltaAttention: recurrent.kimi_delta_attention,
     Mamba2: recurrent.mamba2,
 }
-"""What is called in the place of a class's own forward."""
+"""Class -> its forward on devices, called instead of that of the class."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a mask shows of some sequences, heads, queries and keys: descriptions are seen from there, arrays are cut."""
+"""The part of a mask for some sequences, heads, queries and keys: descriptions are shifted, arrays are cut."""
 
 from __future__ import annotations
 

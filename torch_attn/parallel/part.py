@@ -1,4 +1,4 @@
-"""What one device holds of a call of attention, and the calls that it is by itself.
+"""One device's part of a call of attention, as calls on that device alone.
 
 Letters: b batch, t query position, s key position, h query head, k key/value head, c channel of a head.
 """
@@ -73,7 +73,7 @@ class Part:
         return implementations.choose(call, self.implementation).attend(call)
 
     def rows(self, first: int, count: int, start: int) -> Part:
-        """Return the part of `count` queries from the device's number `first` on, which stand at position `start`."""
+        """Return the part of `count` queries from the device's number `first` on, whose first position is `start`."""
 
         def cut(array: Tensor | None) -> Tensor | None:
             return array if array is None or array.shape[2] == 1 else array[:, :, first : first + count]

@@ -17,7 +17,7 @@ from .layers import local_class
 
 
 def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Devices) -> None:
-    """Put parameters and buffers on the devices, and tell every part of ours about them.
+    """Move parameters and buffers onto the devices, and give every module of ours their description.
 
     Args:
         module: changed in place.

@@ -1,6 +1,6 @@
-"""Products of vectors with a matrix that devices share: each multiplies what it has, and nothing is searched for.
+"""Products of vectors with a matrix that devices share: each multiplies its part, without a search for placements.
 
-DTensor looks for the cheapest way to move both operands, which takes minutes on meshes of three axes; here it is known.
+DTensor searches for the cheapest way to move both operands, which takes minutes on meshes of three axes.
 """
 
 from __future__ import annotations

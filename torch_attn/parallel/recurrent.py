@@ -51,11 +51,11 @@ class Line:
         return self.behind(context, state), state
 
     def before(self, state: Tensor, *beside: Tensor) -> Tensor:
-        """Return what the device before left; the first one has the state of the beginning.
+        """Return the state of the previous device; the first device gets the initial state.
 
         Args:
-            state: that of the beginning, or whatever else has its shape and dtype.
-            *beside: what the result is computed of: where one of it has a gradient, so has the state.
+            state: the initial state, or another tensor of its shape and dtype.
+            *beside: further inputs of the result: if any has a gradient, so does the state.
         """
         if self.rank == 0:
             return state
@@ -63,18 +63,18 @@ class Line:
         return found
 
     def behind(self, result: Tensor, state: Tensor) -> Tensor:
-        """Return a result, when the state beside it has gone to the next device; both have the same gradient then."""
+        """Return a result after its state has gone to the next device; both then have the same gradient."""
         if self.rank == self.devices - 1:
             return result
         found: Tensor = _Send.apply(self, result, state)
         return found
 
     def send(self, tensor: Tensor, hops: int) -> None:
-        """Send a tensor so many places on."""
+        """Send a tensor `hops` devices ahead."""
         distributed.send(tensor.contiguous(), self._peer(hops), group=self.group)
 
     def receive(self, like: Tensor, hops: int) -> Tensor:
-        """Return a tensor from so many places on."""
+        """Return a tensor from the device `hops` ahead."""
         found = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         distributed.recv(found, self._peer(hops), group=self.group)
         return found
@@ -249,7 +249,7 @@ def _config_of_heads(config: Any, sharding: Devices) -> Any:
 
 
 def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
-    """Return what a device needs of the attention mask of a call."""
+    """Return a device's part of the attention mask of a call."""
     mask, sharding = options.get("attention_mask"), self.sharding
     if mask is None:
         return None

@@ -28,7 +28,7 @@ def local_parameters(module: nn.Module, sharding: Devices, working: Iterable[Rol
 
 @contextlib.contextmanager
 def on_parts(module: nn.Module, parts: Mapping[str, Tensor], **attributes: Any) -> Iterator[None]:
-    """Lend tensors to a module in the place of its parameters, and attributes of its own."""
+    """Replace parameters of a module by other tensors inside the context, and set attributes."""
     former = {name: getattr(module, name) for name in attributes}
     lent = []
     try:

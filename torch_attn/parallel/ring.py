@@ -1,9 +1,9 @@
-"""Context parallel attention in which keys and values go round a ring: a device holds those of one other at a time.
+"""Context parallel attention in which keys and values travel round a ring: a device holds those of one other at a time.
 
-What queries found among some keys and among others is put together by the logarithms of their sums (arXiv 2310.01889),
-in float32, in float64 for float64 input. The gradient is written by hand, so that scores are computed anew and keys go
-round once more, with their gradients. Letters: b batch, t query position, s key position, h query head, k key/value
-head, g query heads per key/value head, c channel of a head.
+Results for different keys are combined by the logarithms of their sums (arXiv 2310.01889), in float32, in float64 for
+float64 input. The gradient is written by hand, so that scores are recomputed and keys travel round once more, with
+their gradients. Letters: b batch, t query position, s key position, h query head, k key/value head, g query heads per
+key/value head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ MAX_SCORES = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """What is known of a ring beside its arrays.
+    """The settings of a ring, without its arrays.
 
     Attributes:
-        at: which queries and keys each device serves.
+        at: the queries and keys that each device serves.
         keys: number of keys of all devices.
         mask: for the device's sequences and heads, in positions of the whole sequence.
         keep: dropout mask ``(b, h, t, s)``, None without dropout; all keys.
         scale: factor of the scores.
-        softcap: as `functional.dot_product_attention` has it.
+        softcap: as in `functional.dot_product_attention`.
         dropout: rate.
-        implementation: which one is asked for, None for the fastest.
+        implementation: the requested one, None for the fastest.
     """
 
     at: Places
@@ -57,7 +57,7 @@ class Ring:
     implementation: str | None
 
     def blocks(self, hop: int, queries: int, rows_at_once: int) -> Iterator[Block]:
-        """Yield what a device computes in a turn: some of its queries, and keys that some of them see."""
+        """Yield the blocks of a device's turn: some of its queries, and keys that some of them see."""
         devices, rank = self.at.devices, self.at.rank
         of_keys = dataclasses.replace(self.at, tokens=self.keys)
         starts, key_starts = self.at.starts(), of_keys.starts(turns(devices)[hop].owner(rank, devices))
@@ -99,8 +99,8 @@ def attend(part: Part, at: Places) -> Tensor:
     """Return the context of the device's queries.
 
     Args:
-        part: what the device holds; its keys are those of its own place, in order.
-        at: which queries and keys it serves.
+        part: the device's part of the call, with the keys of this device, in order.
+        at: the queries and keys that it serves.
     """
     dtype, keys = torch.promote_types(part.query.dtype, torch.float32), part.key.shape[1] * at.devices
     key, value = part.key, None if part.value is part.key else part.value
@@ -191,7 +191,7 @@ def _rows_at_once(query: Tensor, key: Tensor) -> int:
 def _attend(
     ring: Ring, block: Block, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
 ) -> tuple[Float[Tensor, "b t h c"], Float[Tensor, "b h t"]]:
-    """Return what the queries of a block find among its keys, and the logarithms of their sums."""
+    """Return the context of a block's queries over its keys, and the logarithms of their sums."""
     mask = block_of(ring.mask, block.queries, block.keys, query.device)
     part = None if bias is None else _of_block(bias, block)
     kept = None if ring.keep is None else Drawn(_of_block(ring.keep, block))
@@ -237,7 +237,7 @@ def _of_block(array: Tensor, block: Block) -> Tensor:
 
 
 def _add(total: Tensor, part: Tensor, block: Block) -> None:
-    """Add what a block gives to the gradient of an operand of the scores, summed over the axes that it has not."""
+    """Add a block's contribution to the gradient of an operand of the scores, summed over axes it lacks."""
     place = _of_block(total, block)
     place += part.sum_to_size(place.shape)
 

@@ -54,7 +54,7 @@ def _to_heads(array: Tensor, group: ProcessGroup, devices: int) -> Tensor:
 
 
 def _to_tokens(array: Tensor, group: ProcessGroup, devices: int) -> Tensor:
-    """Return what `_to_heads` was given, from what it returned."""
+    """Undo `_to_heads`."""
     batch = array.shape[0]
     rows = rearrange(array, "b (n t) h c -> (n b t) h c", n=devices)
     counts = [len(rows) // devices] * devices

@@ -1,4 +1,4 @@
-"""Sequences cut into chunks, a step over them, and how much of what a token wrote is left at another.
+"""Sequences cut into chunks, a scan over them, and the decay of one token's contribution until another.
 
 The twin is `jax_attn.recurrent.chunks`. Letters: b batch, t position (s an earlier one), n chunk, h head.
 """
@@ -33,9 +33,9 @@ def cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
 
 
 def decay_between(log_decay: Tensor) -> Tensor:
-    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
+    """Return the decay ``(..., t, s)`` at t of a contribution from s, 0 where s is later.
 
-    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
+    Every sum starts at its own s. Differences of running sums would cancel small summands behind large ones.
     """
     size = log_decay.shape[-1]
     after = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)

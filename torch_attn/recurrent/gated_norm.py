@@ -1,4 +1,4 @@
-"""Root mean square normalisation of what a gate lets through, group by group: the norm behind Mamba-2's heads.
+"""Root mean square normalisation of gated values, group by group: the norm behind Mamba-2's heads.
 
 The twin is `jax_attn.recurrent.gated_norm`.
 """

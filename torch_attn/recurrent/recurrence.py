@@ -34,7 +34,7 @@ def gated_delta_rule(
     chunk_size: int = CHUNK_SIZE,
     sharding: Any = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv"]]:
-    """Forget, then correct what the state says about a key, then read it (arXiv 2412.06464).
+    """Decay the state, correct its value for a key, then read it (arXiv 2412.06464).
 
     ``state = exp(log_decay) * state``; ``state += key (beta * (value - key state))^T``; ``context = query state``. All
     of it runs in float32, in float64 for float64 values.
@@ -43,10 +43,10 @@ def gated_delta_rule(
         query: ``(B, T, K, D)``, scaled; K divides H, and value head ``i`` reads query and key head ``i // (H // K)``.
         key: ``(B, T, K, D)``, of length 1 at most, or the state may grow.
         value: ``(B, T, H, Dv)``.
-        log_decay: ``(B, T, H)``, 0 or less: what is left of the state is its exponential; or ``(B, T, H, D)``, for each
-            channel of the key (Kimi Delta Attention, arXiv 2510.26692): take small chunks then, such as
-            `CHANNEL_CHUNK_SIZE`, since a chunk holds a decay per channel and pair of tokens.
-        beta: ``(B, T, H)``, from 0 (writes nothing) to 1 (replaces what was there).
+        log_decay: ``(B, T, H)``, 0 or less: its exponential is the share of the state that remains; or
+            ``(B, T, H, D)``, for each channel of the key (Kimi Delta Attention, arXiv 2510.26692): take small chunks
+            then, such as `CHANNEL_CHUNK_SIZE`, since a chunk holds a decay per channel and pair of tokens.
+        beta: ``(B, T, H)``, from 0 (writes nothing) to 1 (replaces the former value).
         state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
@@ -56,7 +56,7 @@ def gated_delta_rule(
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
 
     Raises:
-        ValueError: shapes that do not fit, or a name that is no form.
+        ValueError: shapes that do not fit, or an unknown form.
 
     Source: Yang et al., arXiv 2406.06484, for the triangular system that makes a chunk one step.
     """
@@ -108,7 +108,7 @@ def linear_attention(
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
 
     Raises:
-        ValueError: a state that does not fit, or a name that is no form.
+        ValueError: a state that does not fit, or an unknown form.
     """
     dtype = functional.wide_dtype(value)
     query, key, value = (one.to(dtype) for one in (query, key, value))
@@ -151,9 +151,9 @@ def positive_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
 
 
 def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
-    """Return `positive_features` of queries, divided by the largest of each: the division by their sum takes that out.
+    """Return `positive_features` of queries, scaled so that each query's largest is 1; the later division cancels that.
 
-    So a query far below zero in all channels has features that are no zeros, and a gradient that does not overflow.
+    So a query far below zero in all channels has non-zero features, and a gradient that does not overflow.
     """
     wide = x.to(functional.wide_dtype(x))
     top = wide.detach().amax(-1, keepdim=True)
@@ -162,9 +162,9 @@ def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
 
 
 def _divisor(total: Tensor) -> Tensor:
-    """Return what to divide by: 1 for a query that has met no key, and so would divide nothing by nothing.
+    """Return the divisor: `total`, or 1 for a query that has met no key, to avoid 0 / 0.
 
-    Below the smallest normal number it has met none that counts: XLA takes that for 0, and 1 over it overflows.
+    A sum below the smallest normal number counts as no key: XLA flushes it to 0, and 1 over it overflows.
     """
     return torch.where(total < torch.finfo(total.dtype).tiny, 1.0, total)
 
@@ -268,7 +268,7 @@ def _delta_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
 def _delta_chunks(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
+    """Solve for the contribution of every token of a chunk, given those of earlier ones, then step over chunks."""
     tokens, heads = value.shape[1:3]
     query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     log_decay, beta = (chunks.cut(array, "b (n t) h ... -> n (b h) t ...", chunk_size) for array in (log_decay, beta))
@@ -291,10 +291,10 @@ def _weigh_by_head(query: Tensor, key: Tensor, log_decay: Tensor) -> tuple[Tenso
 
 
 def _weigh_by_channel(query: Tensor, key: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Do what `_weigh_by_head` does with a decay per channel.
+    """Like `_weigh_by_head`, with a decay per channel.
 
-    No product of ``exp(sum)`` and ``exp(-sum)`` stands for the decay between two tokens: the second overflows where
-    gates are strong.
+    The decay between two tokens is not factored into ``exp(sum)`` and ``exp(-sum)``, as the second overflows for strong
+    gates.
     """
     decay = chunks.decay_between(log_decay.mT)
     left = rearrange(decay, "n b c t s -> n b t c s") * key.mT[:, :, None]
@@ -311,7 +311,7 @@ def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    """Return the inverse of ``1 + below``, where `below` is what a matrix ``(..., T, T)`` has below its diagonal."""
+    """Return the inverse of ``1 + below``, where `below` is the strictly lower triangle of a matrix ``(..., T, T)``."""
     unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.solve_triangular(matrix, unit.expand_as(matrix), upper=False, unitriangular=True)
 

@@ -14,7 +14,7 @@ import torch
 Signature = TypeVar("Signature")
 
 DType: TypeAlias = torch.dtype
-"""What a constructor takes as a dtype."""
+"""The dtypes that a constructor takes."""
 
 
 def typed_as(signature: Callable[..., Signature]) -> Callable[[Callable[..., object]], Signature]:

@@ -101,7 +101,7 @@ class Devices:
         return lax.all_gather(x, axis, axis=dim, tiled=True) if self.size(axis) > 1 else x
 
     def move(self, x: Array, axis: str) -> Array:
-        """Return what the device before this one holds."""
+        """Return the previous device's arrays."""
         size = self.size(axis)
         return lax.ppermute(x, axis, [(one, (one + 1) % size) for one in range(size)]) if size > 1 else x
 

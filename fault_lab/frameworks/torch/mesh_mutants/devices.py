@@ -109,7 +109,7 @@ class Devices:
         return _Gather.apply(x, self._group(axis), dim) if self.size(axis) > 1 else x
 
     def move(self, x: Tensor, axis: str) -> Tensor:
-        """Return what the device before this one holds."""
+        """Return the previous device's arrays."""
         return _Move.apply(x, self._group(axis), 1) if self.size(axis) > 1 else x
 
     def exchange(self, x: Tensor, axis: str, split: int, concat: int) -> Tensor:
