@@ -1,1 +1,1 @@
-"""The judge, judged: right pairs of any shape, planted faults, and how well they are told apart."""
+"""Measure the judge: correct pairs of any shape, planted faults, and how well it separates them."""

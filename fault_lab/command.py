@@ -56,22 +56,22 @@ def mutate(
 ) -> int:
     """Measure the judge behind compare: faults planted into torch or Flax must be found, right pairs must pass.
 
-    The table also shows what the usual rules say of the same numbers: rejected by the outputs | by gradients, too.
-    The default makes some 220 comparisons of a few seconds each.
+    The table also shows the verdicts of the usual rules on the same numbers: rejected by the outputs | by gradients,
+    too. The default makes some 220 comparisons of a few seconds each.
 
-    Each side runs attention by an implementation that the seed draws. A gallery is a Python file of pairs that you know
-    the truth about, right and with faults; it adds a table, and with it --configs and --faults may be 0.
+    Each side runs attention by an implementation that the seed draws. A gallery is a Python file of pairs with known
+    verdicts, right and with faults; it adds a table, and with it --configs and --faults may be 0.
 
     Example: attn-bridge mutate --configs 200 --plants 3 --json mutants.json
 
     Example: attn-bridge mutate --configs 0 --faults 0 --gallery my_pairs.py
 
-    With --mesh the faults are those of many devices, in a block that is written for them by hand; right pairs are that
-    block and our own modules on the mesh. --configs and --plants then count for each framework.
+    With --mesh the faults are those of many devices, in a hand-written distributed block; right pairs are that block
+    and our own modules on the mesh. --configs and --plants then count for each framework.
 
     Example: attn-bridge mutate --mesh tensor=2,context=2 --configs 50
 
-    Exit status: 0 = every fault that shows is found and there is no false alarm, 1 otherwise, 2 = bad usage.
+    Exit status: 0 = every visible fault is found without a false alarm, 1 otherwise, 2 = bad usage.
     """
     from rich.console import Console
 

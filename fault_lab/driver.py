@@ -1,8 +1,8 @@
-"""How good the judge is, measured: faults that it must find, and right pairs that it must not object to.
+"""Measure the judge: faults that it must find, and right pairs that it must accept.
 
-Every trial is one call of `attn_bridge.parity.compare`, as a user makes it. Next to its verdict stands what the usual
-rules say of the same numbers, and, for a fault, what it changes by measurement on its own side, so that one that
-changes nothing is told apart from one that was missed.
+Every trial is one call of `attn_bridge.parity.compare`, as a user makes it. The result also has the verdicts of the
+usual rules on the same numbers and, for a fault, its measured effect on its side, so that an invisible fault is not
+counted as missed.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ def mutate(
     only: str = "",
     progress: Progress | None = None,
 ) -> MutationReport:
-    """Measure how many faults `compare` finds and how many right pairs it objects to.
+    """Measure the share of faults that `compare` finds, and of right pairs that it rejects.
 
     Args:
         configs: number of right pairs of modules, each of another shape, scale and seed.
         faults: number of faults, the first ones of the list; None is all. With a gallery, both may be 0.
-        seed: where seeds begin; those below 5000 were used to choose the judge's constants.
-        plants: how many times each fault is planted on each side.
+        seed: the first seed; seeds below 5000 were used to choose the judge's constants.
+        plants: number of times that each fault is planted on each side.
         jobs: number of processes.
         gallery: galleries whose entries are judged as well, right and with each fault: ``file.py`` or ``module``, with
-            ``:name`` where the entries are not called ``entries`` (see `fault_lab.gallery`).
+            ``:name`` if the entries are not called ``entries`` (see `fault_lab.gallery`).
         only: plants the faults whose names begin with one of these, joined by commas; `configs` may be 0 then.
-        progress: called with what is done, how much of it, and how much there is.
+        progress: called with a stage, the work done and the total.
 
     Returns:
-        The report; ``report.passed`` says that every fault was found and no right pair objected to.
+        The report; ``report.passed`` is True if every fault was found and no right pair rejected.
 
     Raises:
-        ValueError: a number that is too small, more faults than there are, a name that no fault begins with, or a
-            gallery that is none.
+        ValueError: a number that is too small, more faults than the list has, a prefix of no fault, or an invalid
+            gallery.
         MissingBackendError: torch or Flax is not installed.
     """
     faults = len(FAULTS) if faults is None else faults
@@ -131,14 +131,14 @@ def mutate(
 
 
 def find_trial(case: str, gallery: str | Sequence[str] = ()) -> Trial | GalleryTrial:
-    """Return the trial that a report calls by this name: ``right:SEED``, ``FAULT:SIDE:SEED`` or ``gallery:ENTRY``.
+    """Return the trial with a name from a report: ``right:SEED``, ``FAULT:SIDE:SEED`` or ``gallery:ENTRY``.
 
     Args:
         case: the name; an entry with a fault is ``gallery:ENTRY:FAULT``.
         gallery: the galleries that have the entry.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the name is malformed or unknown, or the fault does not apply to the seed.
     """
     kind, _, rest = case.partition(":")
     if kind == PREFIX:
@@ -237,11 +237,11 @@ class _Subject:
             self._backends["flax"].set_weights(self.modules[1], self._on_side(flax_weights, "flax"))
 
     def described(self) -> dict[str, Any]:
-        """Return what the pair is, and which kernels of attention served each side, as JSON-ready data."""
+        """Return the configuration of the pair and the attention kernels that served each side, as JSON-ready data."""
         return self.pair.described() | {"kernels": {side: order.served for side, order in self._orders.items()}}
 
     def pictures(self) -> list[Picture]:
-        """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
+        """Run both sides once on the pair's weights and inputs, for a pair that the judge did not compare."""
         from attn_parity.compare.prepare import prepare
         from attn_parity.verdict.runner import Live
 
@@ -256,7 +256,7 @@ class _Subject:
         ]
 
     def change(self) -> Change:
-        """Measure what the fault changes on its own side."""
+        """Measure the effect of the fault on its own side."""
         assert self.fault is not None
         assert self.trial.side is not None
         side, seed = self.trial.side, self.pair.seed
@@ -278,7 +278,7 @@ class _Subject:
         return measure_change(right, wrong, numbers)
 
     def change_on_samples(self) -> Change:
-        """Measure what the fault changes on the samples that the judge takes."""
+        """Measure the effect of the fault on the samples that the judge takes."""
         from attn_parity.compare.prepare import prepare
         from attn_parity.verdict.runner import Live
 
@@ -366,10 +366,10 @@ def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
 
 
 def check_number(name: str, value: int, least: int) -> None:
-    """Refuse what is no whole number, or too small.
+    """Raise for anything but a whole number of at least `least`.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
         ValueError: it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int):

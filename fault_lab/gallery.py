@@ -1,7 +1,7 @@
-"""Pairs that somebody knows the truth about: entries of a gallery, judged right and with each of their faults.
+"""Galleries: pairs with known verdicts, judged right and with each of their faults.
 
-A gallery is a Python module or file with ``entries``: a mapping of name -> `Entry`, or a function that returns one.
-Nothing of it is imported before it is asked for, and an entry builds its sides when they are judged::
+A gallery is a Python module or file with ``entries``: a mapping of name -> `Entry`, or a function that returns one. It
+is imported only on request, and an entry builds its sides when they are judged::
 
     from fault_lab.gallery import Case, Entry, fault, inside
 
@@ -27,16 +27,16 @@ import rich.table
 from attn_parity import factories
 
 ATTRIBUTE = "entries"
-"""What a gallery calls its entries, where nothing else is said."""
+"""Default name of the entries of a gallery."""
 
 PREFIX = "gallery"
-"""What the names of cases of a gallery begin with."""
+"""Prefix of the names of gallery cases."""
 
 MOST_CANDIDATES = 2
 """Number of places that were not excluded among which the right one still counts; a reader looks at two."""
 
 Place = str | tuple[str, ...]
-"""A module path of the first side (``*`` stands for anything), or the modules around the code that is wrong."""
+"""A module path of the first side (``*`` matches anything), or the modules around the wrong code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Fault:
     """One realistic error of a port.
 
     Attributes:
-        places: where it may be said to be; a path, or the modules that the wrong code lies between.
+        places: the accepted locations; a path, or the modules around the wrong code.
         effect: ``meaning`` (shows in float64), or ``precision`` (shows in the working precision only).
         side: the side that has it.
-        direction: ``backward`` where the forward pass does not show it.
+        direction: ``backward`` if the forward pass does not show it.
     """
 
     places: tuple[Place, ...]
@@ -83,15 +83,15 @@ def fault(*places: Place, **how: Any) -> Fault:
 
 
 def inside(path: str, *children: str) -> tuple[Place, ...]:
-    """Return the places of wrong code in a module's own forward pass: the module, or between these children.
+    """Return the locations of wrong code in a module's own forward pass: the module, or between these children.
 
-    The module itself stands for its start and its end, before and after all of them.
+    The path of the module also represents its start and its end, before and after all of them.
     """
     return path, (path, *(f"{path}.{child}".lstrip(".") for child in children))
 
 
 class Case(NamedTuple):
-    """What ``compare`` is called with."""
+    """The arguments of a ``compare`` call."""
 
     first: Any
     second: Any
@@ -106,9 +106,9 @@ class Entry:
     Attributes:
         name: its name, as the table shows it.
         build: builds the pair; with the name of a fault, with that fault; None is right.
-        faults: what can be wrong with it.
-        tags: what it covers.
-        needs: packages that it imports besides the frameworks; where one is not installed it is left out.
+        faults: name -> fault that it can be built with.
+        tags: the features that it covers.
+        needs: packages that it imports besides the frameworks; it is left out if one is not installed.
     """
 
     name: str
@@ -137,17 +137,17 @@ class GalleryTrial:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What the judge said of an entry.
+    """The judge's result on an entry.
 
     Attributes:
         trial: the entry and the fault.
-        verdict: the judge's verdict; ``refused`` if it said why it does not compare them, ``crashed`` if it failed.
-        place: where it says that they part.
+        verdict: the judge's verdict; ``refused`` if it gave a reason for not comparing them, ``crashed`` if it failed.
+        place: the reported location of the divergence.
         message: its reason in one line.
         explanation: its reasons in full.
         seen: whether the verdict is right: a right pair is ``equal``, a fault is not.
-        placed: whether the place is right, too.
-        seconds: how long it took.
+        placed: whether the location is right, too.
+        seconds: its duration.
     """
 
     trial: GalleryTrial
@@ -161,7 +161,7 @@ class Finding:
 
     @property
     def right(self) -> str:
-        """``yes``, ``place`` where a fault is seen and said to be elsewhere, ``NO`` where the verdict is wrong."""
+        """``yes``, ``place`` for a fault that is seen and located wrongly, ``NO`` for a wrong verdict."""
         return "yes" if self.seen and self.placed else "place" if self.seen else "NO"
 
     @property
@@ -206,13 +206,13 @@ HEADINGS = ("entry", "fault", "verdict", "place", "right", "seconds")
 
 
 def load_entries(gallery: str) -> dict[str, Entry]:
-    """Return the entries of a gallery that can run here.
+    """Return the entries of a gallery that can run on this machine.
 
     Args:
-        gallery: ``file.py`` or ``module``, with ``:name`` where its entries are not called ``entries``.
+        gallery: ``file.py`` or ``module``, with ``:name`` if its entries are not called ``entries``.
 
     Raises:
-        ValueError: there is no such gallery, importing it raises, or what it offers are no entries.
+        ValueError: the gallery does not exist, importing it raises, or it has no valid entries.
     """
     return {name: one for name, one in _all_entries(gallery).items() if one.is_available}
 
@@ -256,7 +256,7 @@ def find_gallery_trial(case: str, galleries: Iterable[str]) -> GalleryTrial:
 
 
 def judge_trial(trial: GalleryTrial) -> Finding:
-    """Build an entry and judge it; what is raised becomes the verdict."""
+    """Build an entry and judge it; an exception becomes the verdict."""
     return judge_entry(load_entries(trial.gallery)[trial.entry], trial)
 
 

@@ -1,4 +1,4 @@
-"""What `mutate` found: per fault how often it was detected, and how often right pairs were objected to."""
+"""The report of `mutate`: the detections of each fault, and the rejections of right pairs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class MutationReport:
         results: one per trial, faults first.
         configs: number of right pairs.
         faults: number of faults.
-        seed: where seeds began.
-        plants: how many times each fault was planted on each side.
+        seed: the first seed.
+        plants: number of times that each fault was planted on each side.
         jobs: number of processes.
         environment: versions and machine.
-        seconds: how long it took.
+        seconds: its duration.
         galleries: the galleries that were judged.
-        only: how the names of the planted faults begin; "" plants all.
-        gallery: what was said of their entries.
+        only: prefixes of the names of the planted faults; "" plants all.
+        gallery: the results on their entries.
     """
 
     results: tuple[Result, ...]
@@ -188,7 +188,7 @@ class MutationReport:
         return rows
 
     def rows(self) -> list[tuple[str, str, str, list[str]]]:
-        """Return per fault its name, how often it was detected, what was said, and what the usual rules found."""
+        """Return per fault its name, its number of detections, the verdicts, and the findings of the usual rules."""
         found = []
         for name, results in self._by_fault().items():
             visible = [result for result in results if result.visible]

@@ -13,9 +13,9 @@ from .planted.usual_rules import USUAL_RULES
 from .visibility import Change
 
 OUTCOMES = ("detected", "missed", "invariance", "below rounding", "right", "false alarm")
-"""What a trial came to. Faults: ``detected``, ``missed``, or not visible there: ``invariance`` (the same function in
-exact arithmetic) or ``below rounding`` (no more is lost than rounding loses anyway). Pairs without a fault are
-``right``. A ``false alarm`` is an objection to a right pair, or to a fault that changes nothing."""
+"""The outcomes of a trial. Faults: ``detected``, ``missed``, or invisible: ``invariance`` (the same function in exact
+arithmetic) or ``below rounding`` (no more is lost than rounding loses anyway). Pairs without a fault are ``right``. A
+``false alarm`` is a rejection of a right pair, or of a fault that changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of one trial.
+    """The outcome of one trial.
 
     Attributes:
         trial: the trial.
         module: the module that was compared.
         described: its sizes and options.
-        verdict: the judge's verdict; ``refused`` if it said why it does not compare them, ``crashed`` if it failed.
+        verdict: the judge's verdict; ``refused`` if it gave a reason for not comparing them, ``crashed`` if it failed.
         message: the judge's reason in one line, "" when equal.
         explanation: the judge's reasons in full.
-        change: what the fault changes on its own side; None for a right pair.
+        change: the effect of the fault on its own side; None for a right pair.
         outcome: one of `OUTCOMES`.
-        rules: usual rule -> whether it rejects the outputs, and whether it rejects outputs or gradients; None where
+        rules: usual rule -> whether it rejects the outputs, and whether it rejects outputs or gradients; None if
             nothing could be compared.
-        seconds: how long it took.
+        seconds: its duration.
     """
 
     trial: Trial
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def visible(self) -> bool:
-        """Whether it counts for or against the judge: a fault that shows, or one that it told all the same."""
+        """Whether it counts for or against the judge: a visible fault, or one that the judge reported anyway."""
         return self.outcome in ("detected", "missed")
 
     @property

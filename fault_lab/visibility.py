@@ -1,9 +1,9 @@
-"""How far a fault changes the function that it is planted in, by measurement on one side alone.
+"""Measure how far a fault changes the function that it is planted in, on one side alone.
 
-A fault may be real and yet change nothing: a key bias cancels in softmax, positions count only relative to each
-other, a fill of -1e4 matters where a row sees nothing. Whether a judge that says ``equal`` missed something can't be
-left to the judge, nor to a declaration: the right and the wrong function of the same framework are run on the same
-numbers and compared.
+A fault may be real and yet change nothing: a key bias cancels in softmax, positions count only relative to each other,
+a fill of -1e4 matters where a row sees nothing. Whether a judge that returns ``equal`` missed something can't be left
+to the judge, nor to a declaration: the right and the wrong function of the same framework are run on the same numbers
+and compared.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Effect = Literal["meaning", "precision", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a fault changes.
+    """The effect of a fault.
 
     Attributes:
         forward: largest change of an output in float64, relative to the largest output.
         backward: largest change of a gradient in float64, relative to the largest of its kind.
-        noise: what moving all numbers by one unit in the last place does to outputs and gradients.
-        loss: how many times the rounding error of the right function the wrong one makes in float32; None where the
-            meaning changes.
+        noise: the change of outputs and gradients when all numbers move by one unit in the last place.
+        loss: ratio of the wrong function's rounding error in float32 to that of the right one; None if the meaning
+            changes.
     """
 
     forward: float

@@ -1,8 +1,8 @@
-"""Configurations of the block that distributed faults are planted into, drawn from a seed.
+"""Configurations of the block for distributed faults, drawn from a seed.
 
-The block stands twice, in ``mesh_mutants/`` of each room of `frameworks`, as people write code for many devices: each
-device computes its part, and what they need of each other goes through collectives that are called by name. On one
-device it is the plain block that it is compared with.
+The block exists twice, in ``mesh_mutants/`` of each room of `frameworks`, written like typical distributed code: each
+device computes its part, and exchanges the rest through explicit collectives. On one device it is the plain block that
+it is compared with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MeshConfig:
     """One shape of the block, and how devices share it.
 
     Attributes:
-        seed: what it was drawn from.
+        seed: the seed of the draw.
         tensor: devices that share heads and hidden units.
         context: devices that share tokens.
         method: how queries meet keys of other devices.
@@ -35,12 +35,12 @@ class MeshConfig:
         num_heads: number of query heads.
         num_kv_heads: number of key heads; where they do not divide, every device holds all of them.
         head_dim: width of a head.
-        causal: whether a query sees only itself and what came before it.
-        window: how many tokens back a query sees, itself counted; None is all.
+        causal: whether a query sees only itself and earlier tokens.
+        window: number of tokens back that a query sees, itself counted; None is all.
         padding: whether padding is hidden.
         rope: whether query and key are rotated by their positions.
         sinks: whether each head has a logit that joins the softmax and carries no value.
-        inner_norm: whether what heads give is normalised over all of them, a width that devices share.
+        inner_norm: whether the heads' outputs are normalised over all heads, a width that devices share.
         bias: whether query, key, value and output projection have biases.
         hidden: width of the MLP.
     """

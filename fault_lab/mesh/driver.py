@@ -46,10 +46,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class MutationTask(MeshTask):
-    """What one process of a mesh judges.
+    """The trials that one process of a mesh judges.
 
     Attributes:
-        trials: what is judged.
+        trials: the trials.
     """
 
     trials: tuple[MeshTrial, ...]
@@ -65,23 +65,23 @@ def mutate_mesh(
     frameworks: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> MeshMutationReport:
-    """Measure how many distributed faults `compare` finds and names, and how many right sharded pairs it objects to.
+    """Measure the share of distributed faults that `compare` finds and names, and of right pairs that it rejects.
 
-    Faults are planted into a block that is written for many devices by hand. Right pairs are that block, and our own
-    modules that `parallelize` shares out, drawn in shape, masks, method and precision. The other side is plain.
+    Faults are planted into a hand-written distributed block. Right pairs are that block, and our own modules that
+    `parallelize` shares out, drawn in shape, masks, method and precision. The other side is plain.
 
     Args:
-        sizes: size of each axis of the mesh: of ``tensor``, ``context`` and ``fsdp`` those that there are.
+        sizes: size of each axis of the mesh: any of ``tensor``, ``context`` and ``fsdp``.
         configs: number of right pairs of each framework.
-        faults: names of faults, or how many, the first ones of the list; None is all. Those that no configuration of
-            this mesh can have are left out.
-        seed: where seeds begin.
-        plants: how many times each fault is planted in each framework.
+        faults: names of faults, or the number of faults, the first ones of the list; None is all. Faults that no
+            configuration of this mesh can have are left out.
+        seed: the first seed.
+        plants: number of times that each fault is planted in each framework.
         frameworks: ``torch``, ``flax``; those that are installed by default.
-        progress: called with what is done, how much of it, and how much there is.
+        progress: called with a stage, the work done and the total.
 
     Raises:
-        ValueError: an axis, a size, a name or a number that is none.
+        ValueError: an invalid axis, size, name or number.
         MissingBackendError: a framework is not installed.
         WorkerDiedError: a process was killed.
     """
@@ -103,10 +103,10 @@ def mutate_mesh(
 def run_cases(
     sizes: Mapping[str, int], cases: Iterable[str], *, progress: Progress | None = None
 ) -> MeshMutationReport:
-    """Run some trials of a report again, by the names that it calls them: ``FAULT:FRAMEWORK:SEED``, or ``right:...``.
+    """Run some trials of a report again, by their names in it: ``FAULT:FRAMEWORK:SEED``, or ``right:...``.
 
     Raises:
-        ValueError: a name that is none, or a configuration that does not have what the fault needs.
+        ValueError: an unknown name, or a configuration that the fault does not apply to.
     """
     check_mesh_sizes(sizes)
     return _judged(sizes, [_trial(case, sizes) for case in cases], 0, FIRST_SEED, 1, progress)
@@ -158,7 +158,7 @@ def _judged(
 def plan_trials(
     framework: Framework, sizes: Mapping[str, int], configs: int, faults: Sequence[MeshFault], seed: int, plants: int
 ) -> list[MeshTrial]:
-    """Return what is judged in a framework: right pairs, and each fault where the code that goes wrong runs."""
+    """Return the trials of a framework: right pairs, and each fault in configurations that run the faulty code."""
     trials = [MeshTrial("", framework, seed + number) for number in range(configs)]
     for fault in faults:
         start = seed + FAULT_SEEDS + 1000 * MESH_FAULTS.index(fault)

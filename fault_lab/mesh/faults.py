@@ -1,7 +1,7 @@
-"""Faults that people make in code for many devices; both ``mesh_mutants/`` hold the code that goes wrong.
+"""Typical faults of code for many devices; both ``mesh_mutants/`` contain the faulty code.
 
-What a fault is called, what it does and where the code that goes wrong runs stand here. Whether it then shows is
-measured.
+This module has the name of each fault, its description, and the configurations that run the faulty code. Its visibility
+is measured.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class RightPair:
 
 
 def draw_right(seed: int, sizes: Mapping[str, int]) -> RightPair:
-    """Draw a right pair for a mesh of these sizes: three of four in sizes of their own, the others of ``check``."""
+    """Draw a right pair for a mesh of these sizes: three of four with drawn sizes, the others from ``check``."""
     random = np.random.default_rng([seed, 11])
     method = _one_of(random, METHODS) if sizes.get("context", 1) > 1 else "all_gather"
     dtype = _one_of(random, DTYPES)

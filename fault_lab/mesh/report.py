@@ -1,4 +1,4 @@
-"""What `mutate --mesh` found: which distributed faults are found and named, how often right pairs are objected to."""
+"""The report of `mutate --mesh`: distributed faults found and named, and right pairs rejected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MeshMutationReport:
 
     @property
     def wrong(self) -> list[MeshResult]:
-        """What counts against the judge: faults that were missed, and objections to what is right."""
+        """Results that count against the judge: missed faults, and rejected right pairs."""
         return [one for one in self.results if one.is_wrong]
 
     @property
@@ -113,7 +113,7 @@ class MeshMutationReport:
         return f"{', '.join(parts)}, in {self.seconds:.0f} s"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return per fault its name, what was found and named in each framework, and what one report said."""
+        """Return per fault its name, its description, the counts per framework, and an example of a finding."""
         found = []
         frameworks = self._frameworks()
         for name in dict.fromkeys(one.trial.fault for one in self.results if one.trial.fault):

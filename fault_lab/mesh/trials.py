@@ -25,10 +25,10 @@ from .configs import MeshConfig, draw_mesh_config
 from .pairs import draw_right
 
 SEEDS = 1
-"""How many times the judge draws numbers, beside those that a pair has."""
+"""Number of the judge's draws, in addition to the pair's own numbers."""
 
 HAND_WRITTEN = 3
-"""One right pair of so many is the block without a fault, the others are modules of ours."""
+"""One right pair in this many is the block without a fault; the others are modules of ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class MeshTrial:
 
 @dataclasses.dataclass(frozen=True)
 class MeshResult:
-    """What came of one trial.
+    """The outcome of one trial.
 
     Attributes:
         trial: the trial.
@@ -53,11 +53,11 @@ class MeshResult:
         verdict: the judge's verdict; ``crashed`` if it failed.
         message: the judge's reason, "" when equal.
         shard: devices or shards that the report names, "" if none.
-        kind: what the report says that the difference is consistent with, "" if it says nothing.
-        place: submodule in which the report says that it is.
-        change: what the fault changes on its own side; None for a right pair.
+        kind: the reported cause that the difference is consistent with, "" if none.
+        place: the reported submodule.
+        change: the effect of the fault on its own side; None for a right pair.
         outcome: ``detected``, ``missed``, ``invisible``, ``right``, ``refused`` or ``false alarm``.
-        seconds: how long it took.
+        seconds: its duration.
     """
 
     trial: MeshTrial
@@ -78,7 +78,7 @@ class MeshResult:
 
     @property
     def is_named(self) -> bool:
-        """Whether the report says which devices or shards differ, or what the difference is consistent with."""
+        """Whether the report names the devices or shards that differ, or a consistent cause."""
         return bool(self.shard or self.kind)
 
     @property
@@ -176,13 +176,13 @@ def _judged(result: MeshResult, first: Any, second: Any, inputs: Mapping[str, An
 
 
 def shard_of(report: Report) -> str:
-    """Return which devices or shards a report says that a difference lies in; "" if it names none."""
+    """Return the devices or shards that a report names for a difference; "" if it names none."""
     copies = [one.message for one in report.failures if one.kind == "copies"]
     return next(iter([*copies, *(f"{one.name} {one.shards}" for one in report.failures if one.shards)]), "")
 
 
 def _change(trial: MeshTrial, config: MeshConfig, wrong: Any) -> Change:
-    """Measure what a fault changes, against the same block on one device."""
+    """Measure the effect of a fault, against the same block on one device."""
     subject_of = load_adapter(trial.framework).subject_of
     weights = mutants.draw_weights(config.shapes(), trial.seed, 1.0)
     right = subject_of(_builder(trial.framework)(config, weights))

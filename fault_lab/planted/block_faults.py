@@ -1,6 +1,6 @@
-"""Faults that porters make in a transformer block; both ``mutants.py`` hold the code that goes wrong.
+"""Typical faults of ports of a transformer block; both ``mutants.py`` contain the faulty code.
 
-What a fault is called, where it can be planted, and where it changes nothing stand here.
+This module has the name of each fault, where it can be planted, and where it changes nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Fault:
 
     Attributes:
         name: its name, which the block takes.
-        about: what the porter did.
-        applies: where the code that goes wrong runs at all.
-        hidden: where it changes neither an output nor a gradient in exact arithmetic.
-        verdict: what the judge should say: ``different`` (another meaning), ``precision`` (the meaning is right, and
-            more is lost than the other side loses), ``inconclusive`` (not the same from run to run).
-        drops_parameter: whether a parameter is left unused, which is told even where the numbers hide it.
-        held: whether it is not in the code: one side holds other weights than the other.
-        in_attention: whether the code that goes wrong is that of scores and weights, which then runs no drawn kernel.
+        about: the porter's mistake.
+        applies: whether a configuration runs the faulty code at all.
+        hidden: whether it changes neither an output nor a gradient in exact arithmetic.
+        verdict: the expected verdict: ``different`` (another meaning), ``precision`` (the meaning is right, and the
+            loss exceeds the other side's), ``inconclusive`` (not the same from run to run).
+        drops_parameter: whether a parameter is left unused, which is reported even where the numbers hide it.
+        held: whether the fault is in the weights: one side holds other weights than the other.
+        in_attention: whether the faulty code computes scores and weights, which then runs no drawn kernel.
     """
 
     name: str

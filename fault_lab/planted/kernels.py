@@ -1,8 +1,8 @@
-"""Which implementation of attention each side of a trial runs, drawn from its seed apart from everything else.
+"""The implementation of attention of each side of a trial, drawn from its seed apart from everything else.
 
-A verdict may not depend on how either side computes attention. So each side draws an order of all implementations that
-its framework knows, our own and others'; in every call the first of them that supports the call serves it. What serves
-thus follows from the seed and from what the machine has. The numbers of a trial do not depend on it.
+A verdict must not depend on how either side computes attention. So each side draws an order of all implementations that
+its framework has, ours and others'; in every call the first of them that supports the call serves it. The serving
+implementation thus follows from the seed and the machine. The numbers of a trial do not depend on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from attn_bridge.backends import Framework
 
 OWN_FORMULA = "formula"
-"""The block's own code, which faults are planted into: it stands beside the kernels where it may be drawn."""
+"""The block's own code, which faults are planted into; it is drawn like a kernel where possible."""
 
 
 class Kernel(Protocol):
@@ -68,12 +68,12 @@ class Order:
 
 
 def draw_order(seed: int, side: Framework, names: Iterable[str]) -> list[str]:
-    """Return names in an order that follows from a seed, where each name's place does not depend on what others are.
+    """Return names in an order that follows from a seed; the order of any two does not depend on the other names.
 
     Args:
         seed: of the trial.
-        side: draws another order than the other side.
-        names: what to order.
+        side: each side draws another order.
+        names: the names.
     """
 
     def number(name: str) -> float:

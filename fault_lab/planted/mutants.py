@@ -28,10 +28,10 @@ MAX_DRAWS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """One shape of the block, and of the numbers that it holds and is given.
+    """One shape of the block, and of its weights and inputs.
 
     Attributes:
-        seed: what it was drawn from.
+        seed: the seed of the draw.
         lengths: length of each sequence of the batch; the rest is padding.
         tokens: number of positions T.
         d_model: width of the residual stream.
@@ -39,8 +39,8 @@ class BlockConfig:
         num_kv_heads: number of key/value heads.
         head_dim: width of a head.
         fused: whether query, key and value come from one matrix, whose rows are query, then key, then value.
-        causal: whether a query sees only itself and what came before it.
-        window: how many tokens back a query sees, itself counted; None is all.
+        causal: whether a query sees only itself and earlier tokens.
+        window: number of tokens back that a query sees, itself counted; None is all.
         padding: side on which short sequences are padded, ``none`` for no mask.
         rope: whether query and key are rotated by their positions, halves of a head as pairs.
         rope_theta: its base.
@@ -52,13 +52,13 @@ class BlockConfig:
         norm: LayerNorm or RMSNorm.
         eps: constant added to the variance.
         hidden: width of the MLP with GELU; 0 leaves it out.
-        outputs: 2 also returns what attention adds to the residual stream.
+        outputs: 2 also returns the contribution of attention to the residual stream.
         dropout: rate of the dropout of attention weights, which eval mode switches off.
         input_scale: spread of the input.
         input_mean: mean of the input.
-        gain: spread of matrices, times the root of their width; 0 stands for weights as a model starts with: spread
-            0.02, biases 0, norms 1.
-        zero_biases: whether the biases that are held are 0.
+        gain: spread of matrices, times the root of their width; 0 means weights like a fresh model's: spread 0.02,
+            biases 0, norms 1.
+        zero_biases: whether the biases are 0.
     """
 
     seed: int
@@ -183,10 +183,10 @@ def draw_config(seed: int) -> BlockConfig:
 
 
 def find_seed(start: int, wanted: Callable[[int], bool], draws: int = MAX_DRAWS) -> int:
-    """Return the first seed from `start` on that is wanted, of so many.
+    """Return the first of `draws` seeds from `start` on that satisfies `wanted`.
 
     Raises:
-        ValueError: there is none among many.
+        ValueError: none of them does.
     """
     for seed in range(start, start + draws):
         if wanted(seed):

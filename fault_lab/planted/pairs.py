@@ -1,6 +1,6 @@
-"""Pairs of modules that are the same, with what they hold and are given, drawn from a seed.
+"""Equal pairs of modules, with their weights and inputs, drawn from a seed.
 
-`mutate` judges them as they are, and plants faults into the block and into our modern variants.
+`mutate` judges them unchanged, and plants faults into the block and into our modern variants.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .mutants import Array, BlockConfig, draw_config
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A module of each framework, known to be the same, with the numbers that it holds and is given.
+    """A module of each framework, known to be equal, with their weights and inputs.
 
     Attributes:
-        name: ``Block``, or what ``build`` of both backends takes.
-        seed: what it was drawn from.
+        name: ``Block``, or another name that ``build`` of both backends takes.
+        seed: the seed of the draw.
         arguments: the sizes or the config that it is built from.
         inputs: keyword arguments of the torch call.
         flax_inputs: keyword arguments of the Flax call.
@@ -39,7 +39,7 @@ class Pair:
     zero_biases: bool
 
     def described(self) -> dict[str, Any]:
-        """Return what it is as JSON-ready data."""
+        """Return the description of the pair as JSON-ready data."""
         config = self.arguments.get("config")
         if isinstance(config, BlockConfig):
             return dataclasses.asdict(config)

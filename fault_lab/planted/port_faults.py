@@ -1,7 +1,7 @@
 """Faults of ports of our modern variants: another config than the model's, or weights read in another order.
 
-None needs wrong code of its own: ``Port`` of both ``mutants.py`` runs the right module by the wrong config, or on the
-rows of its weights as the wrong code would take them.
+They need no faulty code: ``Port`` of both ``mutants.py`` runs the right module with the wrong config, or on the rows of
+its weights in the order of the faulty code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Changes = Callable[[Any], Mapping[str, Any]]
 """Config -> the fields that a port has otherwise, nothing where that config has nothing to change."""
 
 Wrong = Changes | Reads
-"""What goes wrong in a port: its config, or what it reads."""
+"""The fault of a port: its changes to the config, or its wrong reads."""
 
 
 def _nothing(config: Any) -> Mapping[str, Any]:
@@ -46,11 +46,11 @@ def _nothing(config: Any) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class PortFault(Fault):
-    """One fault in a port of a modern variant; it can be planted where it changes the config or what is read.
+    """One fault in a port of a modern variant; it can be planted if it changes the config or the reads.
 
     Attributes:
         variant: name of the class.
-        wrong: what goes wrong, by the config.
+        wrong: config -> the fault.
     """
 
     variant: str = ""
@@ -154,7 +154,7 @@ def _without_offset(config: Any) -> Any:
 
 
 def _faults_of(variant: str, *rows: tuple[str, str, Wrong]) -> list[PortFault]:
-    """Make the faults of a variant from rows of name, what the porter did, and what that comes to."""
+    """Return the faults of a variant from rows of name, the porter's mistake, and its changes."""
     return [PortFault(name, about, variant=variant, wrong=wrong) for name, about, wrong in rows]
 
 

@@ -1,6 +1,6 @@
-"""What a port reads in the place of what: weights in another order than they are held, or in the place of others.
+"""Wrong reads of a port: weights in another order than stored, or other weights instead.
 
-Each way of reading is a function of the config; it returns nothing where that config has nothing to confuse.
+Each way of reading is a function of the config; it returns () if the config leaves nothing to confuse.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from einops import rearrange
 from attn_bridge.specs import GroupedQueryAttentionConfig, RelativeBias
 
 Reads = Callable[[Any], "tuple[Read, ...]"]
-"""Config -> what is read in the place of what."""
+"""Config -> the replacements of weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """What stands in the place of a tensor, or of the weight and the bias of a layer.
+    """The replacement of a tensor, or of the weight and the bias of a layer.
 
     Attributes:
         target: name of the vector or layer.
         source: name of the one that is read instead, a bias only where it has one.
-        order: which index of the source each index is; () as they stand.
+        order: the source's index for each index; () keeps the order.
         axis: the axis that is put into this order, 0 or -1, counted in the torch layout; a bias only has the first.
         is_transposed: whether a square matrix is read with its axes exchanged.
     """
@@ -38,13 +38,13 @@ class Read:
 
 
 def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) -> dict[str, Any]:
-    """Return the tensors in whose place others are read.
+    """Return the tensors that replace others.
 
     Args:
-        reads: what is read in the place of what.
+        reads: the replacements.
         held: all tensors, of either framework, by their names there.
-        transposed: whether the axes of layers' matrices stand the other way round, as in Flax; a bare matrix has the
-            same axes in both frameworks.
+        transposed: whether the axes of layers' matrices are reversed, as in Flax; a bare matrix has the same axes in
+            both frameworks.
     """
     found = {}
     for one in reads:

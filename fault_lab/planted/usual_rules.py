@@ -12,7 +12,7 @@ from attn_parity.results.findings import Array, Picture
 
 @dataclasses.dataclass(frozen=True)
 class UsualRule:
-    """One rule: its short name, what it says of the two float32 results, and whether it accepts them."""
+    """One rule: its short name, its condition on the two float32 results, and the check."""
 
     name: str
     about: str

@@ -1,4 +1,4 @@
-"""What attention of NNX modules is run by when `mutate` draws it: our implementations, and those of JAX and Flax.
+"""Implementations of attention in NNX modules that `mutate` draws: ours, and those of JAX and Flax.
 
 The twin is `fault_lab.frameworks.torch.kernels`.
 """

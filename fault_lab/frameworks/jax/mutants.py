@@ -1,8 +1,7 @@
-"""What faults are planted into, a transformer block and ports of our variants, and modules that are known to be right.
+"""Modules for planting faults, a transformer block and ports of our variants, and modules that are known to be right.
 
-configurations stand in `fault_lab.planted.mutants`, faults in `block_faults` and
-`port_faults` there. Letters: b batch, t query position, s key position, k key/value head, g query heads per key/value
-head, h head, c channel of a head.
+`fault_lab.planted.mutants` has the configurations, `block_faults` and `port_faults` there the faults. Letters: b batch,
+t query position, s key position, k key/value head, g query heads per key/value head, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Norm(nnx.Module):
         kind: ``layer`` or ``rms``.
         width: width of the features.
         eps: constant added to the variance.
-        fault: name of what goes wrong; "" is nothing.
+        fault: name of the fault; "" for none.
     """
 
     def __init__(self, kind: str, width: int, eps: float, fault: str = ""):
@@ -63,12 +62,12 @@ class Norm(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and an MLP, each behind a norm and beside a residual connection.
+    """Attention and an MLP, each behind a norm and with a residual connection.
 
     Args:
         config: its shape.
-        fault: name of what goes wrong; "" is nothing.
-        formula: run attention by the code below; else by `functional`, where it is right.
+        fault: name of the fault; "" for none.
+        formula: run attention by the code below; else by the correct code of `functional`.
         rngs: source of the initial weights (stream ``params``) and of dropout (``dropout``).
     """
 
@@ -260,7 +259,7 @@ class Block(nnx.Module):
         return context
 
     def attend(self, x: Float[Array, "b t d"], attention_mask: Array | None) -> Float[Array, "b t d"]:
-        """Attend, from the normalised input to what is added to the residual stream."""
+        """Return the contribution of attention to the residual stream, from the normalised input."""
         fault, groups = self.fault, self.config.groups
         query, key, value = self.project(x)
         query, key = self.place(query, key)
@@ -284,7 +283,7 @@ class Port(nnx.Module):
     Args:
         variant: name of its class.
         config: its config.
-        reads: what is read in the place of what.
+        reads: the replacements of weights.
         rngs: random numbers for initial weights.
     """
 
@@ -312,7 +311,7 @@ def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -
         name: ``Block``, ``Port``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``,
             ``TransformerEncoderLayer``, or one of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
-        order: what it runs attention by; by default as it is, the block by its own formula.
+        order: its order of attention implementations; by default its own, for the block the formula.
     """
     # Drawing initial weights by JAX would compile one program per shape.
     formula = order is None or order.first == OWN_FORMULA
@@ -356,7 +355,7 @@ def _fill(leaf: jax.ShapeDtypeStruct) -> Array:
 
 
 class _EncoderLayer(nnx.Module):
-    """What a port of `torch.nn.TransformerEncoderLayer` looks like."""
+    """A typical port of `torch.nn.TransformerEncoderLayer`."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, activation: str, norm_first: bool, *, rngs: nnx.Rngs):
         self.self_attn = nnx.MultiHeadAttention(num_heads, width, decode=False, dropout_rate=0.1, rngs=rngs)

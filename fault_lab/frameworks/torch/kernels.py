@@ -1,4 +1,4 @@
-"""What attention of torch modules is run by when `mutate` draws it: our implementations, and torch's own switches.
+"""Implementations of attention in torch modules that `mutate` draws: ours, and torch's own switches.
 
 The twin is `fault_lab.frameworks.jax.kernels`.
 """
@@ -84,7 +84,7 @@ KERNELS: dict[str, Kernel] = {
     "sdpa_cudnn": Backend(SDPBackend.CUDNN_ATTENTION, on_cpu=False),
     "eager": Eager(),
 }
-"""All of them by name; ``sdpa`` runs what the judge's settings leave of it."""
+"""All of them by name; ``sdpa`` runs one of the backends that the judge's settings allow."""
 
 _STOCK = ("MultiheadAttention", "TransformerEncoderLayer")
 

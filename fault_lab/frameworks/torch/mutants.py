@@ -1,8 +1,7 @@
-"""What faults are planted into, a transformer block and ports of our variants, and modules that are known to be right.
+"""Modules for planting faults, a transformer block and ports of our variants, and modules that are known to be right.
 
-configurations stand in `fault_lab.planted.mutants`, faults in `block_faults` and
-`port_faults` there. Letters: b batch, t query position, s key position, k key/value head, g query heads per key/value
-head, h head, c channel of a head.
+`fault_lab.planted.mutants` has the configurations, `block_faults` and `port_faults` there the faults. Letters: b batch,
+t query position, s key position, k key/value head, g query heads per key/value head, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Norm(nn.Module):
         kind: ``layer`` or ``rms``.
         width: width of the features.
         eps: constant added to the variance.
-        fault: name of what goes wrong; "" is nothing.
+        fault: name of the fault; "" for none.
     """
 
     def __init__(self, kind: str, width: int, eps: float, fault: str = ""):
@@ -62,12 +61,12 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a residual connection.
+    """Attention and an MLP, each behind a norm and with a residual connection.
 
     Args:
         config: its shape.
-        fault: name of what goes wrong; "" is nothing.
-        formula: run attention by the code below; else by `functional`, where it is right.
+        fault: name of the fault; "" for none.
+        formula: run attention by the code below; else by the correct code of `functional`.
     """
 
     def __init__(self, config: BlockConfig, fault: str = "", *, formula: bool = True):
@@ -258,7 +257,7 @@ class Block(nn.Module):
         return context
 
     def attend(self, x: Float[Tensor, "b t d"], attention_mask: Tensor | None) -> Float[Tensor, "b t d"]:
-        """Attend, from the normalised input to what is added to the residual stream."""
+        """Return the contribution of attention to the residual stream, from the normalised input."""
         fault, groups = self.fault, self.config.groups
         query, key, value = self.project(x)
         query, key = self.place(query, key)
@@ -282,7 +281,7 @@ class Port(nn.Module):
     Args:
         variant: name of its class.
         config: its config.
-        reads: what is read in the place of what.
+        reads: the replacements of weights.
     """
 
     def __init__(self, variant: str, config: Config, reads: tuple[Read, ...] = ()):
@@ -306,7 +305,7 @@ def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -
         name: ``Block``, ``Port``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``,
             ``TransformerEncoderLayer``, or one of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
-        order: what it runs attention by; by default as it is, the block by its own formula.
+        order: its order of attention implementations; by default its own, for the block the formula.
     """
     module = _make(name, arguments, formula=order is None or order.first == OWN_FORMULA)
     if order is None:

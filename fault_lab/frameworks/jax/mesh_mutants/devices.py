@@ -1,7 +1,7 @@
-"""What one device of many does for the others, in JAX: collectives inside `jax.shard_map`.
+"""The work of one device among many, in JAX: collectives inside `jax.shard_map`.
 
-The twin is `torch.mesh_mutants.devices`. `jax.shard_map` differentiates collectives, and adds up what
-devices give for an array that each of them holds; a gradient that goes wrong is planted into what passes `enter`.
+The twin is `torch.mesh_mutants.devices`. `jax.shard_map` differentiates collectives, and sums the gradients of an array
+that each device holds; a wrong gradient is planted into arrays that pass `enter`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Devices:
         return lax.axis_index(axis) if self.size(axis) > 1 else 0
 
     def spec(self, ndim: int, axis: int | None, name: str) -> Any:
-        """Return the cut of an array of so many axes along one of them."""
+        """Return the cut of an array of `ndim` axes along one of them."""
         name_or_none = name if self.size(name) > 1 else None
         return P(*(name_or_none if place == axis else None for place in range(ndim)))
 
@@ -75,12 +75,12 @@ class Devices:
         return jnp.asarray(table)[rank]
 
     def enter(self, x: Array, axes: Sequence[str], how: str = "") -> Array:
-        """Return an array that each device along some axes holds: gradients of all of them are added up.
+        """Return an array that each device along some axes holds: gradients of all of them are summed.
 
         Args:
             x: the array.
             axes: axes along which devices hold it.
-            how: what is wrong with the gradient: ``averaged``, ``twice`` or ``own``.
+            how: the fault of the gradient: ``averaged``, ``twice`` or ``own``.
         """
         axis = next((one for one in axes if self.size(one) > 1), None)
         if axis is None or not how:

@@ -18,12 +18,12 @@ from ....mesh.configs import MeshConfig
 from .devices import Devices, detach
 
 LOW = -1e30
-"""Stands for minus infinity, whose differences are no numbers."""
+"""Replaces minus infinity, whose differences are NaN."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What all parts of a block hold: configuration, devices, and what goes wrong ("" is nothing)."""
+    """The shared state of a block's parts: configuration, devices, and the fault ("" for none)."""
 
     config: MeshConfig
     devices: Devices
@@ -32,7 +32,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Keys and values ``(B, S, H, C)``, where they are in the sequence, and 1 where they are no padding."""
+    """Keys and values ``(B, S, H, C)``, their positions in the sequence, and 1 for each that is not padding."""
 
     key: Tensor
     value: Tensor
@@ -40,7 +40,7 @@ class Keys:
     valid: Tensor | None
 
     def moved(self, setup: Setup, places: Tensor) -> Keys:
-        """Return what the device before this one holds, whose places are known."""
+        """Return the previous device's keys and values, whose positions are given."""
         move, fault = setup.devices.move, setup.fault
         key, value = move(self.key, "context"), move(self.value, "context")
         if fault == "ring-gradient-stopped":
@@ -50,7 +50,7 @@ class Keys:
 
 
 def attend(setup: Setup, query: Tensor, keys: Keys, sinks: Tensor | None) -> Tensor:
-    """Return what the queries ``(B, T, H, C)`` of this device get."""
+    """Return the context of this device's queries ``(B, T, H, C)``."""
     c, devices, fault = setup.config, setup.devices, setup.fault
     size, rank = devices.size("context"), devices.rank("context")
     layout = c.layout(size)
@@ -122,7 +122,7 @@ def _count(setup: Setup, x: Tensor) -> Tensor:
 
 
 def merge(setup: Setup, parts: list[tuple[Tensor, Tensor, Tensor]], sinks: Tensor | None) -> Tensor:
-    """Return values over all keys ``(B, T, H, C)`` from what was found over parts of them."""
+    """Return values over all keys ``(B, T, H, C)`` from the results over parts of them."""
     fault = setup.fault
     tops = [top for _, _, top in parts]
     sink = None if sinks is None else rearrange(sinks, "h -> 1 h 1 1")

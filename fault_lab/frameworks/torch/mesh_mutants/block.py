@@ -1,7 +1,7 @@
-"""A transformer block whose parts each device computes by itself, with faults by name.
+"""A transformer block whose parts each device computes alone, with faults by name.
 
-The twin is `fault_lab.frameworks.jax.mesh_mutants.block`; configurations and faults stand in
-`fault_lab.mesh`. Letters: b batch, t token, h head, c channel of a head.
+The twin is `fault_lab.frameworks.jax.mesh_mutants.block`; `fault_lab.mesh` has configurations and faults. Letters: b
+batch, t token, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRADIENTS = {"gradient-averaged": "averaged", "gradient-summed-twice": "twice", 
 
 
 class Layer(nn.Module):
-    """What each device computes with its part of some weights.
+    """The computation of each device with its part of some weights.
 
     Args:
         setup: configuration, devices and fault.
@@ -69,7 +69,7 @@ class Layer(nn.Module):
         return product + self.enter(weights, f"{name}.bias") if bias and f"{name}.bias" in weights else product
 
     def reduced(self, weights: Mapping[str, Tensor], x: Tensor, name: str, what: str, added: Tensor | None) -> Tensor:
-        """Apply a linear layer whose inputs devices share, and add up what they have."""
+        """Apply a linear layer whose inputs devices share, and sum their results."""
         setup, fault = self.setup, self.setup.fault.removeprefix(f"{what}-")
         reduce, size = setup.devices.reduce, setup.devices.size("tensor")
         early = fault == "bias-on-every-rank"
@@ -180,7 +180,7 @@ class Attention(Layer):
         return added
 
     def padding(self, valid: Tensor) -> Tensor:
-        """Return 1 for the keys of a device that are no padding, else 0."""
+        """Return 1 for the keys of a device that are not padding, else 0."""
         devices, fault = self.setup.devices, self.setup.fault
         size, rank = devices.size("context"), devices.rank("context")
         if fault == "padding-of-first-shard":
@@ -228,7 +228,7 @@ class FeedForward(Layer):
         self.fc_out = nn.Linear(setup.config.hidden, setup.config.d_model)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the residual stream with what the layer adds."""
+        """Return the residual stream plus the layer's output."""
         return self.run([x, residual])
 
     def body(self, weights: Mapping[str, Tensor], x: Tensor, *others: Tensor) -> Tensor:
@@ -241,12 +241,12 @@ class FeedForward(Layer):
 
 
 class MeshBlock(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a residual connection.
+    """Attention and an MLP, each behind a norm and with a residual connection.
 
     Args:
         config: its shape.
         mesh: the devices; None is a single one.
-        fault: name of what goes wrong; "" is nothing.
+        fault: name of the fault; "" for none.
     """
 
     def __init__(self, config: MeshConfig, mesh: DeviceMesh | None = None, fault: str = ""):

@@ -1,8 +1,8 @@
-"""What one device of many does for the others, in torch: collectives that know their gradients.
+"""The work of one device among many, in torch: collectives with gradients.
 
-The twin is `jax.mesh_mutants.devices`. Each process is a device. Its backward pass has the gradient of
-what all devices hold, as in Megatron-LM (arXiv 1909.08053): what enters a part that devices share adds up gradients,
-what leaves it adds up values.
+The twin is `jax.mesh_mutants.devices`. Each process is a device. Its backward pass has the gradient of the sum over all
+devices, as in Megatron-LM (arXiv 1909.08053): entering a part that devices share sums gradients, leaving it sums
+values.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class Devices:
         return torch.from_numpy(np.array(table[rank]))
 
     def enter(self, x: Tensor, axes: Sequence[str], how: str = "") -> Tensor:
-        """Return a tensor that each device along some axes holds: gradients of all of them are added up.
+        """Return a tensor that each device along some axes holds: gradients of all of them are summed.
 
         Args:
             x: the tensor.
             axes: axes along which devices hold it.
-            how: what is wrong with the gradient: ``averaged``, ``twice`` or ``own``.
+            how: the fault of the gradient: ``averaged``, ``twice`` or ``own``.
         """
         for number, axis in enumerate(one for one in axes if self.size(one) > 1):
             wrong = how if number == 0 else ""
