@@ -20,7 +20,7 @@ CHUNK_SIZE = 64
 """Tokens of a chunk: within one, work grows with the square of their number."""
 
 CHANNEL_CHUNK_SIZE = 16
-"""Tokens of a chunk where every channel decays by itself: it holds a decay per channel and pair of tokens."""
+"""Tokens of a chunk if every channel has a separate decay: a chunk holds a decay per channel and pair of tokens."""
 
 
 def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> Form:
@@ -79,7 +79,7 @@ def check_recurrence(shapes: Sequence[Shape], state: Shape | None, *, by_channel
 
     Args:
         shapes: in that order.
-        state: shape of the state; None stands for zeros.
+        state: shape of the state; None means zeros.
         by_channel: whether the log decay may be ``(B, T, H, D)``, too: a decay per channel of the key.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Everything that says whether an accelerator computes right, and how fast, on one page: ``make accelerator``.
+"""Correctness and speed of an accelerator on one page: ``make accelerator``.
 
 python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME] [--with NAME ARGUMENTS] [--quick]
 
 It runs `attn-bridge doctor`, the matrix of `attn-bridge check`, the suite, the benchmarks of attention, and decoding,
-one after the other, each as the command that the page shows. The page is written anew after each: what an interrupted
-run has measured stays. Exit status: 0 = all of it passed, 1 = something did not, 2 = there is no accelerator.
+one after the other, each as the command that the page shows. The page is rewritten after each, so that an interrupted
+run keeps its measurements. Exit status: 0 = everything passed, 1 = a section failed, 2 = no accelerator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LENGTHS = (8192, 32768)
 
 @dataclass(frozen=True)
 class Section:
-    """One command and what the page says of it.
+    """One command and its section of the page.
 
     Attributes:
         name: word for it on the command line.
@@ -41,7 +41,7 @@ class Section:
         command: its arguments, after Python's own path.
         quick: further arguments that make it small.
         settings: variables of its environment.
-        passes: exit statuses of a command that did what it is for.
+        passes: exit statuses of a successful command.
     """
 
     name: str

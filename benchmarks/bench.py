@@ -50,17 +50,17 @@ class Bench:
     def prepare(
         self, group: dict[str, str], modes: Sequence[str], answer: str, matmul: int, sample: float
     ) -> dict[str, Any]:
-        """Build and run every contender once, and compare what it gives with the right answer.
+        """Build and run every contender once, and compare its results with the right answer.
 
         Args:
             group: the group as JSON-ready data.
             modes: those of `cells.MODES` to build.
             answer: npz file of the right answer.
             matmul: edge of the matrices of the yardstick.
-            sample: seconds that a sample should take at least; short calls are repeated.
+            sample: least duration of a sample in seconds; short calls are repeated.
 
         Returns:
-            ``rows``: per contender what is known by now; ``notes``: lines on what is left out.
+            ``rows``: the facts per contender so far; ``notes``: lines on omitted contenders.
         """
         wanted = Group.from_json(group)
         self._calls, self._repeats, self._spent, self._rounds = {}, {}, {}, 0
@@ -130,7 +130,7 @@ class Bench:
         return found
 
     def memory(self, group: dict[str, str], modes: Sequence[str], label: str) -> dict[str, int | None]:
-        """Return the peak of a contender's memory over its inputs, in bytes; to be called in a process of its own."""
+        """Return the peak of a contender's memory over its inputs, in bytes; to be called in a separate process."""
         wanted = Group.from_json(group)
         self.side.start(wanted)
         contenders, _ = self.side.contenders(wanted, modes)

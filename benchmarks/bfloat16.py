@@ -1,4 +1,4 @@
-"""What bfloat16 gains in `cpu_flash` beside float32, and both beside torch's own kernel, on this processor.
+"""The gain of bfloat16 over float32 in `cpu_flash`, with torch's own kernel for comparison, on this processor.
 
 python -m benchmarks.bfloat16 [--shape 4,1024,12,64 ...] [--rounds 5]
 

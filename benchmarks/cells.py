@@ -1,4 +1,4 @@
-"""What is measured: sizes, their floating-point operations and their inputs, the same in both frameworks."""
+"""The groups to measure: sizes, their floating-point operations and their inputs, the same in both frameworks."""
 
 from __future__ import annotations
 

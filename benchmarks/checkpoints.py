@@ -1,9 +1,9 @@
-"""How fast checkpoints are converted, and what the parts of it that are written by hand gain over a library.
+"""The speed of checkpoint conversion, and the gain of its hand-written parts over a library.
 
 python -m benchmarks.checkpoints [--gib 1.2] [--rounds 5] [--json FILE]            next to copying, and JAX and Orbax
 python -m benchmarks.checkpoints by-hand [--gib 0.5] [--rounds 5] [--json FILE]    each part next to the library's
 
-Everything is measured alternately in one run, each in a process of its own, and the median of the rounds is shown.
+Everything is measured alternately in one run, each in a separate process, and the median of the rounds is shown.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ IDLE = "import numpy, ml_dtypes, attn_bridge.checkpoints.accompanying, attn_brid
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Something that is written by hand, and the same by a library.
+    """A hand-written part, and its counterpart from a library.
 
     Attributes:
-        name: what is done.
-        ours: Python code of it; ``timed()`` begins what is measured, `path` is its file and `size` its bytes.
+        name: the job.
+        ours: Python code of it; ``timed()`` begins the measurement, `path` is its file and `size` its bytes.
         library: the same with the library.
         by: the library's name.
-        format: what `path` is: a checkpoint in this container, or "" for a file that is not there yet.
+        format: kind of `path`: a checkpoint in this container, or "" for a file to be created.
     """
 
     name: str
@@ -216,7 +216,7 @@ def main() -> None:
 
 
 def convert(root: Path, gib: float, rounds: int) -> dict[str, object]:
-    """Measure whole conversions, print a table, and return what was measured."""
+    """Measure whole conversions, print a table, and return the measurements."""
     source = root / "source"
     size, largest = make(source, gib)
     idle = memory(IDLE)
@@ -244,7 +244,7 @@ def convert(root: Path, gib: float, rounds: int) -> dict[str, object]:
 
 
 def by_hand(root: Path, gib: float, rounds: int) -> dict[str, object]:
-    """Measure what is written by hand next to a library, print a table, and return what was measured."""
+    """Measure hand-written parts next to a library, print a table, and return the measurements."""
     size = max(1, round(gib * 2**30 / TENSOR)) * TENSOR
     print(f"{size / 2**30:.2f} GiB, in tensors of {TENSOR / 2**20:.0f} MiB")
     print(f"{'':36}{'by':18}{'seconds':>9}{'spread':>16}{'processor s':>13}{'MiB over idle':>15}")
@@ -335,7 +335,7 @@ print(json.dumps({"seconds": seconds, "processor": processor, "memory": resident
 
 
 def measured(code: str, path: Path, size: int) -> dict[str, float]:
-    """Run Python code in a process of its own; return what it took after its call of ``timed()``."""
+    """Run Python code in a separate process; return its costs after its call of ``timed()``."""
     command = [sys.executable, "-c", MEASURED + code + MEASURED_END, str(path), str(size)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -345,7 +345,7 @@ def measured(code: str, path: Path, size: int) -> dict[str, float]:
 
 
 def memory(code: str, *arguments: str) -> int:
-    """Run Python code in a process of its own; return the most memory that it had resident, in bytes."""
+    """Run Python code in a separate process; return its peak resident memory, in bytes."""
     # What getrusage says is not reset by exec, so a child would have its parent's peak.
     after = "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     done = subprocess.run([sys.executable, "-c", code + after, *arguments], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a compiled program of JAX sends between devices: how often, and how much comes to each device."""
+"""The communication of a compiled JAX program: number of collectives, and bytes received per device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Traffic:
     """Collective operations of a program.
 
     Attributes:
-        counts: kind -> how often it runs.
-        bytes: what they give one device, all together.
+        counts: kind -> number of executions.
+        bytes: total bytes that they give one device.
     """
 
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -41,13 +41,13 @@ class Traffic:
 
 
 def traffic(program: str) -> Traffic:
-    """Return the collective operations of a program, those in loops as often as the loops turn.
+    """Return the collective operations of a program; those in loops count once per iteration.
 
     Args:
         program: HLO as text, of one device.
 
     Raises:
-        ValueError: a loop with collectives inside that says not how often it turns.
+        ValueError: a loop with collectives has an unknown number of iterations.
     """
     bodies: dict[str, list[str]] = {}
     lines: list[str] = []

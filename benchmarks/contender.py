@@ -1,4 +1,4 @@
-"""What the two frameworks hand to the measurement: contenders, which compute the same in their own way."""
+"""The interface of the two frameworks to the measurement: contenders, which compute the same in different ways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 KINDS = ("ours", "stock", "peer")
-"""Ours; what the framework itself has; any other."""
+"""Ours; the framework's own; any other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Work:
     """A contender with its inputs in place.
 
     Attributes:
-        call: computes once and returns what it computed, maybe before it is there.
-        read: turns that into float64 arrays, named as `oracle.answer` names them.
-        compile: compiles without running, where the framework can; then memory is not touched before it is measured.
+        call: computes once and returns the result, possibly before it is ready.
+        read: converts the result to float64 arrays, named as in `oracle.answer`.
+        compile: compiles without running, if the framework can; then memory is not touched before the measurement.
     """
 
     call: Callable[[], Any]
@@ -32,11 +32,11 @@ class Contender:
     """One way to compute a group.
 
     Attributes:
-        name: how it is called in the table.
+        name: its name in the table.
         kind: one of `KINDS`.
         mode: ``"eager"`` or ``"compiled"``.
-        make: puts the inputs in place; it raises NotImplementedError if the contender can't compute the group.
-        picked: whether it is what our function picks by itself.
+        make: allocates the inputs; raises NotImplementedError if the contender can't compute the group.
+        picked: whether our function picks it by default.
         square: whether it keeps ``T x T`` arrays.
     """
 
@@ -49,5 +49,5 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """What tells it from the others of its framework and group."""
+        """The name that distinguishes it within its framework and group."""
         return f"{self.name}, {self.mode}"

@@ -1,10 +1,9 @@
-"""What a token costs with a long cache: attention next to a stream over the same bytes, and a step in both frameworks.
+"""The cost of a token with a long cache: attention next to a stream over the same bytes, and a step in both frameworks.
 
 python -m benchmarks.decoding [--length 8192 32768] [--batch 1 8] [--dtype float32 bfloat16] [--rounds 15] [--best]
 
 Everything is measured alternately in one process, and the median of the rounds is shown, or the best. The stream
-(`benchmarks.stream`) reads what the keys and values take on all cores and adds it up; on a GPU there is
-none.
+(`benchmarks.stream`) reads the bytes of the keys and values on all cores and sums them; it does not run on a GPU.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def main() -> None:
 def measure(
     config: GroupedQueryAttentionConfig, length: int, rounds: int, batch: int = 1, dtype: str = "float32"
 ) -> dict[str, list[float]]:
-    """Return what is measured -> seconds of each round."""
+    """Return measurement -> seconds of each round."""
     capacity = length + ROOM + 4 * rounds
     device = torch_side.device()
     in_torch = torch_attn.GroupedQueryAttention(config, dtype=getattr(torch, dtype)).eval()
@@ -151,7 +150,7 @@ def flax_step() -> Any:
 
 
 def programs(config: GroupedQueryAttentionConfig, length: int, batch: int = 1, dtype: str = "float32") -> str:
-    """Say how many programs a few steps in JAX compile, and what memory one needs beside the cache."""
+    """Return a line on the programs that a few steps in JAX compile, and on a step's memory relative to the cache."""
     module = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)
     step, cache = flax_step(), module.init_cache(batch, length + ROOM)
     size = cache.key.nbytes + cache.value.nbytes

@@ -24,7 +24,7 @@ from .contender import Contender, Work
 from .peers_jax import PlainMultiHeadAttention
 
 STOCK = {"attention": "jax.nn", "modules": "flax.nnx.MultiHeadAttention"}
-"""What JAX and Flax themselves have, by subject."""
+"""The layers of JAX and Flax themselves, by subject."""
 
 _STOCK_NAMES = {"W_query": "query", "W_key": "key", "W_value": "value", "out_proj": "out"}
 
@@ -41,7 +41,7 @@ def describe() -> dict[str, Any]:
 
 
 def start(group: Group) -> None:
-    """Forget what was compiled; a float32 product is one of float32, as on the other side."""
+    """Clear compilation caches; compute float32 products in float32, as on the other side."""
     jax.clear_caches()
     jax.config.update("jax_default_matmul_precision", "highest" if group.dtype == "float32" else None)
 
@@ -63,7 +63,7 @@ def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], lis
 
 
 def elapsed(call: Callable[[], Any], repeats: int) -> float:
-    """Return the seconds per call, from the first call's start until everything is there."""
+    """Return the seconds per call, from the first call's start until all results are ready."""
     start_time = time.perf_counter()
     on_cpu = jax.default_backend() == "cpu"  # where a second call would run beside the first one
     for _ in range(repeats):
@@ -75,7 +75,7 @@ def elapsed(call: Callable[[], Any], repeats: int) -> float:
 
 
 def wait(result: Any) -> Any:
-    """Return a result when it is there."""
+    """Return a result once it is ready."""
     return jax.block_until_ready(result)
 
 
@@ -86,10 +86,10 @@ def matmul(size: int, dtype: str) -> Callable[[], Any]:
 
 
 def device_peak(work: Work) -> int | None:
-    """Return how many bytes a call takes on a device over what is there before it; None on a CPU.
+    """Return the bytes that a call takes on a device in addition to those in use before; None on a CPU.
 
-    JAX's allocator keeps one peak per process. Where compiling went above what the call needs, the compiler's own sum
-    of output and temporary memory stands for it.
+    JAX's allocator keeps one peak per process. If compiling exceeded the peak of the call, the result is the compiler's
+    own sum of output and temporary memory.
     """
     device = jax.devices()[0]
     if device.platform == "cpu" or not device.memory_stats():

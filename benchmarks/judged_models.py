@@ -91,7 +91,7 @@ def plant(folder: Path, target: Path, size: str, block: int, fault: str) -> None
 
 
 def main() -> None:
-    """Write the folder, judge it, and print what it took."""
+    """Write the folder, judge it, and print time and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="70b")
     parser.add_argument("--blocks", type=int, default=2)

@@ -1,4 +1,4 @@
-"""The machine that was measured on: processor, memory and versions, as far as the system tells."""
+"""The machine of a measurement: processor, memory and versions, as far as the system reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = ["avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_til
 
 
 def describe() -> dict[str, Any]:
-    """Return what is known without any framework."""
+    """Return the facts that need no framework."""
     info = _cpu_info()
     return {
         "cpu": info.get("model name") or platform.processor() or platform.machine(),
@@ -34,7 +34,7 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Return how many processes wanted to run in the last minute; None where the system does not tell."""
+    """Return the number of runnable processes, averaged over the last minute; None if the system does not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
@@ -55,7 +55,7 @@ def sentences(facts: dict[str, Any]) -> list[str]:
 
 
 def _cpu_info() -> dict[str, str]:
-    """Return what Linux says about the first processor; nothing elsewhere."""
+    """Return Linux's description of the first processor; empty on other systems."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def begin_peak() -> int | None:
-    """Make the largest resident memory of this process what it is now, and return it; None where that can't be done.
+    """Reset the peak of this process's resident memory to the present value, and return it; None if impossible.
 
-    What has been freed is given back first, so that it does not stand for what is taken from now on. What is garbage
-    is not: collect it before.
+    Freed memory is returned to the system first, so that it does not hide later allocations. Garbage is not freed:
+    collect it before.
     """
     if sys.platform != "linux":
         return None

@@ -1,10 +1,10 @@
-"""What a device holds and what goes between devices, for each way to share a module out, counted without a clock.
+"""Memory and communication per device, for each way to share a module out, counted without a clock.
 
 python -m benchmarks.meshes [--width 512] [--tokens 1024] [--devices 4] [--long 65536] [--json FILE]
 
-One attention and a model of two layers are shared out over simulated devices. JAX says of its compiled programs what
-they hold and send; torch's collectives are counted as they run (`CommDebugMode`). What torch's processes hold at most
-is not shown: no public means tells it on processors.
+One attention and a model of two layers are shared out over simulated devices. JAX reports memory and communication of
+its compiled programs; torch's collectives are counted as they run (`CommDebugMode`). The peak memory of torch's
+processes is not shown: torch has no public measure of it on processors.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to share a module out: the sizes of the axes of the mesh, called what they stand for."""
+    """A way to share a module out: the sizes of the mesh's axes, named by their roles."""
 
     sizes: tuple[tuple[str, int], ...]
     method: str = "all_gather"
 
     def __str__(self) -> str:
-        """Return what a table calls it."""
+        """Return its name in a table."""
         axes = ", ".join(f"{name}={size}" for name, size in self.sizes)
         return (f"{axes}, {self.method}" if "context" in axes else axes) or "1 device"
 
 
 def ways(devices: int) -> list[Way]:
-    """Return what is measured with so many devices."""
+    """Return the ways to measure with this many devices."""
     found = [Way(()), *(Way(((axis, devices),)) for axis in ("tensor", "fsdp"))]
     found += [Way((("context", devices),), method) for method in ("all_gather", "ring", "ulysses")]
     half = devices // 2
@@ -67,7 +67,7 @@ def ways(devices: int) -> list[Way]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one process measures.
+    """The measurement of one process.
 
     Attributes:
         framework: ``torch`` or ``flax``.
@@ -75,7 +75,7 @@ class Task:
         width: of the module.
         tokens: of a sequence.
         devices: of the mesh.
-        folder: where torch's processes meet.
+        folder: rendezvous of torch's processes.
         rank: number of the process.
     """
 
@@ -89,7 +89,7 @@ class Task:
 
 
 def configs(width: int) -> dict[str, Config]:
-    """Return what is measured."""
+    """Return the subjects to measure."""
     attention = GroupedQueryAttentionConfig(width, HEADS, KEY_HEADS, HEAD, position=Rotary(), mask=causal())
     norm = RMSNormConfig(width)
     block = DecoderBlockConfig(attention, FeedForwardConfig(width, 4 * width), norm)
@@ -131,7 +131,7 @@ HEAD_LINE = ("weights", "temporary", "collectives", "given", "torch", "JAX, forw
 
 
 def print_table(subject: str, rows: dict[str, dict[str, Any]]) -> None:
-    """Print what was measured of a subject, forward and with the backward pass."""
+    """Print the measurements of a subject, forward and with the backward pass."""
     lines = [(subject, *HEAD_LINE)]
     for way, row in rows.items():
         runs = row["flax"]["runs"]
@@ -163,7 +163,7 @@ def _mib(sizes: list[int]) -> str:
 
 
 def table(subject: str, *sizes: int) -> dict[str, dict[str, Any]]:
-    """Return way -> framework -> what was measured.
+    """Return way -> framework -> measurements.
 
     Raises:
         SystemExit: the frameworks put other weights on a device.
@@ -178,7 +178,7 @@ def table(subject: str, *sizes: int) -> dict[str, dict[str, Any]]:
 
 
 def alone(framework: str, subject: str, width: int, tokens: int, devices: int) -> Any:
-    """Run one measurement in processes of its own, and return what the first one found."""
+    """Run one measurement in separate processes, and return the result of the first one."""
     from benchmarks import meshes  # run as a command, this module has another name in the processes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -240,7 +240,7 @@ def build(task: Task, config: Config) -> Any:
 
 
 def jax_row(module: Any, x: np.ndarray) -> dict[str, Any]:
-    """Return what a device holds and gets, forward and with the backward pass."""
+    """Return a device's bytes of weights, and its memory and traffic forward and with the backward pass."""
     import jax
     from flax import nnx
 
@@ -263,7 +263,7 @@ def jax_row(module: Any, x: np.ndarray) -> dict[str, Any]:
 
 
 def torch_row(module: Any, x: np.ndarray) -> dict[str, Any]:
-    """Return what a device holds of the weights, and the collectives forward and with the backward pass."""
+    """Return a device's bytes of weights, and the collectives forward and with the backward pass."""
     from torch.distributed.tensor import DTensor
 
     from attn_parity.frameworks.torch import meshes

@@ -82,7 +82,7 @@ def write(folder: Path, layers: int, width: int, length: int) -> Any:
 
 
 def measure(folder: Path, theirs: Any, length: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Return part -> way -> median seconds; the first way of a part is what the others are held against."""
+    """Return part -> way -> median seconds; the first way of a part is the baseline."""
     found = {"loading": alternate(loading(folder), rounds)}
     ours = torch_attn.DecoderModel.from_pretrained(folder)
     flax = jax_attn.DecoderModel.from_pretrained(folder)
@@ -147,7 +147,7 @@ def steps(theirs: Any, ours: Any, flax: Any, ids: np.ndarray, length: int) -> di
 
 
 def check(part: str, ways: dict[str, Way]) -> None:
-    """Refuse ways whose logits are not those of the first: what is wrong can't win."""
+    """Exit if the logits of a way differ from those of the first: a wrong way must not win."""
     wanted, *others = (np.asarray(way()) for way in ways.values())
     for name, found in zip(list(ways)[1:], others, strict=True):
         apart = float(np.abs(found - wanted).max() / np.abs(wanted).max())

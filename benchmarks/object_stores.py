@@ -1,12 +1,12 @@
-"""How conversions from a store to a store scale with workers, against a store that is slow per connection.
+"""Scaling of store-to-store conversions with workers, against a store that is slow per connection.
 
     python -m benchmarks.object_stores --rate 1 --mib 1024 --workers 1 8
 
-The store is a process of this machine (parity_tests/support/object_store.py), so its rate has to be low enough that
-the processor is idle most of the time: that is what a real store would be waited for. Each conversion is a process of
-its own, as the command is; rounds alternate between the numbers of workers. A line says how long it took, and how much
-of that before the first byte was read, until all was written, and to publish; how busy the processor was, in cores of
-this machine (other processes included); and how many requests were under way on average while bytes were moved.
+The store is a process of this machine (parity_tests/support/object_store.py), so its rate has to be low enough that the
+processor is idle most of the time, as if waiting for a real store. Each conversion is a separate process, as the
+command is; rounds alternate between the numbers of workers. A line shows the total time, and its parts before the first
+byte was read, until all was written, and to publish; the load of the processor, in cores of this machine (other
+processes included); and the mean number of concurrent requests while bytes were moved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def busy() -> float:
 
 
 def convert(source: str, target: str, workers: int) -> None:
-    """Convert in a process of its own."""
+    """Convert in a separate process."""
     subprocess.run([sys.executable, "-c", CONVERT, source, target, str(workers)], check=True)
 
 

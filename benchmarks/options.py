@@ -1,10 +1,9 @@
-"""What masks, bias, softcap, sinks and dropout cost beside a causal call without them, in both frameworks.
+"""The costs of masks, bias, softcap, sinks and dropout, relative to a causal call without them, in both frameworks.
 
 python -m benchmarks.options [--shape 4,1024,12,64] [--rounds 7]
 
 Everything is measured alternately in one process, and the median of the rounds is shown, with the implementation that
-is picked. torch runs eagerly, JAX compiled; gradients are those of query, key and value, and of the bias where the line
-says so.
+is picked. torch runs eagerly, JAX compiled; gradients are those of query, key and value, and of the bias where noted.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main() -> None:
 
 
 def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each call beside query, key and value, with NumPy's arrays."""
+    """Return the arguments of each call in addition to query, key and value, as NumPy arrays."""
     random, causal = np.random.default_rng(0), masks.causal()
     bias = random.normal(size=(1, heads, tokens, tokens)).astype(np.float32)
     return {
@@ -85,7 +84,7 @@ def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
 def measure(
     batch: int, tokens: int, heads: int, width: int, rounds: int
 ) -> tuple[dict[tuple[str, str, str], float], dict[tuple[str, str], str]]:
-    """Return (call, framework, fwd or fwd+bwd) -> median seconds, and (call, framework) -> what was picked."""
+    """Return (call, framework, fwd or fwd+bwd) -> median seconds, and (call, framework) -> implementation picked."""
     random = np.random.default_rng(1)
     inputs = [random.normal(size=(batch, tokens, heads, width)).astype(np.float32) for _ in range(3)]
     ways: dict[tuple[str, str, str], Way] = {}
@@ -111,7 +110,7 @@ def _picked(arrays: list[Any], options: dict[str, Any]) -> str:
 
 
 def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
-    """Return what is picked, a forward call, and one with gradients."""
+    """Return the implementation picked, a forward call, and one with gradients."""
     arrays = [torch.from_numpy(one).requires_grad_() for one in inputs]
     options = {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
     if "rng" in options:
@@ -132,7 +131,7 @@ def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias:
 
 
 def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
-    """Return what is picked, a forward call, and one with gradients, both compiled."""
+    """Return the implementation picked, a forward call, and one with gradients, both compiled."""
     arrays = [jnp.asarray(one) for one in inputs]
     options = {name: jnp.asarray(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
     if "dropout" in options:

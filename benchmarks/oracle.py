@@ -22,7 +22,7 @@ in float32, which rounds at every step; 2.2 in bfloat16, where products are summ
 or a head in another's place, is far above."""
 
 NOT_COMPARED = ("grad W_key.bias",)
-"""Zero in exact arithmetic, since softmax takes no notice of what is added to all scores of a row."""
+"""Zero in exact arithmetic, since softmax is invariant to a constant added to all scores of a row."""
 
 
 def answer(group: Group) -> dict[str, np.ndarray]:
@@ -32,11 +32,11 @@ def answer(group: Group) -> dict[str, np.ndarray]:
 
 
 def wrong(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], dtype: str) -> str | None:
-    """Return what is wrong with an answer in `dtype`, in a line; None if nothing is.
+    """Return the error of an answer in `dtype`, in a line; None if it is right.
 
     Args:
         found: float64 arrays by name.
-        right: what `answer` returned; every name in it must be in `found`.
+        right: the result of `answer`; every name in it must be in `found`.
         dtype: the precision that `found` was computed in.
     """
     most, most_of_row = (units * float(ml_dtypes.finfo(dtype).eps) for units in ALLOWED[dtype])

@@ -1,4 +1,4 @@
-"""What was measured: rows, the ratios between them, and how they are shown and kept."""
+"""The measurements: rows, the ratios between them, and their presentation and storage."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All rows, and what they were measured on.
+    """All rows, with the machine that they were measured on.
 
     Attributes:
-        rows: in the order of measurement; those of a group stand together.
+        rows: in the order of measurement, group by group.
         machine: facts of `machine.describe`, and ``frameworks``.
-        notes: lines on what was left out.
-        rounds: how often each contender was timed.
-        quick: whether the sizes are too small to say anything about speed.
+        notes: lines on omissions.
+        rounds: number of timings per contender.
+        quick: whether the sizes are too small to show speed.
     """
 
     rows: tuple[Row, ...]
@@ -223,7 +223,7 @@ class Report:
         return columns, texts
 
     def lines(self) -> Iterator[str]:
-        """Yield what stands below the tables, one fact per line."""
+        """Yield the lines below the tables, one fact per line."""
         for row in self.rows:
             if row.status != "right":
                 yield f"{row.status}: {row.framework} {row.contender}, {row.mode}, {row.group}: {row.reason}"
@@ -249,7 +249,7 @@ def heading(group: Group, rows: Iterable[Row]) -> str:
 
 
 def fastest(rows: Iterable[Row]) -> Row | None:
-    """Return the fastest right row, None if there is none."""
+    """Return the fastest right row, None if no row is right."""
     return min((row for row in rows if row.median is not None), key=lambda row: row.median or 0.0, default=None)
 
 

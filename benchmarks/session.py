@@ -1,4 +1,4 @@
-"""A whole measurement: one worker per framework, never two at work at once, and what they found as a report."""
+"""A whole measurement: one worker per framework, never two at work at once, and their results as a report."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # memory that is freed goes back at once, so that a peak is one
 }
 UNSET = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-"""Removed from the environment of the workers: a first call that compiles nothing would say nothing."""
+"""Removed from the environment of the workers: with a cache, a first call would not measure compilation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
-        groups: what is compared.
+        groups: the groups to compare.
         frameworks: ``"torch"``, ``"jax"`` or both.
         modes: of `cells.MODES`.
-        rounds: how often each contender is timed.
+        rounds: number of timings per contender.
         memory: whether to measure peak memory, in a process per contender.
         matmul: edge of the matrices of the yardstick; None for 2048 on a CPU and 8192 on a GPU.
-        sample: seconds that a sample should take at least.
+        sample: least duration of a sample in seconds.
         budget: seconds after which a contender takes no part in further rounds of a group, but in three at least.
-        quick: whether the sizes are too small to say anything about speed.
+        quick: whether the sizes are too small to show speed.
     """
 
     groups: tuple[Group, ...]
@@ -65,11 +65,11 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """`bench.Bench` in a process of its own; a process that ended is started again for the next request.
+    """`bench.Bench` in a separate process; a process that ended is started again for the next request.
 
     Args:
         framework: ``"torch"`` or ``"jax"``.
-        folder: where its files go while it runs.
+        folder: folder for its files while it runs.
 
     Raises:
         MissingBackendError: the framework is not installed.
@@ -153,7 +153,7 @@ class Worker:
 
 
 Side = Worker | Bench
-"""A framework, in a process of its own or in this one."""
+"""A framework, in a separate process or in this one."""
 
 
 def measure(
@@ -161,9 +161,9 @@ def measure(
     progress: Callable[[str, int, int], None] | None = None,
     connect: Callable[[str, Path], Side] = Worker,
 ) -> Report:
-    """Measure what the plan says.
+    """Run a plan.
 
-    Frameworks that are not installed are left out, and a note says so.
+    Frameworks that are not installed are left out, with a note.
 
     Raises:
         ValueError: none of them is installed.

@@ -22,7 +22,7 @@ from attn_kernels.compiler.processor import LANES
 _SUMS = 8
 _STEP = 4 * LANES * _SUMS
 _AHEAD = 1024
-"""Bytes ahead of those that are read, which the processor is told to fetch: it stops at the end of a page by itself."""
+"""Distance in bytes of explicit prefetches: the processor's own prefetching stops at the end of a page."""
 
 _PART = 2**18
 """Bytes that a core takes at a time at least."""

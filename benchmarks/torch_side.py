@@ -20,11 +20,11 @@ from .contender import Contender, Work
 from .peers_torch import PlainMultiHeadAttention
 
 STOCK = {"attention": "SDPA", "modules": "torch.nn.MultiheadAttention"}
-"""What torch itself has, by subject."""
+"""The layers of torch itself, by subject."""
 
 
 def device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
+    """Return the GPU if available, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
 
 
 def start(group: Group) -> None:
-    """Forget what was compiled; a float32 product is one of float32, as on the other side."""
+    """Clear compilation caches; compute float32 products in float32, as on the other side."""
     del group
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch._dynamo.reset()
@@ -57,7 +57,7 @@ def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], lis
 
 
 def elapsed(call: Callable[[], Any], repeats: int) -> float:
-    """Return the seconds per call, from the first call's start until everything is there."""
+    """Return the seconds per call, from the first call's start until all results are ready."""
     if device().type == "cuda":
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -74,7 +74,7 @@ def elapsed(call: Callable[[], Any], repeats: int) -> float:
 
 
 def wait(result: Any) -> Any:
-    """Return a result when it is there."""
+    """Return a result once it is ready."""
     if device().type == "cuda":
         torch.cuda.synchronize()
     return result
@@ -89,7 +89,7 @@ def matmul(size: int, dtype: str) -> Callable[[], Any]:
 
 
 def device_peak(work: Work) -> int | None:
-    """Return how many bytes a call takes on a GPU over what is there before it; None where there is no GPU."""
+    """Return the bytes that a call takes on a GPU in addition to those in use before; None without a GPU."""
     if device().type != "cuda":
         return None
     torch.cuda.empty_cache()

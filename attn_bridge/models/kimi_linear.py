@@ -63,7 +63,7 @@ def read_delta(config: ModelConfig, layer: int) -> AttentionLayer:
 def read_latent(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of latent attention, whose shared part of the keys has no position.
 
-    The norms of the latents add 1e-6 whatever ``rms_norm_eps`` says, as in `transformers`.
+    The norms of the latents add 1e-6 regardless of ``rms_norm_eps``, as in `transformers`.
     """
     heads = config.integer("num_attention_heads")
     config.refuse("num_key_value_heads", None, heads)

@@ -31,7 +31,7 @@ def table(config: LightningAttentionConfig) -> Table:
 def read_lightning(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of lightning attention.
 
-    Its norm adds 1e-6 whatever ``rms_norm_eps`` says, as in `transformers`.
+    Its norm adds 1e-6 regardless of ``rms_norm_eps``, as in `transformers`.
     """
     config.refuse("hidden_act", "silu", "swish")
     heads = config.integer("num_attention_heads")

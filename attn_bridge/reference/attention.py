@@ -90,7 +90,7 @@ def visible_keys(shape: tuple[int, int, int, int], *, causal: bool, attention_ma
 
 
 def restricted(mask: Mask, attention_mask: np.ndarray | None, tokens: int) -> np.ndarray:
-    """Return what a description and the mask of a call both allow: bool ``(b, h, t, t)``, where b and h may be 1."""
+    """Return the intersection of a description and a call's mask: bool ``(b, h, t, t)``, where b and h may be 1."""
     places = np.arange(tokens)
     seen = np.asarray(mask.allowed(places[:, None], places[None, :]))
     seen = seen if seen.ndim == 4 else seen[None, None]

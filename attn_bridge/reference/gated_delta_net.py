@@ -16,7 +16,7 @@ def reference(
     x: np.ndarray,
     attention_mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, None]:
-    """Return what the tokens read from a state that fades and is corrected; there are no weights.
+    """Return the tokens' reads from a state that decays and is corrected, and None for weights.
 
     Tokens that `attention_mask` hides are zeros. Shapes: `x` ``([b,] t, d_in)``, `attention_mask` ``(b, t)``; gives
     ``([b,] t, d_out)``.

@@ -31,7 +31,7 @@ def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarr
 def number(x: np.ndarray, attention_mask: np.ndarray | None) -> np.ndarray:
     """Return the positions of tokens ``([b,] t, d)``, ``(t,)`` or ``(b, t)``: from 0 on, padding on the left left out.
 
-    A mask ``(b, t)`` tells where padding stands; other masks change nothing.
+    A mask ``(b, t)`` marks padding with False; other masks change nothing.
     """
     numbers = np.arange(x.shape[-2])
     if attention_mask is None or np.ndim(attention_mask) != 2:

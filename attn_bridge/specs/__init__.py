@@ -142,8 +142,8 @@ def find_variant(name: str, others: tuple[str, ...] = ()) -> Variant:
     """Return the variant of a class name or alias.
 
     Args:
-        name: what is looked for.
-        others: names of other things that the caller knows; an error tells of them, too.
+        name: the name.
+        others: further names that the caller accepts, for the message of the error.
 
     Raises:
         ValueError: no variant has that name.

@@ -1,4 +1,4 @@
-"""Configs as JSON and back: every object a mapping with the name of its class beside its fields."""
+"""Configs as JSON and back: every object is a mapping of its fields, with the name of its class."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _CLASSES: dict[str, type] = {
 
 
 def as_json(value: Any) -> Any:
-    """Return a config, or a part of one, as JSON has it.
+    """Return a config, or a part of one, as JSON-ready data.
 
     Raises:
-        TypeError: it holds what JSON can't say, such as a mask with an array.
+        TypeError: it holds a value without a JSON form, such as a mask with an array.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -70,7 +70,7 @@ def from_json(document: Any) -> Any:
 
     Raises:
         TypeError: a value of the wrong type.
-        ValueError: a class that is not known, or fields that are none of its, missing, or do not fit.
+        ValueError: an unknown class, or fields that are unknown, missing, or do not fit.
     """
     if isinstance(document, list):
         return tuple(from_json(one) for one in document)

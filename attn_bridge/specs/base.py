@@ -1,4 +1,4 @@
-"""What every spec is made of: a self-validating frozen config, and a table with one row per parameter."""
+"""The base of every spec: a self-validating frozen config, and a table with one row per parameter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Axis(str):
     parts: int
 
     def __new__(cls, name: str, parts: int) -> Self:
-        """Return the name; `parts` says how many equal parts follow each other along the axis."""
+        """Return the name; `parts` is the number of equal parts along the axis."""
         axis = super().__new__(cls, name)
         axis.parts = parts
         return axis
@@ -42,8 +42,8 @@ class Parameter:
     Attributes:
         rule: names it in both frameworks.
         shape: its shape in torch.
-        axes: logical names of its torch axes, what each is about: ``embed heads kv_heads head_dim mlp experts vocab``
-            and others. What devices share is told by them (`attn_bridge.sharding`); an `Axis` says in how many parts.
+        axes: logical names of its torch axes, by their roles: ``embed heads kv_heads head_dim mlp experts vocab`` and
+            others. They determine which axes devices share (`attn_bridge.sharding`), and an `Axis` in how many parts.
     """
 
     rule: Rule
@@ -64,7 +64,7 @@ class Parameter:
 
     @property
     def flax_axes(self) -> tuple[str, ...]:
-        """Logical names of the axes of the Flax leaf; the rule says which torch axis each is."""
+        """Logical names of the axes of the Flax leaf; the rule maps each to a torch axis."""
         torch_side, flax_side = (side.split() for side in self.rule.pattern.split("->"))
         return tuple(self.axes[torch_side.index(letter)] for letter in flax_side)
 
@@ -136,7 +136,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def _resolve(self, name: str, default: Any) -> None:
-        """Put in the default of a field that depends on others, so that nobody sees a None that means "later"."""
+        """Set a field that is None to its default, which depends on other fields, so that no None remains."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, default)
 
@@ -224,14 +224,14 @@ class Variant:
 
     Attributes:
         name: name of the class or function.
-        file: name of the file that holds it in all four places: spec, JAX, torch, NumPy reference.
+        file: name of its file in all four places: spec, JAX, torch, NumPy reference.
         config: its config.
         aliases: further names of the class.
         group: heading in reports.
         is_function: whether it is a function without parameters.
         returns_weights: whether it takes ``attention_mask`` and ``return_weights``.
-        examples: what it is checked on, where the class takes the config; without, it takes the arguments of its config
-            and is checked on cases of sizes that all such variants share.
+        examples: configs to check it on, if the class takes the config; without examples, it takes the arguments of its
+            config and is checked on cases of sizes that all such variants share.
     """
 
     name: str

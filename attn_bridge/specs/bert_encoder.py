@@ -21,7 +21,7 @@ _ONLY = {"model_type": "bert", "position_embedding_type": "absolute", "is_decode
 
 @dataclasses.dataclass(frozen=True)
 class BertEncoderConfig(ModelConfig):
-    """The keys of a Hugging Face ``BertConfig`` that decide what the encoder computes, with that class's defaults."""
+    """The keys of a Hugging Face ``BertConfig`` that affect the encoder's computation, with that class's defaults."""
 
     takes_foreign_keys: ClassVar[bool] = True
 

@@ -45,10 +45,10 @@ class DecoderBlockConfig(Config):
         attention: config of the attention.
         feed_forward: config of the feed-forward layers, or of a mixture of experts.
         norm: config of every norm of the block.
-        norms: where they stand: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
-            (``sandwich``, Gemma), or one before the two of them, which run side by side (``parallel``, GPT-J).
-        residual_scale: factor of what is added (Granite).
-        dropout: rate at which it is dropped in training.
+        norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
+            (``sandwich``, Gemma), or one before the two of them, which run in parallel (``parallel``, GPT-J).
+        residual_scale: factor of each sublayer's output (Granite).
+        dropout: rate at which that output is dropped in training.
     """
 
     attention: Attention
@@ -79,12 +79,12 @@ class DecoderBlockConfig(Config):
 
     @property
     def attention_name(self) -> str:
-        """Name of the attention in the block: linear attention has one of its own, as layers of both kinds mix."""
+        """Name of the attention in the block; linear attention has a separate name, as models mix both kinds."""
         return "linear_att" if isinstance(self.attention, GatedDeltaNetConfig | LinearAttentionConfig) else "att"
 
     @property
     def norm_names(self) -> tuple[str, ...]:
-        """Names of the norms that there are, in order of execution."""
+        """Names of the block's norms, in order of execution."""
         return _NORMS[self.norms]
 
     @property
@@ -110,11 +110,11 @@ class DecoderConfig(ModelConfig):
         vocab_size: number of tokens.
         emb_dim: width of the blocks.
         blocks: config of every block; without any, embeddings and head alone.
-        norm: config of the norm after the blocks; None is none.
+        norm: config of the norm after the blocks, or None.
         tie: whether the head's matrix is that of the embeddings.
         embedding_scale: factor of the embeddings (Gemma, Granite).
-        embedding_norm: config of a norm of the embeddings (BLOOM).
-        num_positions: rows of a table of positions that is added to the embeddings (GPT-2); None is no table.
+        embedding_norm: config of a norm of the embeddings (BLOOM), or None.
+        num_positions: rows of a table of positions that is added to the embeddings (GPT-2); None omits the table.
         logit_scale: factor of the logits (Granite).
         logit_softcap: logits become ``logit_softcap * tanh(logits / logit_softcap)`` (Gemma 2).
         dropout: rate at which embeddings are dropped in training.
@@ -168,14 +168,14 @@ class DecoderConfig(ModelConfig):
         return sum(math.prod(row.shape) for row in ends) + count_blocks(self.blocks)
 
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
-        """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
+        """Return redundant name in a checkpoint -> name of the weight that it is tied to."""
         if not self.tie:
             return {}
         return {"out_head.weight": "tok_emb.weight"} if side == "torch" else {"out_head.kernel": "tok_emb.embedding"}
 
     @property
     def embedding_parameters(self) -> tuple[Parameter, ...]:
-        """What stands before the blocks."""
+        """Parameters in front of the blocks: embeddings, positions and their norm."""
         return (
             table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),
             *((table("pos_emb", self.num_positions, self.emb_dim, "positions"),) if self.num_positions else ()),
@@ -184,7 +184,7 @@ class DecoderConfig(ModelConfig):
 
     @property
     def head_parameters(self) -> tuple[Parameter, ...]:
-        """What stands behind them."""
+        """Parameters behind the blocks: the last norm and the head."""
         return (
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
             *(

@@ -16,7 +16,7 @@ LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 @dataclasses.dataclass(frozen=True)
 class DifferentialAttentionConfig(Config):
-    """Sizes, biases, and where the factor of the second softmax starts.
+    """Sizes, biases, and the initial factor of the second softmax.
 
     Head ``i`` of the first half of the heads and the same of the second half are a pair.
 
@@ -29,8 +29,8 @@ class DifferentialAttentionConfig(Config):
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the output projection has one.
         position: `Rotary`, or None where positions come with the input.
-        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
-        lambda_init: what the factor of the second softmax starts from, below 1; see `lambda_of_layer`.
+        mask: which token attends to which; counts slots, the places of the tokens in the sequence, padding included.
+        lambda_init: initial factor of the second softmax, below 1; see `lambda_of_layer`.
         norm_eps: constant that the norm of a pair adds to the mean square.
         scale: factor of the scores; ``head_dim ** -0.5`` by default.
     """

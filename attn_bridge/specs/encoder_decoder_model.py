@@ -45,7 +45,7 @@ class ConvolutionsConfig(Config):
             raise ValueError(f"size ({self.size}) must be odd")
 
     def positions(self, frames: int) -> int:
-        """Return how many vectors come out of so many frames."""
+        """Return the number of vectors that the convolutions make of `frames`."""
         return -(-frames // self.stride)
 
     @property
@@ -59,16 +59,16 @@ class ConvolutionsConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderBlockConfig(Config):
-    """Attention, in a decoder attention to what the encoder made, and feed-forward layers, each added to its input.
+    """Attention, in a decoder attention to the encoder's output, and feed-forward layers, each added to its input.
 
     Attributes:
-        attention: config of the attention within the sequence; its mask says whether it is causal.
+        attention: config of the attention within the sequence; its mask determines whether it is causal.
         feed_forward: config of the feed-forward layers.
         norm: config of every norm of the block.
         cross_attention: config of the attention to the encoder's output; None in an encoder.
-        norms: whether a norm stands before each of them (``pre``), or behind the sum of it and its input (``post``, as
-            in arXiv 1706.03762).
-        dropout: rate at which what is added is dropped in training.
+        norms: whether norms are in front of each sublayer (``pre``), or behind the sum of it and its input (``post``,
+            as in arXiv 1706.03762).
+        dropout: rate at which a sublayer's output is dropped in training.
     """
 
     attention: GroupedQueryAttentionConfig
@@ -125,20 +125,20 @@ class EncoderDecoderBlockConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig(Config):
-    """An encoder or a decoder: what makes vectors of its input, positions, blocks, norms before and behind them.
+    """An encoder or a decoder: embeddings or convolutions of its input, positions, blocks, norms around them.
 
     Attributes:
         emb_dim: width of the blocks.
         blocks: config of every block.
-        num_positions: the most tokens of a sequence, or vectors that come out of the convolutions.
-        vocab_size: number of tokens of a table of its own; None where it takes that of the model, or convolutions.
-        convolutions: what makes vectors of frames in the place of a table of tokens (Whisper's encoder).
+        num_positions: the most tokens of a sequence, or vectors behind the convolutions.
+        vocab_size: number of tokens of a separate table; None if it uses that of the model, or convolutions.
+        convolutions: config of convolutions of frames that replace the table of tokens (Whisper's encoder).
         position_offset: rows of the table of positions before that of position 0 (2 in BART).
-        learned_positions: whether training changes the positions; else they are sines (Whisper's encoder).
+        learned_positions: whether training changes the positions; otherwise they are sines (Whisper's encoder).
         embedding_scale: factor of the vectors of tokens.
         embedding_norm: config of a norm before the blocks (BART).
         norm: config of a norm behind the blocks (Whisper).
-        dropout: rate at which what goes into the blocks is dropped in training.
+        dropout: rate at which the input of the blocks is dropped in training.
     """
 
     emb_dim: int
@@ -198,7 +198,7 @@ class StackConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What makes vectors, positions, the norm before the blocks, the blocks, and the norm behind them."""
+        """Convolutions or embeddings, positions, the norm before the blocks, the blocks, and the norm behind them."""
         return (
             *(self.convolutions.parameters if self.convolutions is not None else ()),
             *((table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),) if self.vocab_size is not None else ()),
@@ -211,7 +211,7 @@ class StackConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig):
-    """An encoder, a decoder that attends to what it makes, and the head.
+    """An encoder, a decoder that attends to its output, and the head.
 
     Attributes:
         vocab_size: number of tokens that the decoder reads and writes.
@@ -296,7 +296,7 @@ class EncoderDecoderConfig(ModelConfig):
         return sum(math.prod(row.shape) for row in short.parameters) + count_blocks([*more, *encoder])
 
     def tied_weights(self, side: Side) -> dict[str, str]:
-        """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
+        """Return redundant name in a checkpoint -> name of the weight that it is tied to."""
         leaf, head = ("weight", "out_head.weight") if side == "torch" else ("embedding", "out_head.kernel")
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         found = {f"{name}.tok_emb.{leaf}": f"tok_emb.{leaf}" for name, stack in stacks.items() if stack.reads_shared}
@@ -333,10 +333,10 @@ class EncoderDecoderConfig(ModelConfig):
 
 
 def check_batch(source: Shape, tokens: Shape) -> None:
-    """Check that there is a source for every sequence of tokens.
+    """Check that every sequence of tokens has a source.
 
     Raises:
-        ValueError: there isn't.
+        ValueError: the batch sizes differ.
     """
     if source[0] != tokens[0]:
         raise ValueError(f"batch of source ({source[0]}) must be the batch of tokens ({tokens[0]})")

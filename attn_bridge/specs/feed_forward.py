@@ -14,10 +14,10 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
 
 @dataclasses.dataclass(frozen=True)
 class ClampedGate:
-    """How gpt-oss gates (arXiv 2508.10925): both halves are clipped, and the one that is gated counts from 1.
+    """The gate of gpt-oss (arXiv 2508.10925): both halves are clipped, and 1 is added to the half that is gated.
 
     Attributes:
-        limit: the gate is at most this, what it gates between this and its negative.
+        limit: upper bound of the gate; the gated half is clipped to this and its negative.
         alpha: the gate is multiplied by the sigmoid of `alpha` times itself.
     """
 
@@ -43,8 +43,8 @@ class FeedForwardConfig(Config):
             ``relu``, or its square ``relu2``.
         gated: whether the activation of one projection multiplies another: ``fc3(activation(fc1(x)) * fc2(x))``.
         bias: whether the matrices have biases.
-        clamp: how gpt-oss clips the gate and what it gates; for ``silu`` alone.
-        dropout: rate at which what the activation gives is dropped in training; without a gate alone (BART).
+        clamp: how gpt-oss clips the gate and the gated half; for ``silu`` alone.
+        dropout: rate of dropout behind the activation in training; without a gate alone (BART).
     """
 
     d_in: int
@@ -69,7 +69,7 @@ class FeedForwardConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Two linear layers in a list with the activation, or three with names of their own."""
+        """Two linear layers in a list with the activation, or three named ones."""
         if not self.gated:
             return (
                 *linear("layers.0", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),

@@ -84,7 +84,7 @@ class GatedDeltaNetConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Six projections, the convolution, what the decay is made of, the norm, and the output projection."""
+        """Six projections, the convolution, the vectors of the decay, the norm, and the output projection."""
         heads, _, _, d_out = self._sizes
         by_head = Axis("heads", self.num_heads)
         rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")

@@ -145,7 +145,7 @@ class GroupedQueryAttentionConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Three projections, gate, output projection, two norms, sinks, table of a relative bias: those in use."""
+        """Three projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
         query_width, key_width, head_dim, d_out = self._sizes
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")

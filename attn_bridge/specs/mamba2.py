@@ -19,7 +19,7 @@ class Mamba2Config(Config):
 
     Attributes:
         d_in: width of the input.
-        num_heads: heads of value, each with a state of its own.
+        num_heads: heads of value, each with a separate state.
         head_dim: width of a head of value; ``2 * d_in // num_heads`` by default.
         state_size: width of a query and of a key.
         num_groups: sets of query and key, each of which serves ``num_heads // num_groups`` heads.
@@ -27,10 +27,10 @@ class Mamba2Config(Config):
         conv_size: tokens that the convolution sees, the token itself included.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
-        norm_groups: parts of the context that the norm treats alone; `num_groups` by default.
+        norm_groups: parts of the context that are normalised separately; `num_groups` by default.
         eps: constant added to the mean square in the norm.
-        min_step: the least that a step may be.
-        max_step: the most that a step may be; None sets no limit.
+        min_step: lower bound of a step.
+        max_step: upper bound of a step; None sets no limit.
     """
 
     d_in: int

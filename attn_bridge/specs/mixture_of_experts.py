@@ -46,14 +46,14 @@ class Router(Config):
     """How the experts of a token, and their weights, come from its scores, in float32 or wider.
 
     Attributes:
-        scores: what the logits become before experts are chosen: ``softmax`` over all of them, or ``sigmoid`` of each.
+        scores: function of the logits before experts are chosen: ``softmax`` over all of them, or ``sigmoid`` of each.
         normalise: whether the weights of the chosen experts are divided by their sum; after ``softmax`` that is the
             softmax over the chosen ones (Mixtral, gpt-oss).
         scale: factor of the weights at the end.
         bias: whether the logits have a bias.
-        correction: whether a learned bias joins the scores where experts are chosen, and not in their weights
-            (DeepSeek V3, arXiv 2408.15664).
-        groups: what of the experts a token may choose from; None is all.
+        correction: whether a learned bias joins the scores where experts are chosen, and not in their weights (DeepSeek
+            V3, arXiv 2408.15664).
+        groups: the groups of experts that a token may choose from; None is all experts.
     """
 
     scores: Scores = "softmax"
@@ -76,15 +76,15 @@ class Router(Config):
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOfExpertsConfig(Config):
-    """Experts, the router, and what every token goes to.
+    """Experts, the router, and the shared layers of every token.
 
     Attributes:
         expert: config of every expert.
-        num_experts: how many there are.
-        top_k: how many a token goes to.
-        router: how it comes by them.
-        shared: feed-forward layers that every token goes to as well; None is none.
-        shared_gate: whether those are multiplied by the sigmoid of a projection of the token to one number.
+        num_experts: number of experts.
+        top_k: number of experts per token.
+        router: how they are chosen.
+        shared: config of feed-forward layers that every token passes as well, or None.
+        shared_gate: whether their output is multiplied by the sigmoid of a projection of the token to one number.
     """
 
     expert: FeedForwardConfig

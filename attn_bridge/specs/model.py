@@ -1,4 +1,4 @@
-"""What the specs of whole models share: configs that come as a dict, tables made of tables, checks of token ids."""
+"""Shared code of the specs of whole models: configs from dicts, tables made of tables, checks of token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelConfig(Config):
     """Base of the configs of whole models, which outside code holds as a dict."""
 
     takes_foreign_keys: ClassVar[bool] = False
-    """Whether a dict may hold keys that say nothing about the model's computation."""
+    """Whether a dict may hold keys that do not affect the model's computation."""
 
     @classmethod
     def read(cls, config: Self | Mapping[str, Any]) -> Self:
@@ -47,7 +47,7 @@ class ModelConfig(Config):
         return cls(**{key: value for key, value in config.items() if key in fields})
 
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
-        """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
+        """Return redundant name in a checkpoint -> name of the weight that it is tied to."""
         return {}
 
     def unread_weights(self, side: Literal["torch", "flax"]) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def tokens_of(name: str, tokens: Any, input_ids: Any) -> Any:
 def check_beside_ids(
     name: str, dtype: str, shape: Shape, ids_shape: Shape, *, may_be_bool: bool = False, ids_name: str = "ids"
 ) -> None:
-    """Check integers (or bools) that stand beside the token ids, one per token.
+    """Check integers (or bools) that accompany the token ids, one per token.
 
     Raises:
         TypeError: `dtype` is neither an integer one nor an allowed bool.

@@ -104,7 +104,7 @@ class MultiHeadLatentAttentionConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Queries, by a latent or not; the latent of keys and values and the shared key; what is made of it; output."""
+        """Queries, with or without a latent; the latent of keys and values, the shared key; projections; output."""
         d_in, heads, bias = self.d_in, self.num_heads, self.bias
         assert self.d_out is not None, "resolved in __post_init__"
         query_latent: tuple[Parameter, ...] = ()

@@ -53,7 +53,7 @@ class Scaling:
         raise NotImplementedError
 
     def turns_alike(self, tokens: int, other: int) -> bool:
-        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        """Return whether sequences of `tokens` and of `other` tokens rotate each position by the same angles."""
         return True
 
 
@@ -76,10 +76,10 @@ class NTKScaling(Scaling):
     """A larger base instead of smaller positions ("NTK-aware"): high frequencies stay, low ones slow down by `factor`.
 
     Attributes:
-        factor: by how much the context grows.
-        original_context: if given, the base grows with the longest position at hand ("dynamic NTK"): not at all up to
+        factor: growth of the context.
+        original_context: if given, the base grows with the longest position of a call ("dynamic NTK"): not at all up to
             this number of tokens, then by ``factor * tokens / original_context - (factor - 1)``. Keys in a cache stay
-            turned by the base of their time.
+            rotated by the base of their time.
     """
 
     factor: float
@@ -98,7 +98,7 @@ class NTKScaling(Scaling):
         return _indices(dim) / max(dim // 2 - 1, 1)
 
     def turns_alike(self, tokens: int, other: int) -> bool:
-        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        """Return whether sequences of `tokens` and of `other` tokens rotate each position by the same angles."""
         return self.original_context is None or tokens == other or max(tokens, other) <= self.original_context
 
 
@@ -200,16 +200,16 @@ class YaRNScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class LongRoPEScaling(Scaling):
-    """Each frequency divided by a factor of its own, one for short and one for long sequences (arXiv 2402.13753).
+    """Each frequency divided by a separate factor, one for short and one for long sequences (arXiv 2402.13753).
 
     Attributes:
         short_factors: one per pair of channels, for positions within `original_context`.
         long_factors: one per pair of channels, for all positions of a call that holds one beyond it. Keys in a cache
-            stay turned by the factors of their time.
-        original_context: tokens of the context before.
-        factor: by how much the context grows.
-        attention_factor: factor of the tables; None computes ``sqrt(1 + log(factor) / log(original_context))``, or 1
-            where nothing grows.
+            stay rotated by the factors of their time.
+        original_context: length of the original context in tokens.
+        factor: growth of the context.
+        attention_factor: factor of the tables; None computes ``sqrt(1 + log(factor) / log(original_context))``, or 1 if
+            the context does not grow.
     """
 
     short_factors: tuple[float, ...]
@@ -253,7 +253,7 @@ class LongRoPEScaling(Scaling):
         return self._divided(base, dim, self.long_factors)
 
     def turns_alike(self, tokens: int, other: int) -> bool:
-        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        """Return whether sequences of `tokens` and of `other` tokens rotate each position by the same angles."""
         return (tokens > self.original_context) == (other > self.original_context)
 
     def _divided(self, base: float, dim: int, factors: tuple[float, ...]) -> Floats:

@@ -37,7 +37,7 @@ class StockLayer:
     Attributes:
         kind: a key of the table of rows.
         groups: of a group norm, the number of groups.
-        eps: of a norm, what is added to the variance; None: not known. The same weights may have another.
+        eps: of a norm, the constant added to the variance; None if unknown. The same weights may have another.
     """
 
     kind: str

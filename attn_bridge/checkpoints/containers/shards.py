@@ -141,9 +141,9 @@ _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5}
 
 
 def _absent(names: Collection[str]) -> list[str]:
-    """Return the files that are missing of those whose names say how many they are: ``model-00001-of-00003``.
+    """Return the missing files of sets whose names contain their number: ``model-00001-of-00003``.
 
-    They count from 1, or from 0 where one of them has that number.
+    Sets count from 1, or from 0 if one of the names has that number.
     """
     numbered = [match for match in map(_NUMBERED.fullmatch, names) if match]
     models = {(match["stem"], int(match["count"]), match["ending"]) for match in numbered}
