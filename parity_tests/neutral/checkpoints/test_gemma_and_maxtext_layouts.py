@@ -53,6 +53,8 @@ def model(kind, layers=4, dtype="bfloat16", kv_heads=2, seed=0, times=1):
     random = np.random.default_rng([seed, layers])
 
     def draw(*shape):
+        if times > 1:  # of a hundred million numbers only their places are of interest
+            return random.random(shape, np.float32).astype(np.dtype(dtype), copy=False)
         return (0.3 * random.normal(size=shape)).astype(np.dtype(dtype))
 
     found = {"model.embed_tokens.weight": draw(words, width), "model.norm.weight": draw(width)}
@@ -129,9 +131,17 @@ def test_a_folder_goes_to_maxtext_and_back_byte_for_byte(tmp_path, kind, case):
         assert (again / "model.safetensors").read_bytes() == (there / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("layers", [1, 5, 6, 7, 12, 14])
-@pytest.mark.parametrize("kind", ["gemma3_text", "llama", "qwen3_moe"])
-def test_stacks_of_any_depth_come_back(tmp_path, kind, layers):
+DEPTHS = [1, 5, 6, 7, 12, 14]
+
+
+# gemma3_text has what is left of a multiple of six apart; the others have a stack of all, from 10 on of two digits.
+@cover.some(
+    "case",
+    list(itertools.product(["gemma3_text", "llama", "qwen3_moe"], DEPTHS)),
+    always=[*(("gemma3_text", layers) for layers in DEPTHS), ("llama", 1), ("llama", 12), ("qwen3_moe", 12)],
+)
+def test_stacks_of_any_depth_come_back(tmp_path, case):
+    kind, layers = case
     layout, arrays, config = model(kind, layers)
     source = folder(tmp_path / "hf", arrays, config)
     there = checkpoints.convert(source, tmp_path / "x", to_layout="maxtext", settings={"scan": 1}).target
