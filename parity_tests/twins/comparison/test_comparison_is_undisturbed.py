@@ -122,21 +122,26 @@ VERDICTS = {"equal": ({}, {}), "precision": ({"low": True}, {}), "different": ({
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_machine_fifty_times_slower_gives_the_same_report(verdict, monkeypatch):
+    reads = []
+
     def report():
         data = compare(*pair(*VERDICTS[verdict]), X, seeds=2).to_json()
         assert data["verdict"] == verdict
         text = json.dumps({name: one for name, one in data.items() if name not in ("seconds", "peak_memory")})
-        return text.replace(f", {data['seconds']:.1f} s", ""), data["seconds"]
+        return text.replace(f", {data['seconds']:.1f} s", "")
 
     def slowed(read):
-        return lambda: 1e4 + 50.0 * read()
+        def slow():
+            reads.append(read())
+            return 1e4 + 50.0 * reads[-1]
 
-    plain, seconds = report()
+        return slow
+
+    plain = report()
     for name in ("perf_counter", "monotonic", "time", "process_time"):
         monkeypatch.setattr(time, name, slowed(getattr(time, name)))
-    slow, many = report()
-    assert slow == plain
-    assert many > 5.0 * seconds  # the clock was slow, and read
+    assert report() == plain
+    assert reads
 
 
 # ---- what samples vary
@@ -227,26 +232,26 @@ def test_an_unknown_argument_name_is_one_line(option):
 # ---- threads, and Ctrl-C
 
 
-def test_eight_threads_compare_at_once_and_restore_all_state():
-    kinds = [*VERDICTS, "equal"] * 2
+def test_six_threads_compare_at_once_and_restore_all_state():
+    alone = {kind: compare(*pair(*VERDICTS[kind]), X, seeds=1).to_json() for kind in VERDICTS}
+    kinds = [*VERDICTS] * 2
     pairs = [pair(*VERDICTS[kind]) for kind in kinds]
-    alone = [compare(*one, X, seeds=1).to_json() for one in pairs]
     before = [state_of(*one) for one in pairs]
-    found, modes, start = [None] * 8, [None] * 8, threading.Barrier(8)
+    found, modes, start = [None] * 6, [None] * 6, threading.Barrier(6)
 
     def work(number):
         start.wait()
         found[number] = compare(*pairs[number], X, seeds=1).to_json()
         modes[number] = torch.is_grad_enabled(), jax.numpy.ones(1, float).dtype.name, np.geterr()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
     assert [one["verdict"] for one in found] == kinds
-    assert [one["tensors"] for one in found] == [one["tensors"] for one in alone]
-    assert modes == [(True, "float32", np.geterr())] * 8
+    assert [one["tensors"] for one in found] == [alone[kind]["tensors"] for kind in kinds]
+    assert modes == [(True, "float32", np.geterr())] * 6
     assert [state_of(*one) for one in pairs] == before
 
 
@@ -263,7 +268,7 @@ def test_an_interrupt_in_a_forward_pass_restores_all_state(side, at):
     reports = []
     thread = threading.Thread(target=lambda: reports.append(compare(ours, theirs, X, seeds=1)))
     thread.start()  # another thread is not kept waiting by the one that was interrupted
-    thread.join(60)
+    thread.join()
     assert [one.verdict for one in reports] == ["equal"]
     assert state_of(ours, theirs) == before
 
