@@ -9,8 +9,9 @@ import torch
 import transformers
 from flax import nnx
 
-from attn_parity.frameworks.jax.probes import numpy_interpreter
 from attn_parity.frameworks.torch.running.promotion import promoted
+
+from ..interpreted import by_numpy
 
 
 def tokens(*shape: int, seed: int = 1) -> np.ndarray:
@@ -37,9 +38,7 @@ def call(module, x, **arguments):
     def run(x, arrays, cache):
         return module(x, **arrays, **rest, **({} if cache is None else {"cache": cache}))
 
-    leaves, _ = jax.tree.flatten((x, arrays, cache))
-    closed, shape = jax.make_jaxpr(run, return_shape=True)(x, arrays, cache)
-    return jax.tree.unflatten(jax.tree.structure(shape), numpy_interpreter.evaluate(closed, *map(np.asarray, leaves)))
+    return by_numpy(run, x, arrays, cache)
 
 
 def decode(module, x, steps, mask=None):

@@ -20,12 +20,12 @@ import torch_attn
 from attn_bridge import checkpoints, specs
 from attn_bridge.masks import sliding_window
 from attn_bridge.models import families
-from attn_parity.frameworks.jax.probes.numpy_interpreter import evaluate
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import precision
 from parity_tests.support.hf_oracle import judge_roundings
 from torch_attn.backend import to_numpy
 
+from ..interpreted import by_numpy
 from .compiled import in_jit
 
 LATENT = specs.MultiHeadLatentAttentionConfig(
@@ -87,9 +87,7 @@ def by_flax(config, x, **at):
         return nnx.merge(graph, state)(x, **at, **static)
 
     inputs = (state, jnp.asarray(x), {key: at[key] for key in at if key not in static})
-    closed, shape = jax.make_jaxpr(call, return_shape=True)(*inputs)
-    outputs = evaluate(closed, *map(np.asarray, jax.tree.leaves(inputs)))
-    return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+    return by_numpy(call, *inputs)
 
 
 SIDES = pytest.mark.parametrize("call", [by_torch, by_flax])

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 
 import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import parity
 from attn_bridge.models import families
-from attn_parity.frameworks.jax.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 
 from ...support import cover
 from ...support.hf_oracle import CASES, LAYERS, judge_layer, run
 from ..attention.compiled import in_jit
+from ..interpreted import run_by_numpy
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,17 +32,12 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def by_numpy(module, hidden, at):
+def interpreted(module, hidden, at):
     """Call a module without compiling anything, which would take most of the time."""
-    graph, state = nnx.split(module)
-    inputs = (state, hidden, at)
-    closed, shape = jax.make_jaxpr(lambda state, hidden, at: nnx.merge(graph, state)(hidden, **at), return_shape=True)(
-        *inputs
-    )
-    return jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, *map(np.asarray, jax.tree.leaves(inputs))))
+    return run_by_numpy(operator.call, module, hidden, **at)
 
 
-def outputs(layer, dtype="float64", how=by_numpy):
+def outputs(layer, dtype="float64", how=interpreted):
     """Return what our module makes of every call, as arrays; with a cache where there are several."""
     with precision(dtype):
         module = jax_attn.from_hf(
