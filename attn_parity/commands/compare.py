@@ -150,9 +150,10 @@ def compare(
     """Judge whether two sides compute the same outputs and gradients, and find where they diverge.
 
     A factory is a function without arguments that returns a side, a class whose constructor needs none, or the side
-    itself: a torch.nn.Module, an nnx.Module, a Linen module with its variables, or parity.function(f, weights). Its
-    file's folder is importable, and so is the current one. Without --inputs and --shape, the inputs come from a
-    function example_inputs() in the file of a factory (FIRST is asked first). The output of your code is not shown.
+    itself: a torch.nn.Module, an nnx.Module, a Linen module with its variables, an Equinox module, a Haiku function
+    with its parameters, a Keras model, or parity.function(f, weights). Its file's folder is importable, and so is the
+    current one. Without --inputs and --shape, the inputs come from a function example_inputs() in the file of a factory
+    (FIRST is asked first). The output of your code is not shown.
 
     Example: attn-bridge compare mine.py:make theirs.py:Model --shape 2,8,16 --html report.html
 

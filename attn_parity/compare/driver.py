@@ -90,7 +90,8 @@ def compare(
 
     Args:
         first: a ``torch.nn.Module``, a ``flax.nnx.Module``, a Linen module with its variables ``(module, variables)``,
-            or ``parity.function(f, weights)``, a pure function of torch or JAX.
+            an Equinox module, ``(transformed, params)`` of Haiku, a Keras model, or ``parity.function(f, weights)``, a
+            pure function of torch or JAX.
         second: the same; any combination.
         inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
         second_inputs: the second side's call, where it takes its arguments in another way. An array that holds the

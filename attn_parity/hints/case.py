@@ -58,6 +58,7 @@ class Case:
         is_gradient: whether the tensor is a gradient.
         counts: integers in the settings of both sides: numbers of heads, widths of a head.
         words: classes, paths, weights and settings of the submodule or gap, in lower case.
+        around: inputs of the module around it, for code between two submodules.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Case:
     is_gradient: bool = False
     counts: Sequence[int] = ()
     words: str = ""
+    around: Sequence[Array] = ()
 
     def may_hold(self, part: Part) -> bool:
         """Return whether names suggest that it contains a part, which causes within that part require."""

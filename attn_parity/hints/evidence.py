@@ -117,10 +117,13 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     inputs = [_wide(one) for one in evidence.inputs if not np.iscomplexobj(one)]
     weights = {name: _wide(one) for name, one in evidence.first_weights.items() if not np.iscomplexobj(one)}
     counts, words = _counts(evidence), _words(evidence)
+    whole = getattr(evidence, "whole", None)
+    around = [_wide(one) for one in whole.inputs if not np.iscomplexobj(one)] if whole is not None else []
     found = []
     for place, (one, two) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
         name = "the output" if len(evidence.first_outputs) == 1 else f"output {place}"
-        found.append(Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts, words=words))
+        case = Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts, words=words, around=around)
+        found.append(case)
     found = [case for case in found if case.is_real and case.differs]
     if found:
         return found

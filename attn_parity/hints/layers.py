@@ -95,6 +95,30 @@ def _gates(case: Case) -> Iterator[tuple[str, Array]]:
             yield f"first * {name}(second) {what}".strip(), one * act(two)
 
 
+MOST_MIXED = 5
+"""Most arrays, the last ones before a place, of which two may be mixed by a third."""
+
+
+def _mixed(case: Case) -> str:
+    """Recognise a gate that takes the other one of two parts on one side, as in highway layers and gated units."""
+    if case.is_gradient or case.one.size > LARGEST:
+        return ""
+    parts = [one for one in (*case.around, *case.inputs) if one.shape == case.one.shape][-MOST_MIXED:]
+    return told(case, _mixtures(parts))
+
+
+def _mixtures(parts: list[Array]) -> Iterator[tuple[str, Array]]:
+    for gate, one, two in itertools.permutations(parts, 3):
+        share = _sigmoid(gate)
+        for name, act in {"a": np.asarray, **{f"{name}(a)": act for name, act in ACTIVATIONS.items()}}.items():
+            new = act(one)
+            yield (
+                f"g * {name} + (1 - g) * b, with g the sigmoid of a submodule's output",
+                share * new + (1 - share) * two,
+            )
+            yield f"(1 - g) * {name} + g * b", (1 - share) * new + share * two
+
+
 def _convolution(case: Case) -> str:
     """Recognise a convolution with another padding, or with a kernel that is transposed or flipped."""
     axes = case.one.ndim
@@ -245,6 +269,7 @@ BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
 LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
     _gated,
+    _mixed,
     softmaxes,
     spectral,
     modulated,

@@ -321,8 +321,11 @@ def _is_same_in_every_sequence(case: Case) -> bool:
 
 
 def _is_image(case: Case) -> bool:
-    """Tell whether the axes are those of an image, or of the signal of one convolution: no position attends there."""
-    is_convolution = len(case.weights) in (1, 2) and any(one.ndim > 2 for one in case.weights.values())
+    """Tell whether the axes are those of an image or of the signal of convolutions: no position attends there.
+
+    The axis that would be that of positions may as well be that of a signal's channels.
+    """
+    is_convolution = any(one.ndim > 2 for one in case.weights.values())
     return case.one.ndim > 3 or (is_convolution and not case.may_hold("attention"))
 
 

@@ -542,6 +542,27 @@ def test_weights_and_inputs_of_any_shape_are_taken(output, given, weight):
     assert hint(draw(*output), draw(*output), draw(*given), first_weights={"w": draw(*weight), "b": draw(6)}) == ""
 
 
+def test_a_gate_that_takes_the_other_part_is_named():
+    gate, new = draw(3, 7, 16), draw(3, 7, 16)
+    share = ACTIVATIONS["sigmoid"](gate)
+    mixed = share * np.maximum(new, 0) + (1 - share) * X, (1 - share) * np.maximum(new, 0) + share * X
+    whole = Evidence(inputs=[X])
+    expected = (
+        "torch computes g * ReLU(a) + (1 - g) * b, with g the sigmoid of a submodule's output, "
+        "Flax (1 - g) * ReLU(a) + g * b"
+    )
+    assert hint(*mixed, gate, new, between=("gate", ""), whole=whole) == expected
+    assert hint(mixed[0], mixed[1] + 1e-3 * new, gate, new, between=("gate", ""), whole=whole) == ""
+
+
+def test_channels_of_a_signal_are_not_called_positions():
+    """The second axis of (batch, channels, time) is the last but one."""
+    signal = draw(2, 6, 9)
+    other = np.concatenate([signal[:, :4] + draw(2, 4, 9), signal[:, 4:]], 1)
+    weights = {"conv1.weight": draw(6, 4, 3), "conv2.weight": draw(6, 6, 3), "down.weight": draw(6, 4, 1)}
+    assert hint(signal, other, first_weights=weights) == ""
+
+
 def test_settings_of_other_things_are_no_widths():
     other = {"max_positions": 4, "num_kv_heads": None}
     assert hint(X, X * 2, path="attn", first_settings=other) == hint(X, X * 2, path="attn")
@@ -590,7 +611,7 @@ def test_gradients_are_looked_at_where_the_outputs_agree():
     twice = Evidence(first_gradients={"b": BIAS}, second_gradients={"b": 2 * BIAS})
     assert hint_for(twice) == "the gradient of b: Flax is 2 times torch everywhere = 2: consistent with another scale"
     of_attention = dataclasses.replace(twice, first_class="Attention")
-    assert hint_for(of_attention).endswith("= sqrt(4) = sqrt(16/4): consistent with a scale by another width")
+    assert "= sqrt(4) = sqrt(16/4): consistent with a scale by this number or by another" in hint_for(of_attention)
     nearly = Evidence(first_gradients={"b": BIAS}, second_gradients={"b": (1 + 1e-9) * BIAS})
     assert hint_for(nearly) == ""
 
