@@ -116,6 +116,7 @@ def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
     yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
     yield "gate order of experts", _swapped(description, "ff.experts.{j}.fc1", "ff.experts.{j}.fc2")
     if any(name.startswith(f"{OURS}ff.shared.") for row in description.rows for name in row.ours):
+        yield "shared layers not read", with_fields({"experts.shared": KeySource(value=20)})
         yield "gate order of shared layers", _swapped(description, "ff.shared.fc1", "ff.shared.fc2")
     if "experts.shared_gate" in fields:
         yield "without the gate of shared layers", with_fields({"experts.shared_gate": None})

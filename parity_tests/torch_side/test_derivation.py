@@ -35,7 +35,7 @@ def with_rows(description):
     return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
 
 
-ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee")
+ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee", "hy_v3")
 
 
 @some("name", list(BY_NAME), ALWAYS)
@@ -62,6 +62,10 @@ QUICK = (
     *("cohere: mean not taken off", "cohere: without model.logit_scale", "exaone4: norms elsewhere"),
     *("exaone4: 1 + w of q and k", "glm: gate order", "glm: rotary part", "arcee: tied head", "arcee: 1 + w"),
     *("starcoder2: no window", "starcoder2: eps not read", "starcoder2: keys as values"),
+    *("hy_v3: router normalisation False", "hy_v3: router scores", "hy_v3: without router.scale"),
+    *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
+    *("hy_v3: top k not read", "hy_v3: shared layers not read"),
+    *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
 )
 
 
