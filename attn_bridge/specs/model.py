@@ -160,7 +160,7 @@ def check_max_new_tokens(value: Any) -> None:
 
 
 def is_integer(dtype: str) -> bool:
-    """Tell whether a dtype name is one of whole numbers; bool is not."""
+    """Return whether a dtype name is one of whole numbers; bool is not."""
     return dtype.startswith(("int", "uint"))
 
 

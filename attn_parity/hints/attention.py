@@ -163,7 +163,7 @@ class Plain(NamedTuple):
         return self.rotary.turn(which, one, np.arange(one.shape[-2]) if places is None else places)
 
     def fits(self, made: Array, side: Array, scale: float) -> bool:
-        """Tell whether numbers are a side's; tables of a rotary position are float32 in most models."""
+        """Return whether numbers are a side's; tables of a rotary position are float32 in most models."""
         close = TABLES if self.rotary else FIT
         return bool(float(np.abs(made - side).max()) <= close * scale)
 
@@ -315,7 +315,7 @@ def _otherwise_turned(case: Case, plain: Plain) -> Iterator[Plain]:
 
 
 def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:
-    """Tell whether a step differs from the plain one."""
+    """Return whether a step differs from the plain one."""
     if step.in_turn:
         return bool(1 < key.shape[-3] < query.shape[-3])
     if step.split or step.merge:

@@ -87,7 +87,7 @@ class Case:
         return max(float(np.abs(self.one).max(initial=0.0)), float(np.abs(self.two).max(initial=0.0)))
 
     def fits(self, one: Array, two: Array) -> bool:
-        """Tell whether two arrays are the same but for rounding in float64."""
+        """Return whether two arrays are the same but for rounding in float64."""
         if one.shape != two.shape:
             return False
         scale = max(float(np.abs(one).max(initial=0.0)), float(np.abs(two).max(initial=0.0)))

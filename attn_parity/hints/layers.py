@@ -65,7 +65,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def _near(one: Array, two: Array) -> bool:
-    """Tell whether two activations agree; float32 constants inside them are let pass."""
+    """Return whether two activations agree; float32 constants inside them are let pass."""
     return bool(float(np.abs(one - two).max()) <= 1e-7 * max(float(np.abs(two).max()), 1e-300))
 
 

@@ -212,7 +212,7 @@ batching.primitive_batchers[_note] = _batched
 
 
 def is_jax_array(value: Any) -> bool:
-    """Tell whether a leaf is an array that can be handed on as NumPy's."""
+    """Return whether a leaf is an array that can be handed on as NumPy's."""
     if isinstance(value, nnx.Variable):
         return False
     return isinstance(value, (Array, np.ndarray)) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

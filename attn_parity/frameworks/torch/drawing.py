@@ -93,7 +93,7 @@ class _Drawing(TorchFunctionMode):
         return self._keep(shape, 1.0 - float(p), device)
 
     def foreign(self) -> bool:
-        """Tell whether anything else has drawn from torch's own generators."""
+        """Return whether anything else has drawn from torch's own generators."""
         self._foreign = self._foreign or not all(map(torch.equal, self._expected, random_state()))
         return self._foreign
 

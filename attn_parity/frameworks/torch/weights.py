@@ -353,7 +353,7 @@ def outputs_of(result: Any, what: str, entry: str | None = None) -> tuple[list[s
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether a leaf is a tensor."""
+    """Return whether a leaf is a tensor."""
     return isinstance(value, Tensor)
 
 

@@ -158,7 +158,7 @@ class _Rewriter:
         return None, None
 
     def _is_maximum(self, value: Any, axes: tuple[int, ...]) -> bool:
-        """Tell whether a value is the largest of each row, perhaps bounded."""
+        """Return whether a value is the largest of each row, perhaps bounded."""
         made = self._of(value)
         for _ in range(12):
             if made is None or made.name == "reduce_max":
@@ -221,7 +221,7 @@ def _jaxprs(params: dict[str, Any]) -> list[Any]:
 
 
 def _may_hold(closed: Any) -> bool:
-    """Tell whether a jaxpr has all that a softmax is made of."""
+    """Return whether a jaxpr has all that a softmax is made of."""
     return {"exp", "reduce_sum", "div"} <= _names(closed)
 
 

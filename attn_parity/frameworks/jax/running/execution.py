@@ -176,7 +176,7 @@ def _count(jaxpr: Any) -> tuple[int, set[Any]]:
 
 
 def is_probe(mode: str) -> bool:
-    """Tell whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
+    """Return whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
     return mode in ("jitter", "logsumexp", "tables", "flash", "literals")
 
 
@@ -247,7 +247,7 @@ def precise(dtype: str | None) -> contextlib.AbstractContextManager[None]:
 
 
 def is_double(operands: Any) -> bool:
-    """Tell whether a side works in float64, by its weights, or its inputs where it has none."""
+    """Return whether a side works in float64, by its weights, or its inputs where it has none."""
     weights, leaves, *_ = operands
     floats = [one for one in weights.values() if is_jax_float(one)] or [one for one in leaves if is_jax_float(one)]
     return bool(floats) and all(one.dtype == np.float64 for one in floats)

@@ -125,7 +125,7 @@ def constant(value: Any, dtype: str | None, seed: int) -> Any:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Tell whether a setting is a number."""
+    """Return whether a setting is a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -142,7 +142,7 @@ def is_numeric(value: Any) -> bool:
 
 
 def is_jax_float(array: Any) -> bool:
-    """Tell whether an array holds floating-point numbers."""
+    """Return whether an array holds floating-point numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 

@@ -87,13 +87,13 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
 
 
 def _structural(subject: ModelClass, change: Mapping[str, Any]) -> bool:
-    """Tell whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
+    """Return whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
     ((key, value),) = change.items()
     return key == "layer_types" or (value is None and key in _SIZES)
 
 
 def _switches(subject: ModelClass, change: Mapping[str, Any]) -> bool:
-    """Tell whether a change switches something on or off, rather than sets a number."""
+    """Return whether a change switches something on or off, rather than sets a number."""
     ((key, value),) = change.items()
     usual = subject.keys().get(key, subject.defaults.get(key))
     return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)

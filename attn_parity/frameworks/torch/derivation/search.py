@@ -416,7 +416,7 @@ _USUAL = {
 
 
 def _is_same(subject: ModelClass, parts: Structure, description: Description, layout: Layout) -> bool:
-    """Tell whether another layout reads all tensors of a class as its own does."""
+    """Return whether another layout reads all tensors of a class as its own does."""
     own = layout_of(description)
     flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
     for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):

@@ -266,7 +266,7 @@ def as_written(run: Callable[[], Run]) -> Run:
 
 
 def can_build_extensions() -> bool:
-    """Tell whether torch.compile can build its CPU kernels here: a C++ compiler and Python.h."""
+    """Return whether torch.compile can build its CPU kernels here: a C++ compiler and Python.h."""
     compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
     headers = pathlib.Path(sysconfig.get_paths()["include"], "Python.h")
     return headers.exists() and any(shutil.which(compiler) for compiler in compilers if compiler)

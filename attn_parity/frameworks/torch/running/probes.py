@@ -127,7 +127,7 @@ class _Dataflow(TorchDispatchMode):
             self._known[storage.cdata] = storage, constant
 
     def is_foreign(self, tensor: Tensor) -> bool:
-        """Tell whether a floating-point tensor has come from outside, and can be moved."""
+        """Return whether a floating-point tensor has come from outside, and can be moved."""
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:

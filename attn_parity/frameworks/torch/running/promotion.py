@@ -107,7 +107,7 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
 
 
 def _has_edge(value: Any) -> bool:
-    """Tell whether a root or leaf of the graph is an edge, or a tensor that has one; inside torch.func it has not."""
+    """Return whether a root or leaf of the graph is an edge, or a tensor that has one; inside torch.func it has not."""
     if not isinstance(value, Tensor):
         return True
     return value.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(value)

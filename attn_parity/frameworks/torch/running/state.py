@@ -133,7 +133,7 @@ class Changes:
 
 
 def asks_for_mode(module: nn.Module) -> bool:
-    """Tell whether the code of a module's class that is not torch's own asks whether it is in train mode."""
+    """Return whether the code of a module's class that is not torch's own asks whether it is in train mode."""
     own = (kind for kind in type(module).__mro__ if not _is_torchs(kind))
     functions = (getattr(value, "__code__", None) for kind in own for value in vars(kind).values())
     return any("training" in _names(code) for code in functions if code is not None)
