@@ -67,6 +67,7 @@ def main(place: Path, kind: str) -> int:
     def share(index: int, workers: int = 2, **options: Any) -> None:
         checkpoints.convert_share(source, target, index, workers, task_bytes=TASK, **options)
 
+    checkpoints.convert(source, place / "warm")  # so that no fork has to import and to detect the same again
     for moment in range(1, 1000):
         shutil.rmtree(target, ignore_errors=True)
         shutil.rmtree(target.with_name(".x.partial"), ignore_errors=True)
