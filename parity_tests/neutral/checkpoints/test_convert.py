@@ -115,8 +115,7 @@ def test_the_same_source_and_options_give_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("memory", [None, 128 << 20 | 32 << 20])
 def test_a_piece_at_a_time_gives_the_same_bytes(tmp_path, monkeypatch, memory):
-
-    source = sharded(tmp_path / "hf", width=64)
+    source = sharded(tmp_path / "hf", width=32)
     whole = tree(checkpoints.convert(source, tmp_path / "whole").target)
     monkeypatch.setattr(verification, "MIN", 64)
     monkeypatch.setattr(conducting, "budget_of", lambda plan, most: 500 if memory else 3000)
