@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from torch_attn.backend import get_weights, to_numpy
 
 from ...support import cover
 from ...support.decoder_oracle import DECODERS, TOKENS, Oracle, run
+from ..interpreted import by_numpy, run_by_numpy
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
@@ -41,7 +43,6 @@ def load(side: str, name: str) -> Any:
     return PACKAGES[side].DecoderModel.from_pretrained(run(name).folder)
 
 
-@nnx.jit
 def _run_flax(model, ids, mask, positions):
     x, hidden = model.embed(ids, positions), []
     for block in model.trf_blocks:
@@ -66,7 +67,7 @@ def outputs(side: str, name: str, oracle: Oracle) -> tuple[np.ndarray, list[np.n
     if side == "torch":
         logits, hidden = _run_torch(load(side, name), *map(torch.tensor, given))
         return to_numpy(logits), list(map(to_numpy, hidden))
-    logits, hidden = _run_flax(load(side, name), *map(jnp.asarray, given))
+    logits, hidden = run_by_numpy(_run_flax, load(side, name), *map(jnp.asarray, given))
     return np.asarray(logits), list(map(np.asarray, hidden))
 
 
@@ -98,6 +99,9 @@ def test_a_base_without_a_head_is_refused(side, tmp_path):
 @cover.some("name", NAMES, KINDS)
 def test_a_cache_changes_nothing(side, name):
     model, oracle = load(side, name), run(name, "left")
+    # One model of Flax is called eagerly: known numbers take other ways through caches and experts than traced ones.
+    is_eager = side == "torch" or name == "gpt-oss"
+    call = model if is_eager else functools.partial(run_by_numpy, operator.call, model)
     whole, _ = outputs(side, name, oracle)
     as_array = torch.tensor if side == "torch" else jnp.asarray
     cache, parts, stop = model.init_cache(3, TOKENS + 2), [], 0
@@ -106,7 +110,7 @@ def test_a_cache_changes_nothing(side, name):
             begin, stop = stop, stop + count
             mask, at = as_array(oracle.mask[:, :stop]), as_array(oracle.positions[:, begin:stop])
             ids = as_array(oracle.ids[:, begin:stop])
-            logits, cache = model(ids, attention_mask=mask, positions=at, cache=cache)
+            logits, cache = call(ids, attention_mask=mask, positions=at, cache=cache)
             parts.append(np.asarray(logits))
     assert_close(np.concatenate(parts, 1), whole, oracle.mask, 1e-12)
 
@@ -140,13 +144,12 @@ def test_gradients_of_all_parameters_are_those_of_transformers(name):
     flax = load("flax", name)
     graph, state, rest = nnx.split(flax, nnx.Param, ...)
 
-    @jax.jit
     def loss(state):
         given = jnp.asarray(oracle.ids), jnp.asarray(oracle.mask), jnp.asarray(oracle.positions)
         out = nnx.merge(graph, state, rest)(given[0], attention_mask=given[1], positions=given[2])
         return (out * cotangent).sum()
 
-    gradients = get_flax_weights(nnx.merge(graph, jax.grad(loss)(state), rest))
+    gradients = get_flax_weights(nnx.merge(graph, by_numpy(jax.grad(loss), state), rest))
     wanted = torch_to_flax(found, flax.config.rules())
     for key, one in gradients.items():
         assert np.abs(one - wanted[key]).max() <= 1e-10 * max(1e-3, np.abs(wanted[key]).max()), key
