@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from attn_bridge.specs import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
-from torch_attn.positions import alibi_bias, rotary_tables
+from attn_bridge.specs import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NTKScaling,
+    RelativeBias,
+    Rotary,
+    YaRNScaling,
+)
+from torch_attn.positions import alibi_bias, relative_bias, relative_buckets, rotary_tables
 
 SCALINGS = {
     "none": None,
@@ -47,3 +55,14 @@ def test_compiled_alibi_is_the_eager_one_in_float64(num_heads):
     positions = torch.arange(13)
     found = torch.compile(bias, fullgraph=True, backend="aot_eager")(positions)
     torch.testing.assert_close(found, bias(positions), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_compiled_relative_bias_is_the_eager_one_in_float64(bidirectional):
+    def bias(table, positions):
+        buckets = relative_buckets(RelativeBias(10, 8, bidirectional), positions, positions)
+        return relative_bias(table, buckets, torch.float64)
+
+    table, positions = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(13)
+    found = torch.compile(bias, fullgraph=True, backend="aot_eager")(table, positions)
+    torch.testing.assert_close(found, bias(table, positions), rtol=0, atol=0)

@@ -26,6 +26,7 @@ from attn_bridge.specs import (
     LinearAttentionConfig,
     Mamba2Config,
     MultiHeadLatentAttentionConfig,
+    RelativeBias,
     Rotary,
 )
 
@@ -142,6 +143,8 @@ def calls() -> Iterator[Call]:
     yield Call("context that does not divide", cross, x, {"context": normal(2, 7, 12), "attention_mask": hidden(2, 7)})
     yield Call("context that divides", cross, x, {"context": normal(2, 8, 12), "attention_mask": hidden(2, 8)})
     yield Call("absorbed", latent, x, {"absorbed": True, "attention_mask": per_head, "return_weights": True})
+    relative = grouped(position=RelativeBias(8, 6), scale=1.0)
+    yield Call("relative bias", relative, x, {"attention_mask": shown["padding"], "return_weights": True})
     balanced = {"least_tokens": 2}
     yield Call("balanced", grouped(), x, {"attention_mask": shown["padding"]}, **balanced)
     yield Call("balanced dropout", grouped(dropout=0.3), x, {"attention_mask": per_head}, train=True, **balanced)
