@@ -157,8 +157,8 @@ PLAIN: dict[str, float] = {
         ("1/{}", lambda number: 1 / number),
     )
 }
-"""Numbers that code scales by for reasons of its own (the gain of a ReLU, the mean of two branches): two widths with
-such a ratio are no evidence where nothing attends and no setting gives the width."""
+"""Usual factors in code (the gain of a ReLU, the mean of two branches): that two widths have such a ratio is evidence
+only where attention is, or a setting gives the width."""
 
 
 def scale_named(ratio: float, case: Case) -> str:

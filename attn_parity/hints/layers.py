@@ -108,15 +108,12 @@ def _mixed(case: Case) -> str:
 
 
 def _mixtures(parts: list[Array]) -> Iterator[tuple[str, Array]]:
-    for gate, one, two in itertools.permutations(parts, 3):
+    for gate, new, kept in itertools.permutations(parts, 3):
         share = _sigmoid(gate)
-        for name, act in {"a": np.asarray, **{f"{name}(a)": act for name, act in ACTIVATIONS.items()}}.items():
-            new = act(one)
-            yield (
-                f"g * {name} + (1 - g) * b, with g the sigmoid of a submodule's output",
-                share * new + (1 - share) * two,
-            )
-            yield f"(1 - g) * {name} + g * b", (1 - share) * new + share * two
+        for name, value in [("a", new), *((f"{name}(a)", act(new)) for name, act in ACTIVATIONS.items())]:
+            mixture = share * value + (1 - share) * kept
+            yield f"g * {name} + (1 - g) * b, with g the sigmoid of a submodule's output", mixture
+            yield f"(1 - g) * {name} + g * b", (1 - share) * value + share * kept
 
 
 def _convolution(case: Case) -> str:

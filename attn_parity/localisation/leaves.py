@@ -104,7 +104,7 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
 
 def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
     """Tell whether both calls have floating-point arrays, and no two of these hold equally many numbers by shape."""
-    return all(any(is_float(one) for one in leaves) for leaves in (first, second)) and not match_leaves(first, second)
+    return all(any(map(is_float, leaves)) for leaves in (first, second)) and not match_leaves(first, second)
 
 
 def other_layouts(

@@ -146,7 +146,7 @@ class _Search:
             node = child
         if reshaped is not None and child is not None:
             places = (reshaped, child)
-            code = Narrowed(tuple(Candidate(one.paths["first"], one.paths["second"]) for one in places))
+            code = Narrowed(tuple(Candidate(place.paths["first"], place.paths["second"]) for place in places))
             node = reshaped
         elif self.aim == "meaning":
             code = self.narrowing.narrowed(node, direction)
@@ -340,13 +340,16 @@ class _Search:
         """
         if self.aim == "precision" or not bad.calls or not _get_other_shapes(bad):
             return None
-        inside = [one for one in walk(node) if one is not node and one.calls and one.order <= bad.order]
-        leaves = [one for one in inside if not any(other.calls for child in one.children for other in walk(child))]
-        leaves = sorted({id(one): one for one in (*leaves, bad)}.values(), key=lambda one: one.order)
-        for one, following in itertools.pairwise(leaves):
-            outputs = (call.outputs for call in one.calls[0])
-            if shaped_apart(*outputs) and not _get_other_shapes(one) and _get_other_shapes(following):
-                return one
+        inside = [inner for inner in walk(node) if inner is not node and inner.calls and inner.order <= bad.order]
+        leaves = {
+            id(leaf): leaf
+            for leaf in (*inside, bad)
+            if leaf is bad or not any(inner.calls for child in leaf.children for inner in walk(child))
+        }
+        for leaf, following in itertools.pairwise(sorted(leaves.values(), key=lambda leaf: leaf.order)):
+            outputs = (call.outputs for call in leaf.calls[0])
+            if shaped_apart(*outputs) and not _get_other_shapes(leaf) and _get_other_shapes(following):
+                return leaf
         return None
 
     def _judged(self, node: Node) -> Iterator[Node]:

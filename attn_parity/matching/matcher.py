@@ -45,7 +45,7 @@ NEARER = 0.5
 """Share of their distance that outputs may keep when state that fits by shape alone is carried next to a fault."""
 
 LEAVES = ("weight", "bias", "kernel", "scale", "embedding", "w", "b")
-"""Names of tensors that a layer calls all of its own by."""
+"""Usual last words of the tensors of a layer."""
 
 OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
 
@@ -91,24 +91,20 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
     """Yield a note on layers with unrelated names that only trial runs paired: they may be exchanged, not renamed."""
     probed = [match for match in pairing.matches if match.how == "probe"]
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
-    unnamed = [
-        (one, two, match)
-        for one, two, match in zip(first, second, probed, strict=True)
-        if not {*one.words} & {*two.words}
-    ]
+    unnamed = [row for row in zip(first, second, probed, strict=True) if not {*row[0].words} & {*row[1].words}]
     crossed = _crossed([match for *_, match in unnamed], trials)
     layers = {
         _layer_of(match.first): _layer_of(match.second)
-        for one, two, match in unnamed
-        if (_is_word(one.spelled) and _is_word(two.spelled)) or match.first.name in crossed
+        for ours, theirs, match in unnamed
+        if (_is_word(ours.spelled) and _is_word(theirs.spelled)) or match.first.name in crossed
     }
     if layers:
-        pairs = state.listed([f"{one} = {two}" for one, two in layers.items()])
+        pairs = state.listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
 
 
 def _layer_of(tensor: Tensor) -> str:
-    """Return the path of a tensor's layer; a tensor with a name of its own, such as a head's matrix, is a layer."""
+    """Return the path of a tensor's layer; a tensor whose last word is unusual, such as `mu`, counts as a layer."""
     path, _, last = tensor.name.rpartition(".")
     return path if path and last in LEAVES else tensor.name
 
@@ -119,14 +115,14 @@ def _crossed(matches: Sequence[Match], trials: Trials) -> set[str]:
     for match in matches:
         by_shape[match.first.shape].append(match)
     groups = [group for group in by_shape.values() if len(group) > 1]
-    first, second = trials.orders() if groups else ({}, {})
-    found: set[str] = set()
-    for group in groups:
-        used = [(first.get(one.first.source, 0), second.get(one.second.source, 0), one.first.name) for one in group]
-        for one, two in itertools.combinations(used, 2):
-            if (one[0] - two[0]) * (one[1] - two[1]) < 0:
-                found |= {one[2], two[2]}
-    return found
+    uses = trials.orders() if groups else ({}, {})
+    crossed: set[str] = set()
+    for left, right in (pair for group in groups for pair in itertools.combinations(group, 2)):
+        first = uses[0].get(left.first.source, 0) - uses[0].get(right.first.source, 0)
+        second = uses[1].get(left.second.source, 0) - uses[1].get(right.second.source, 0)
+        if first * second < 0:
+            crossed |= {left.first.name, right.first.name}
+    return crossed
 
 
 def _is_word(spelled: str) -> bool:

@@ -166,21 +166,22 @@ class Trials:
         The side holds its own weights, or drawn ones where these leave fewer of the outputs NaN: zeros of a tree that
         only has its shapes may be divided by.
         """
-        held = self._pair.held[side]
-        some = [name for name in names if name in held and is_float(held[name])]
-        before = self._outputs(side, held) if some else None
+        weights = self._pair.held[side]
+        some = [name for name in names if name in weights and is_float(weights[name])]
+        before = self._outputs(side, weights) if some else None
         if before is not None and _nans(before):
-            drawn = draw_weights(self._pair.subject(side).parameters(), held, (0, 1))
-            other = self._outputs(side, drawn)
-            held, before = (drawn, other) if other is not None and _nans(other) < _nans(before) else (held, before)
+            drawn = draw_weights(self._pair.subject(side).parameters(), weights, (0, 1))
+            again = self._outputs(side, drawn)
+            if again is not None and _nans(again) < _nans(before):
+                weights, before = drawn, again
         if before is None or _nans(before) == 1.0:
             return []
-        if self._is_idle(side, held, some, before):
+        if self._is_idle(side, weights, some, before):
             return some
-        return [name for name in some[:MAX_IDLE] if len(some) > 1 and self._is_idle(side, held, [name], before)]
+        return [name for name in some[:MAX_IDLE] if len(some) > 1 and self._is_idle(side, weights, [name], before)]
 
-    def _is_idle(self, side: Side, held: Arrays, names: Sequence[str], before: Run) -> bool:
-        run = self._outputs(side, {**held, **{name: np.full_like(held[name], np.nan) for name in names}})
+    def _is_idle(self, side: Side, weights: Arrays, names: Sequence[str], before: Run) -> bool:
+        run = self._outputs(side, {**weights, **{name: np.full_like(weights[name], np.nan) for name in names}})
         if run is None:
             return False
         pairs = zip(before.outputs, run.outputs, strict=True)
@@ -197,5 +198,5 @@ class Trials:
 
 def _nans(run: Run) -> float:
     """Return the largest share of an output's numbers that are NaN."""
-    shares = [float(np.isnan(one).mean()) for one in run.outputs if is_float(one) and one.size]
-    return max(shares, default=0.0)
+    outputs = (array for array in run.outputs if is_float(array) and array.size)
+    return max((float(np.isnan(array).mean()) for array in outputs), default=0.0)

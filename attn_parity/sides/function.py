@@ -106,16 +106,16 @@ def _shown(framework: Framework) -> str:
     return PACKAGES[framework][1]
 
 
-def _home(value: Any) -> Framework | None:
+def _home(value: object) -> Framework | None:
     homes = (base.__module__.partition(".")[0] for base in type(value).__mro__)
     return next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return _home(value) is not None and hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _is_anything(value: Any) -> bool:
+def _is_anything(value: object) -> bool:
     return value is not None and not isinstance(value, (Mapping, tuple, list))
 
 

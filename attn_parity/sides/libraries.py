@@ -1,7 +1,7 @@
-"""Sides of libraries whose modules are pytrees or keep their arrays elsewhere: Equinox, Haiku and Keras.
+"""Make sides of Equinox modules, Haiku functions and Keras models.
 
-In: what a user's factory returns. Out: the same as a `Function`, its weights under the library's own names; any other
-value unchanged. A library is only imported once an object of it exists.
+Each becomes a `Function` that takes the library's weights under the library's names. A library is imported only after
+the user's code has made an object of it.
 """
 
 from __future__ import annotations
@@ -9,133 +9,144 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from attn_bridge.backends import Framework
 
 from .function import Function
 
+Value: TypeAlias = Any
+"""An object of a library, an array, or a tree of arrays: their classes are not imported here."""
+
 MAX_AXES = 3
 """Most axes of a batch over which an Equinox module, which takes a single example, is mapped."""
 
 EQUINOX, EQUINOX_STATE = ("equinox._module", "Module"), ("equinox.nn._stateful", "State")
-HAIKU = (("haiku._src.transform", "Transformed"), ("haiku._src.transform", "TransformedWithState"))
+HAIKU, HAIKU_WITH_STATE = ("haiku._src.transform", "Transformed"), ("haiku._src.transform", "TransformedWithState")
 KERAS = ("keras.src.layers.layer", "Layer")
 
 SET_HERE = ("key", "state", "training")
-"""Arguments of a call that the adapter gives or leaves out: keys of dropout, which is off, the state and the mode."""
+"""Arguments of a call that the adapter passes or omits: keys of dropout, which is off, the state and the mode."""
 
 KINDS = "an Equinox module, a Haiku (transformed, parameters), a Keras model"
 
 
-def as_side(value: Any) -> Any:
-    """Return an Equinox module, a Haiku function with its parameters, or a Keras layer as a `Function`.
+class LibraryCall:
+    """A function of weights and inputs with a name and a signature, for messages.
+
+    Args:
+        call: the function.
+        name: the name of the side.
+        signature: the signature; the first parameter is the weights.
+    """
+
+    def __init__(self, call: Callable[..., Value], name: str, signature: inspect.Signature):
+        self._call = call
+        self.__name__, self.__signature__ = name, signature
+
+    def __call__(self, weights: Value, *args: Value, **kwargs: Value) -> Value:
+        """Call the function."""
+        return self._call(weights, *args, **kwargs)
+
+
+def as_side(value: Value) -> Value:
+    """Return a module of Equinox, Haiku or Keras as a `Function`, any other value unchanged.
 
     Args:
         value: ``module`` or ``(module, state)`` of Equinox; ``(transformed, params)``, ``(transformed, params, state)``
             or ``(transformed, transformed.init(key, inputs))`` of Haiku; a built layer or model of Keras, with JAX or
-            torch as its backend. Anything else is returned as it is.
+            torch as its backend.
 
     Raises:
         ValueError: a Haiku function without parameters, or a Keras layer without weights or of another backend.
     """
     head, *rest = value if type(value) is tuple and value else (value,)
-    if _is_a(head, *HAIKU):
+    if _is_a(head, HAIKU) or _is_a(head, HAIKU_WITH_STATE):
         return _haiku(head, rest)
     if _is_a(head, EQUINOX) and (not rest or (len(rest) == 1 and _is_a(rest[0], EQUINOX_STATE))):
         return _equinox(head, rest)
     return _keras(value) if _is_a(value, KERAS) else value
 
 
-def _is_a(value: Any, *kinds: tuple[str, str]) -> bool:
-    """Tell whether one of the classes of a value is among these, by module (or a package of it) and name."""
+def _is_a(value: object, kind: tuple[str, str]) -> bool:
+    """Tell whether a class of a value has this name, in this module or one below it."""
+    home, name = kind
     return any(
-        base.__qualname__ == name and (base.__module__ == home or base.__module__.startswith(f"{home}."))
-        for base in type(value).__mro__
-        for home, name in kinds
+        base.__qualname__ == name and f"{base.__module__}.".startswith(f"{home}.") for base in type(value).__mro__
     )
 
 
-def _named(call: Callable[..., Any], name: str, weights: Any, framework: Framework = "flax") -> Function:
-    call.__name__ = name
-    return Function(call, weights, framework)
-
-
-def _equinox(model: Any, state: Sequence[Any]) -> Function:
+def _equinox(model: Value, state: Sequence[Value]) -> Function:
     """Return a module in inference mode; inputs with more axes than one example has are mapped over the first ones."""
     library, jax = importlib.import_module("equinox"), importlib.import_module("jax")
     weights, static = library.partition(library.nn.inference_mode(model), library.is_array)
-    depths: dict[Any, int] = {}
+    depths: dict[tuple[object, ...], int] = {}
 
-    def mapped(weights: Any, depth: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def mapped(weights: Value, depth: int, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
         module = library.combine(weights["model"] if state else weights, static)
         call = (lambda *args, **kwargs: module(*args, weights["state"], **kwargs)[0]) if state else module
         for _ in range(depth):
             call = library.filter_vmap(call)
         return call(*args, **kwargs)
 
-    def called(weights: Any, *args: Any, **kwargs: Any) -> Any:
-        key = tuple(getattr(leaf, "shape", None) for leaf in jax.tree.leaves((args, kwargs)))
-        if key in depths:
-            return mapped(weights, depths[key], args, kwargs)
+    def call(weights: Value, *args: Value, **kwargs: Value) -> Value:
+        shapes = tuple(getattr(leaf, "shape", None) for leaf in jax.tree.leaves((args, kwargs)))
+        if shapes in depths:
+            return mapped(weights, depths[shapes], args, kwargs)
         first: Exception | None = None
         for depth in range(MAX_AXES + 1):
             try:
-                found = mapped(weights, depth, args, kwargs)
+                outputs = mapped(weights, depth, args, kwargs)
             except Exception as error:  # a module that takes one example refuses a batch in its own way
                 first = first or error
             else:
-                depths[key] = depth
-                return found
+                depths[shapes] = depth
+                return outputs
         assert first is not None, "a call was tried"
         raise first
 
-    called.__signature__ = _with_weights(type(model).__call__)  # type: ignore[attr-defined]
-    return _named(called, type(model).__name__, {"model": weights, "state": state[0]} if state else weights)
+    named = LibraryCall(call, type(model).__name__, _signature(type(model).__call__, 1))
+    return Function(named, {"model": weights, "state": state[0]} if state else weights, "flax")
 
 
-def _with_weights(call: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a method with the weights in place of the object."""
-    try:
-        _, *parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):
-        return inspect.Signature()
+def _signature(function: Callable[..., Value], left_out: int) -> inspect.Signature:
+    """Return the signature of a call whose first parameter is the weights, not the first ones of the function."""
     weights = inspect.Parameter("weights", inspect.Parameter.POSITIONAL_ONLY)
-    return inspect.Signature([weights, *(one for one in parameters if one.name not in SET_HERE)])
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[left_out:]
+    except (TypeError, ValueError):
+        parameters = []
+    return inspect.Signature([weights, *(parameter for parameter in parameters if parameter.name not in SET_HERE)])
 
 
-def _haiku(transformed: Any, rest: Sequence[Any]) -> Function:
-    has_state = _is_a(transformed, HAIKU[1])
-    given = list(rest[0]) if has_state and len(rest) == 1 and isinstance(rest[0], (tuple, list)) else list(rest)
-    if len(given) != 1 + has_state or not all(isinstance(one, Mapping) for one in given):
+def _haiku(transformed: Value, rest: Sequence[Value]) -> Function:
+    has_state = _is_a(transformed, HAIKU_WITH_STATE)
+    trees = rest[0] if has_state and len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    if len(trees) != 1 + has_state or not all(isinstance(tree, Mapping) for tree in trees):
         what = "its parameters and state" if has_state else "its parameters"
         raise ValueError(
             f"a Haiku {type(transformed).__name__} is a side with {what}: "
             "give (transformed, transformed.init(key, *inputs))"
         )
-    takes_rng = "rng" in list(inspect.signature(transformed.apply).parameters)[1 : 2 + has_state]
-    states = {module: set(arrays) for module, arrays in given[-1].items()} if has_state else {}
+    leading = list(inspect.signature(transformed.apply).parameters)
+    rng = (None,) if "rng" in leading[1 : 2 + has_state] else ()
+    names = [{module: list(arrays) for module, arrays in tree.items()} for tree in trees]
 
-    def called(weights: Any, *args: Any, **kwargs: Any) -> Any:
-        parts: list[Any] = [weights]
-        if has_state:
-            parts = [
-                {module: {n: one for n, one in arrays.items() if (n in states.get(module, ())) == of_state}
-                 for module, arrays in weights.items()
-                 if of_state or module in given[0]}
-                for of_state in (False, True)
-            ]  # fmt: skip
-        found = transformed.apply(*parts, *([None] if takes_rng else []), *args, **kwargs)
-        return found[0] if has_state else found
+    def call(weights: Value, *args: Value, **kwargs: Value) -> Value:
+        parts = [{module: {name: weights[module][name] for name in some} for module, some in tree.items()}
+                 for tree in names]  # fmt: skip
+        outputs = transformed.apply(*parts, *rng, *args, **kwargs)
+        return outputs[0] if has_state else outputs
 
-    merged: dict[str, dict[str, Any]] = {}
-    for tree in given:
+    weights: dict[str, dict[str, Value]] = {}
+    for tree in trees:
         for module, arrays in tree.items():
-            merged.setdefault(module, {}).update(arrays)
-    return _named(called, type(transformed).__name__, merged)
+            weights.setdefault(module, {}).update(arrays)
+    signature = _signature(transformed.apply, 1 + has_state + len(rng))
+    return Function(LibraryCall(call, type(transformed).__name__, signature), weights, "flax")
 
 
-def _keras(layer: Any) -> Function:
+def _keras(layer: Value) -> Function:
     name = type(layer).__name__
     backend = importlib.import_module("keras").backend.backend()
     frameworks: dict[str, Framework] = {"jax": "flax", "torch": "torch"}
@@ -143,15 +154,15 @@ def _keras(layer: Any) -> Function:
         raise ValueError(f"the Keras model {name} must run on JAX or torch, not {backend}: set KERAS_BACKEND=jax")
     if not layer.built:
         raise ValueError(f"the Keras model {name} has no weights yet: call it once, or model.build(shape)")
-    trained, others = layer.trainable_variables, layer.non_trainable_variables
-    names = [one.path for one in (*trained, *others)]
-    names = [name if names.count(name) == 1 else f"{name}/{place}" for place, name in enumerate(names)]
+    trained = len(layer.trainable_variables)
+    variables = [*layer.trainable_variables, *layer.non_trainable_variables]
+    paths = [variable.path for variable in variables]
+    names = [path if paths.count(path) == 1 else f"{path}/{place}" for place, path in enumerate(paths)]
+    mode = {"training": False} if layer._call_has_training_arg else {}
 
-    def called(weights: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(weights: Value, *args: Value, **kwargs: Value) -> Value:
         values = [weights[name] for name in names]
-        mode = {"training": False} if layer._call_has_training_arg else {}
-        return layer.stateless_call(values[: len(trained)], values[len(trained) :], *args, **mode, **kwargs)[0]
+        return layer.stateless_call(values[:trained], values[trained:], *args, **mode, **kwargs)[0]
 
-    called.__signature__ = _with_weights(type(layer).call)  # type: ignore[attr-defined]
-    weights = {name: one.value for name, one in zip(names, (*trained, *others), strict=True)}
-    return _named(called, name, weights, frameworks[backend])
+    weights = {name: variable.value for name, variable in zip(names, variables, strict=True)}
+    return Function(LibraryCall(call, name, _signature(type(layer).call, 1)), weights, frameworks[backend])

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..hints.case import PARTS
+from ..hints.case import MIN, PARTS
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Side
@@ -162,10 +162,14 @@ def _on_scale(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> 
         for side, other in sides:
             if _agree(_with_queries_times(runner, side, sample, matches, width**-0.5), before[other]):
                 lacking, twice = pair.shown[side], pair.shown[other]
-                return (
-                    f"the sides agree with the queries of {lacking} times 1/sqrt({width}): consistent with scores that "
-                    f"lack 1/sqrt(width of a head) in {lacking}, or have it twice in {twice}"
+                wider = f"scores by the root of a width {width} times as large in {twice}"
+                cause = (
+                    f"scores that lack 1/sqrt(width of a head) in {lacking}, or have it twice in {twice}, or with "
+                    f"{wider}"
+                    if width >= MIN
+                    else wider
                 )
+                return f"the sides agree with the queries of {lacking} times 1/sqrt({width}): consistent with {cause}"
     return ""
 
 

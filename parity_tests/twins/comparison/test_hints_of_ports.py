@@ -164,14 +164,21 @@ FAULTS = {
         lambda: SplitAttention(scale=1.0),
         (2, 7, 8),
         "the sides agree with the queries of Flax times 1/sqrt(4): consistent with scores that lack 1/sqrt(width of a "
-        "head) in Flax, or have it twice in torch",
+        "head) in Flax, or have it twice in torch, or with scores by the root of a width 4 times as large in torch",
     ),
     "scores that are scaled twice": (
         FusedAttention,
         lambda: SplitAttention(scale=0.25),
         (2, 7, 8),
         "the sides agree with the queries of torch times 1/sqrt(4): consistent with scores that lack 1/sqrt(width of a "
-        "head) in torch, or have it twice in Flax",
+        "head) in torch, or have it twice in Flax, or with scores by the root of a width 4 times as large in Flax",
+    ),
+    "scores by the width of both heads": (
+        FusedAttention,
+        lambda: SplitAttention(scale=8**-0.5),
+        (2, 7, 8),
+        "the sides agree with the queries of torch times 1/sqrt(2): consistent with scores by the root of a width 2 "
+        "times as large in Flax",
     ),
     "a scalar loss times 1.0005": (Loss, lambda: OtherLoss(lambda x: (x * x).mean() * 1.0005), (4, 3), ""),
     "a loss that is added up": (
