@@ -80,7 +80,7 @@ def read_experts(
     )
 
 
-def written_parts(config: DecoderConfig) -> dict[str, Any]:
+def written_parts(config: DecoderConfig) -> dict[str, object]:
     """Return part -> an object with a value per field, of feed-forward layers and experts."""
     layers = [block.feed_forward for block in config.blocks]
     dense = next((one for one in layers if isinstance(one, FeedForwardConfig)), None)

@@ -262,7 +262,7 @@ def _written(name: str, value: Any, source: KeySource) -> Any:
 _FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch")
 _COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
-_READ: dict[str, Callable[[ModelConfig, str], Any]] = {
+_READ: dict[str, Callable[[ModelConfig, str], object]] = {
     **dict.fromkeys(_FLAGS, ModelConfig.flag),
     **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ModelConfig.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
@@ -283,7 +283,7 @@ def layout_of(description: Description) -> Layout:
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
     used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
     settings = {name: keys for name, keys in SETTINGS.items() if name in used}
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, int] = {}
     if {APART, TOGETHER} <= {row.branch for row in description.rows}:
         settings, defaults = {**settings, **FUSED}, {"fused": 0}
     marks = (".experts.",) if "experts.num_experts" in description.fields else ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,8 @@ TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk")
 FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 
 Shape = tuple[int, ...]
+Choice = tuple[tuple[Mapping[str, KeySource | None], Mapping[str, bool]], ...]
+"""Alternatives, the likeliest first: fields to set (None removes a field), and arguments of `rows`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Experts:
 
     @property
     def tensors(self) -> set[str]:
-        """Names of theirs in a block with experts; ``{j}`` stands for a number."""
+        """Names of theirs in a block with experts; ``{j}`` is a number."""
         return {*self.named.values(), self.gate_up, self.down, self.shared_gate_up} - {""}
 
     @property
@@ -155,7 +156,7 @@ def _role(name: str, shape: Shape, number: int, width: int) -> str | None:
 # ---- names in files
 
 
-def with_files(experts: Experts, model: Any, path: str) -> Experts:
+def with_files(experts: Experts, model: nn.Module, path: str) -> Experts:
     """Return the experts with the names that files have, which `transformers` renames when it reads them.
 
     Args:
@@ -200,7 +201,7 @@ def _of_any(path: str) -> str:
     return re.sub(r"\\\.\d+\\\.$", lambda _: r"\.\d+\.", re.escape(path))
 
 
-def in_files(model: Any) -> dict[str, torch.Tensor]:
+def in_files(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of an instance as `transformers` writes them to files."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -232,10 +233,10 @@ def rows(
         if ".experts." in ours:
             yield Row(layer + name, (OURS + ours,), branch=APART)
             continue
-        row = {"pattern": "e -> part e", "part": "part"} if ours in experts.rows_of_one else {}
+        pattern, part = ("e -> part e", "part") if ours in experts.rows_of_one else ("... -> ...", "")
         optional = may_lack_shared and "shared" in ours
         alternative = EXPERTS if both or not experts.gate_up else TOGETHER
-        yield Row(layer + name, (OURS + ours,), **row, branch=alternative, optional=optional)
+        yield Row(layer + name, (OURS + ours,), pattern, part=part, branch=alternative, optional=optional)
         if has_bias and ours.startswith("ff.shared.") and ours.endswith(".weight"):
             yield Row(f"{layer}{name.removesuffix('.weight')}.bias", (f"{OURS}{ours.removesuffix('.weight')}.bias",),
                       branch=alternative, optional=optional or switched)  # fmt: skip
@@ -284,13 +285,13 @@ def fields(subject: ModelClass, experts: Experts) -> dict[str, KeySource]:
     """
     keys = {**subject.defaults, **subject.keys()}
 
-    def needed(what: str, found: KeySource | None) -> KeySource:
-        if found is None:
+    def needed(what: str, source: KeySource | None) -> KeySource:
+        if source is None:
             raise DerivationError(f"{experts.child}: no key of its {what} is known; the nearest is {COUNTS[0]}")
-        return found
+        return source
 
     by_value = _keys_of(keys, experts.width)
-    found = {
+    sources = {
         "experts.num_experts": needed("number", next((KeySource(key=key) for key in COUNTS if key in keys), None)),
         "experts.top_k": needed("choice", next((KeySource(key=key) for key in TOP_K if key in keys), None)),
         "experts.hidden_dim": needed("width", next((KeySource(key=key) for key in by_value), None)),
@@ -303,33 +304,33 @@ def fields(subject: ModelClass, experts: Experts) -> dict[str, KeySource]:
             if "shared" in key and type(value) is int
             for times in _keys_of(keys, experts.shared // value if value and experts.shared % value == 0 else -1)
         ]
-        found["experts.shared"] = needed("shared width", next(iter((*widths, *products)), None))
-        found["experts.shared_gate"] = KeySource(value="ff.shared_gate.weight" in experts.named)
-    found["router.bias"] = KeySource(value="ff.router.bias" in experts.named)
-    found["router.correction"] = KeySource(value=experts.has_correction)
+        sources["experts.shared"] = needed("shared width", next(iter((*widths, *products)), None))
+        sources["experts.shared_gate"] = KeySource(value="ff.shared_gate.weight" in experts.named)
+    sources["router.bias"] = KeySource(value="ff.router.bias" in experts.named)
+    sources["router.correction"] = KeySource(value=experts.has_correction)
     outer = {inner: name for name, inner in getattr(subject.config_class, "attribute_map", {}).items()}
     return {
         field: dataclasses.replace(source, key=outer.get(source.key, source.key))
-        for field, source in (found | _sparse(subject, experts, keys)).items()
+        for field, source in (sources | _sparse(subject, experts, keys)).items()
     }
 
 
-def _keys_of(keys: Mapping[str, Any], width: int) -> list[str]:
+def _keys_of(keys: Mapping[str, object], width: int) -> list[str]:
     """Return the keys of widths with a value."""
     return [key for key, value in keys.items() if value == width and type(value) is int and key.endswith("_size")]
 
 
-def _sparse(subject: ModelClass, experts: Experts, keys: Mapping[str, Any]) -> dict[str, KeySource]:
+def _sparse(subject: ModelClass, experts: Experts, keys: Mapping[str, object]) -> dict[str, KeySource]:
     """Return the fields of which blocks have experts."""
-    found: dict[str, KeySource] = {}
+    sources: dict[str, KeySource] = {}
     first = next((key for key in FIRST if key in keys), None)
     if first:
-        found["sparse.first"] = KeySource(key=first)
+        sources["sparse.first"] = KeySource(key=first)
     if "mlp_layer_types" in keys:
-        found["sparse.types"] = KeySource(key="mlp_layer_types")
+        sources["sparse.types"] = KeySource(key="mlp_layer_types")
         kinds = subject.defaults.get("mlp_layer_types")
         if not first and isinstance(kinds, list) and "sparse" in kinds:
-            found["sparse.first"] = KeySource(value=kinds.index("sparse"))
+            sources["sparse.first"] = KeySource(value=kinds.index("sparse"))
     for field, key in (
         ("sparse.last", "moe_layer_end_index"),
         ("sparse.step", "moe_layer_interval"),
@@ -337,14 +338,14 @@ def _sparse(subject: ModelClass, experts: Experts, keys: Mapping[str, Any]) -> d
         ("sparse.dense", "mlp_only_layers"),
     ):
         if key in keys:
-            found[field] = KeySource(key=key)
-    return found
+            sources[field] = KeySource(key=key)
+    return sources
 
 
-def choices(subject: ModelClass, experts: Experts) -> Iterator[tuple[tuple[Mapping[str, KeySource | None], Any], ...]]:
+def choices(subject: ModelClass, experts: Experts) -> Iterator[Choice]:
     """Yield the choices of routers that names leave open, the likeliest first."""
 
-    def alternatives(*some: Mapping[str, KeySource | None]) -> tuple[tuple[Mapping[str, KeySource | None], Any], ...]:
+    def alternatives(*some: Mapping[str, KeySource | None]) -> Choice:
         return tuple((one, {}) for one in some)
 
     scores = ({"router.scores": KeySource(value="softmax")}, {"router.scores": KeySource(value="sigmoid")})

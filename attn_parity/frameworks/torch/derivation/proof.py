@@ -351,14 +351,14 @@ def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, 
         compared.append(config)
         outcome = "equal"
         # The search compares the same instance with the same tensors before the proof: once is enough.
-        known = json.dumps([keys, seed]) + f" {config} {reader.layout.name} {reader.layout.rows}"
-        if subject.kept.get(known):
+        comparison = json.dumps([keys, seed]) + f" {config} {reader.layout.name} {reader.layout.rows}"
+        if subject.kept.get(comparison):
             continue
         pair = pair_with(theirs, reader, config, given)
         check_logits(pair, _shown(keys, subject), logits=logits)
         if any(isinstance(value, bool) for value in changes.values()):
             check_file(pair)  # a switch may add tensors, which files may name otherwise
-        subject.kept[known] = True
+        subject.kept[comparison] = True
     return outcome
 
 

@@ -33,7 +33,7 @@ SWITCH = "use_sliding_window"
 """Key that switches the window of all layers on."""
 
 LISTS = ("layer_types", "mlp_layer_types")
-"""Keys of a value per layer, which have no default of their own: it depends on the number of layers."""
+"""Keys of a value per layer, without a default: it depends on the number of layers."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

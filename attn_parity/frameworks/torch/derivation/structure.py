@@ -131,8 +131,8 @@ def read(subject: ModelClass) -> Structure:
     feed_forward: tuple[str, Mapping[str, str]]
     if sparse:
         child, is_all = mixtures.child_of(block), len(sparse) == len(blocks)
-        found = mixtures.read(subject, block, child, is_all)
-        experts = mixtures.with_files(found, subject.instance(keys), f"{path}.{sparse[0]}.")
+        mixture = mixtures.read(subject, block, child, is_all)
+        experts = mixtures.with_files(mixture, subject.instance(keys), f"{path}.{sparse[0]}.")
         dense = next((one for number, one in enumerate(blocks) if number not in sparse), None)
         feed_forward = (child, {})
         if dense is not None:
@@ -164,7 +164,7 @@ def read(subject: ModelClass) -> Structure:
     return structure
 
 
-def _may_lack_shared(subject: ModelClass, experts: Experts, shapes: Mapping[str, Any]) -> bool:
+def _may_lack_shared(subject: ModelClass, experts: Experts, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a config without layers that every token goes to gives the same tensors but these."""
     source = mixtures.fields(subject, experts).get("experts.shared")
     if source is None:
@@ -338,10 +338,10 @@ def rows(structure: Structure, *, fused: str = "stacked", gate_first: bool = Tru
         fused: how queries, keys and values are in one projection: ``stacked`` or ``by-head``.
         gate_first: whether the gate comes first in a projection of gate and values.
     """
-    found = _rows(structure, fused, gate_first)
+    table = _rows(structure, fused, gate_first)
     if structure.experts is not None:
-        found = mixtures.both_names(structure.experts, found, f"{{prefix}}{structure.layers}.{{i}}.")
-    return tuple(found)
+        table = mixtures.both_names(structure.experts, table, f"{{prefix}}{structure.layers}.{{i}}.")
+    return tuple(table)
 
 
 def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:

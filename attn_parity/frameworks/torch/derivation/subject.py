@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -112,9 +113,8 @@ class ModelClass:
     @property
     def own_keys(self) -> set[str]:
         """The keys that the class of configs adds to those of all models; some only decide other keys."""
-        from transformers import PreTrainedConfig
-
-        return self.defaults.keys() - PreTrainedConfig().to_dict().keys()  # type: ignore[no-untyped-call]
+        common = importlib.import_module("transformers").PreTrainedConfig()
+        return self.defaults.keys() - common.to_dict().keys()
 
     def keys(self, **changes: Any) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""

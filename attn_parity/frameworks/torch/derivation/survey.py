@@ -10,16 +10,18 @@ import dataclasses
 import json
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from attn_bridge.models.derived.description import dumps
+from attn_bridge.models.derived.description import Value, dumps
 from attn_bridge.printable import printable
 
-PROVEN, REFUSED, STOPPED = "proven", "refused", "stopped"
 Kind = Literal["proven", "refused", "stopped"]
+PROVEN: Kind = "proven"
+REFUSED: Kind = "refused"
+STOPPED: Kind = "stopped"
 
 FILE = "survey.json"
 """Name of the file with all outcomes."""
@@ -41,7 +43,7 @@ class Outcome:
     kind: Kind
     detail: str
     seconds: float
-    proof: dict[str, Any] = dataclasses.field(default_factory=dict)
+    proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
 
 
 def names() -> tuple[str, ...]:
@@ -54,7 +56,7 @@ def names() -> tuple[str, ...]:
 def survey(
     model_types: Iterable[str], folder: Path, *, seconds: float, memory: int, flax: bool = False
 ) -> Iterator[Outcome]:
-    """Derive families one by one, and yield the outcome of each; what they print is left out.
+    """Derive families one by one, and yield the outcome of each; their output is left out.
 
     Args:
         model_types: their names.
@@ -75,7 +77,7 @@ def survey(
         process = context.Process(target=_derive, args=(model_type, str(folder), memory, flax, sender))
         process.start()
         sender.close()
-        message: tuple[Kind, str, dict[str, Any]] = (STOPPED, f"more than {seconds:g} seconds", {})
+        message: tuple[Kind, str, Mapping[str, Value]] = (STOPPED, f"more than {seconds:g} seconds", {})
         try:
             if receiver.poll(seconds):
                 message = receiver.recv()
