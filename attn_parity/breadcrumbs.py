@@ -1,4 +1,4 @@
-"""Notes of what this process is doing, in memory shared with the process that finds out why it ended."""
+"""Notes on the activity of this process, in memory shared with the process that explains its end."""
 
 from __future__ import annotations
 

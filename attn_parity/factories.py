@@ -138,7 +138,7 @@ def name_of(side: Any) -> str:
 
 
 def labels(sides: tuple[Any, Any]) -> dict[str, str]:
-    """Return what two sides are called: by their frameworks where these differ, else ``first`` and ``second``."""
+    """Return the names of two sides: their frameworks if these differ, else ``first`` and ``second``."""
     found = [backends.framework_of(side) for side in sides]
     different = found[0] != found[1] and None not in found
     return {name: str(one) if different else name for name, one in zip(("first", "second"), found, strict=True)}
@@ -378,7 +378,7 @@ def _import_module(name: str) -> tuple[ModuleType, Path | None]:
 
 
 def _offer(folder: Path) -> None:
-    """Make a folder importable, before all others; what another folder has under the same names is forgotten."""
+    """Make a folder importable, before all others; forget modules of the same names from another folder."""
     for name in _FRAMEWORKS:
         if _holds(folder, name):  # a side's file may well be called torch.py, and means the real one by that name
             with contextlib.suppress(ImportError):

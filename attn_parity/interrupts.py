@@ -127,7 +127,7 @@ class _Orderly:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Tell whether an exception is an interrupt, or was raised because of one."""
+    """Return whether an exception is an interrupt, or was raised because of one."""
     seen = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):

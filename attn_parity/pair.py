@@ -189,7 +189,7 @@ class Pair:
 
 
 def labels_of(first: str, second: str) -> dict[Side, str]:
-    """Return what two sides of some frameworks are called in messages: ``torch`` and ``flax``, or by their order."""
+    """Return the names of two sides in messages: ``torch`` and ``flax``, or by their order if these are equal."""
     return {"first": "first", "second": "second"} if first == second else {"first": first, "second": second}
 
 
@@ -263,7 +263,7 @@ def narrowed(label: str) -> str:
 
 
 def input_notes(pair: Pair) -> Iterator[str]:
-    """Say which floating-point inputs are taken as given in every sample, and which hold NaN.
+    """Yield notes on floating-point inputs that every sample takes as given, and on inputs with NaN.
 
     Raises:
         ModuleFailedError: an input holds nothing but NaN.

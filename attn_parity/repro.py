@@ -134,7 +134,7 @@ class Bundle:
             (folder / "README.md").write_text(text, encoding="utf-8")
 
     def _command(self, report: Report, written: Sequence[str], with_rules: bool) -> str:
-        """Return the command for what failed: of several precisions and modes the ones of the worst tensor."""
+        """Return the command for the failure: of several precisions and modes the ones of the worst tensor."""
         options = self.options | {
             "--inputs": "inputs.npz" if "inputs.npz" in written else None,
             "--second-inputs": "second_inputs.npz" if "second_inputs.npz" in written else None,

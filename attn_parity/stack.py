@@ -83,7 +83,7 @@ def user_line(lines: Sequence[Line], sources: Mapping[str, Path]) -> Line | None
 
 
 def is_in_library(lines: Sequence[Line]) -> bool:
-    """Tell whether what runs is a library that is being imported, and not the code that imports it."""
+    """Return whether what runs is a library that is being imported, and not the code that imports it."""
     library = Path(os.__file__).resolve().parent
     files = [Path(line.file) for line in lines if not line.file.startswith("<")]
     inner = next((file for file in files if "site-packages" in file.parts or not file.is_relative_to(library)), None)

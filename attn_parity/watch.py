@@ -41,7 +41,7 @@ _phases: dict[int, list[tuple[str, str, float]]] = {}
 
 @contextlib.contextmanager
 def phase(side: str, what: str) -> Iterator[None]:
-    """Say that a side is at work in this thread.
+    """Declare that a side is at work in this thread.
 
     Args:
         side: its label, such as ``torch`` or ``first``.

@@ -134,7 +134,7 @@ class _Worker:
             self._connection.send((self._function, task))
 
     def finish(self, name: Callable[[int], str]) -> tuple[int, _Outcome]:
-        """Return the number of the task that was begun, and what came of it; wait for it.
+        """Wait for the running task; return its number and outcome.
 
         Raises:
             WorkerDiedError: the process has ended.

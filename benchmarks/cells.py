@@ -108,7 +108,7 @@ class Group:
         return total
 
     def square_bytes(self) -> int:
-        """Return a low estimate of what code that keeps ``T x T`` arrays needs: three of them, in float32."""
+        """Return a low estimate of the memory of code that keeps ``T x T`` arrays: three of them, in float32."""
         return 3 * 4 * self.cell.batch * self.cell.heads * self.cell.tokens**2
 
     def inputs(self) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ class Traffic:
         return ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]) or "none"
 
     def add(self, other: Traffic, times: int) -> None:
-        """Add what runs a number of times more."""
+        """Add operations that run a number of times more."""
         for kind, count in other.counts.items():
             self.counts[kind] += times * count
         self.bytes += times * other.bytes

@@ -47,7 +47,7 @@ def start(group: Group) -> None:
 
 
 def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], list[str]]:
-    """Return what computes a group in the modes, and a line for each of ours that can't.
+    """Return the contenders of a group in the modes, and a line for each of ours that can't compute it.
 
     Eager JAX is measured where it is used: a module that is called forward, as in a notebook.
     """

@@ -54,7 +54,7 @@ def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray
 
 
 def forward(*shape: int) -> dict[str, Callable[[], Any]]:
-    """Return what computes the context, by its name."""
+    """Return contender -> function that computes the context."""
     arrays = operands(*shape)
     tensors, in_jax = [torch.from_numpy(one) for one in arrays], [jnp.asarray(one) for one in arrays]
     run = jax.jit(lambda *given: jax_attn.recurrent.recurrence.gated_delta_rule(*given)[0])
@@ -66,7 +66,7 @@ def forward(*shape: int) -> dict[str, Callable[[], Any]]:
 
 
 def with_gradients(*shape: int) -> dict[str, Callable[[], Any]]:
-    """Return what computes the gradients of all operands, by its name."""
+    """Return contender -> function that computes the gradients of all operands."""
     arrays = operands(*shape)
     in_jax = [jnp.asarray(one) for one in arrays]
 

@@ -120,10 +120,10 @@ class Report:
         yield from by_group.items()
 
     def ratios(self, row: Row) -> dict[str, float | None]:
-        """Return how many times as fast a row is as others of its group; None where there is nothing to compare.
+        """Return the speed of a row relative to others of its group; None without a row to compare with.
 
-        ``peer`` is the fastest of the same framework and mode that is not ours, ``stock`` what that framework itself
-        has, in the same mode, ``torch`` what torch itself has, in its faster mode.
+        ``peer`` is the fastest of the same framework and mode that is not ours, ``stock`` the framework's own layer, in
+        the same mode, ``torch`` torch's own layer, in its faster mode.
         """
         group = [one for one in self.rows if one.group == row.group and one.kind != "ours"]
         same = [one for one in group if (one.framework, one.mode) == (row.framework, row.mode)]
@@ -191,7 +191,7 @@ class Report:
         ]
 
     def summaries(self) -> Iterator[rich.table.Table]:
-        """Yield a short table per subject: ours, and what each framework itself has, both in their faster mode."""
+        """Yield a short table per subject: ours, and the layers of each framework itself, both in their faster mode."""
         for subject in dict.fromkeys(row.subject for row in self.rows):
             columns: list[str] = []
             lines: list[list[str]] = []

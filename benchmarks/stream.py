@@ -29,7 +29,7 @@ _PART = 2**18
 
 
 def reader(arrays: Sequence[np.ndarray[Any, Any]], threads: int | None = None) -> Callable[[], None]:
-    """Return what reads all arrays without gaps once, on as many threads as there are cores by default."""
+    """Return a function that reads all arrays without gaps once; by default with a thread per core."""
     count = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pool, read = ThreadPoolExecutor(count), _compiled()
     parts = []

@@ -46,7 +46,7 @@ def start(group: Group) -> None:
 
 
 def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], list[str]]:
-    """Return what computes a group in the modes, and a line for each of ours that can't."""
+    """Return the contenders of a group in the modes, and a line for each of ours that can't compute it."""
     rows, notes = (_attention if group.subject == "attention" else _modules)(group)
     found = [
         Contender(name, kind, mode, functools.partial(build, group, mode), **options)

@@ -61,13 +61,13 @@ class Fault:
         return ("different",) if self.effect == "meaning" else ("precision", "different")
 
     def is_placed_by(self, divergence: Any) -> bool:
-        """Tell whether a report's first divergence names the place, or leaves it among a few that it can't exclude."""
+        """Return whether a report's first divergence names the location, or leaves it among a few candidates."""
         if divergence is None:
             return False
         return any(self._is_at(place) for place in [divergence, *divergence.candidates][: 1 + MOST_CANDIDATES])
 
     def _is_at(self, named: Any) -> bool:
-        """Tell whether a named place is the module, or modules around the code."""
+        """Return whether a named place is the module, or modules around the code."""
         paths = [place for place in self.places if isinstance(place, str)]
         around = [place for place in self.places if isinstance(place, tuple)]
         if named.between and around:

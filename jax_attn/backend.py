@@ -78,7 +78,7 @@ def get_weights(module: nnx.Module) -> Arrays:
 
 
 def lazy_weights(module: nnx.Module) -> dict[str, LazyArray]:
-    """Return what `get_weights` does as arrays that are read when they are asked for, from the devices' parts."""
+    """Return the weights of `get_weights` as lazy arrays, read on access from the devices' parts."""
     return {
         _name(path): LazyArray(value.shape, np.dtype(value.dtype), functools.partial(_region, value))
         for path, value in _values(module).items()
@@ -146,7 +146,7 @@ def together(module: nnx.Module) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
-    """Yield what reads a region of a weight by name, from the devices that hold some of it.
+    """Yield a function that reads a region of a weight by name, from the devices that hold some of it.
 
     Raises:
         ValueError: devices of other processes hold some of a weight.
@@ -163,7 +163,7 @@ Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
 
 
 def held_parts(module: nnx.Module) -> dict[str, list[Part]]:
-    """Return name -> what each device of this process holds of it, where devices share it."""
+    """Return name -> its parts on each device of this process, if devices share it."""
     found: dict[str, list[Part]] = {}
     for name, array in {_name(path): value for path, value in _values(module).items()}.items():
         for shard in array.addressable_shards if _is_shared(array) else ():
@@ -180,7 +180,7 @@ def _part(held: Array, region: Region) -> np.ndarray[Any, Any]:
 
 
 def gathered(module: nnx.Module, value: Any) -> list[Any]:
-    """Return what every process that shares a module gives, on all of them; here there is one."""
+    """Gather a value from every process that shares a module, on all of them; in JAX that is this process alone."""
     del module
     return [value]
 

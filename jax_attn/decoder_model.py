@@ -124,7 +124,7 @@ class DecoderModel(Pretrained, nnx.Module):
         cache: Sequence[LayerCache] | None = None,
         attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return what goes into the first block, ``(B, T, D)``."""
+        """Return the input of the first block, ``(B, T, D)``."""
         config = self.config
         x = self.tok_emb(tokens, "tokens")
         if config.embedding_scale != 1.0:

@@ -131,7 +131,7 @@ def explain(
     rng: Array | nnx.RngStream | Rngs | None = None,
     return_weights: bool = False,
 ) -> dict[str, str | None]:
-    """Say why each implementation can't serve a call of `dot_product_attention`; None for those that can.
+    """Return implementation -> why it can't serve a call of `dot_product_attention`; None if it can.
 
     Args are those of `dot_product_attention`. The names come fastest first: the first that has None serves the call.
     """
@@ -326,7 +326,7 @@ def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B 
 
 
 def as_pair(result: Any) -> tuple[Array, Array | None]:
-    """Return context and weights from what `dot_product_attention` returned, None where no weights were asked for."""
+    """Return context and weights from the result of `dot_product_attention`; None for weights not asked for."""
     return result if isinstance(result, tuple) else (result, None)
 
 
@@ -340,7 +340,7 @@ def as_given(
 
 
 def wide_dtype(x: Float[Array, "..."]) -> Any:
-    """Return the dtype of what rounds too much in 16 bits, such as rotary tables: float32, float64 for float64."""
+    """Return the dtype of values that 16 bits round too much, such as rotary tables: float32, float64 for float64."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 

@@ -243,7 +243,7 @@ class TransformerBlock(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "..."] | None = None
     ) -> Float[Array, "B T D"]:
-        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
+        """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers."""
         x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))
 

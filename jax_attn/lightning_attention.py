@@ -78,9 +78,8 @@ class LightningAttention(nnx.Module):
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
-                Padding is read as zeros: on the left it changes nothing; tokens behind padding read a state that has
-                faded.
+            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
+                read as zeros: on the left it changes nothing; tokens behind padding read a state that has faded.
             positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: the state of earlier tokens, from `init_cache`; left as it is.
             form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.

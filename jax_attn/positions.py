@@ -76,7 +76,7 @@ def apply_rotary(
 def alibi_bias(
     num_heads: int, query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"], dtype: Any
 ) -> Float[Array, "... H T S"]:
-    """Return what ALiBi adds to the scores: minus the slope of the head times the distance.
+    """Return ALiBi's addend of the scores: minus the slope of the head times the distance.
 
     Args:
         num_heads: slopes are those of this number of heads.

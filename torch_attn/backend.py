@@ -89,10 +89,10 @@ def get_weights(module: nn.Module) -> Arrays:
 
 
 def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
-    """Return what `get_weights` does as arrays that are read when they are asked for, a whole tensor at a time.
+    """Return the weights of `get_weights` as lazy arrays, each read whole on access.
 
     Raises:
-        TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
+        TypeError: no module, or a tensor without plain numbers: quantised, sparse, nested, or on the meta device.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
     read = _holding(tensors)
@@ -107,7 +107,7 @@ def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
 
 
 def _holding(tensors: Mapping[str, Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
-    """Return what reads a region of a tensor by name, and holds the last tensor that was asked for."""
+    """Return a function that reads a region of a tensor by name; it keeps the last tensor in memory."""
     held: Arrays = {}
 
     def read(name: str, region: Region) -> np.ndarray[Any, Any]:
@@ -221,10 +221,10 @@ def together(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
-    """Yield what reads a region of a weight by name, on the one process that is to; the others give it their parts.
+    """Yield a function that reads a region of a weight by name on one process; the others send parts and get None.
 
     Raises:
-        TypeError: a tensor that has no plain numbers.
+        TypeError: a tensor without plain numbers.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
     with shared_weights.gathering(tensors) as ask:
@@ -256,7 +256,7 @@ def _part(held: Tensor, region: Region) -> np.ndarray[Any, Any]:
 
 
 def gathered(module: nn.Module, value: Any) -> list[Any]:
-    """Return what every rank that shares a module gives, on all of them."""
+    """Gather a value from every rank that shares a module, on all of them."""
     return shared_weights.gathered(_tensors(module).values(), value)
 
 

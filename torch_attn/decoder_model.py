@@ -132,7 +132,7 @@ class DecoderModel(Pretrained, Resettable):
         cache: Sequence[LayerCache] | None = None,
         attention_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return what goes into the first block, ``(B, T, D)``."""
+        """Return the input of the first block, ``(B, T, D)``."""
         config = self.config
         x = self.tok_emb(tokens, "tokens")
         if config.embedding_scale != 1.0:

@@ -90,9 +90,9 @@ class GatedDeltaNet(Resettable):
 
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
-                As in Transformers, padding is read as zeros: on the left it changes nothing; what comes behind padding
-                finds a state that has faded and a convolution that has seen zeros.
+            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. As in
+                Transformers, padding is read as zeros: on the left it changes nothing; tokens behind other padding meet
+                a state that has decayed and a convolution that has seen zeros.
             positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; updated in place.
             form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.

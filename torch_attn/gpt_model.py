@@ -236,6 +236,6 @@ class TransformerBlock(Resettable):
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
+        """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers."""
         x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))

@@ -34,7 +34,7 @@ def mean_loss(
     Args:
         logits: ``(B, T, V)``.
         labels: ``(B, T)``; -100 does not count.
-        are_shifted: whether ``labels[:, t]`` is what follows token `t`, not the token itself.
+        are_shifted: whether ``labels[:, t]`` is the token that follows token `t`, not the token itself.
 
     Raises:
         ValueError: a label that is neither -100 nor in the vocabulary; not on a GPU, where that stops the program.

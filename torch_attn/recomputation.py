@@ -180,7 +180,7 @@ class Region:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what this thread draws."""
+        """Record the draws of this thread."""
         before = _positions()
         with _active(self):
             yield

@@ -123,7 +123,7 @@ def plan(
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Plan:
-    """Return what `convert` would do with the same arguments, from headers alone."""
+    """Return the plan of `convert` for the same arguments, from headers alone."""
     from .requests import Request
 
     if not is_path(source):

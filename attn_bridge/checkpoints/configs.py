@@ -476,7 +476,7 @@ def _as_named(before: object, dtype: str) -> str:
 
 
 def own_config(model: str, config: Any) -> dict[str, Any]:
-    """Return what `save_pretrained` writes as config.json."""
+    """Return the config.json of `save_pretrained`."""
     if model in _WHOLE:
         return {"model_type": OWN + model, "config": as_json.as_json(config)}
     return {"model_type": OWN + model, **dataclasses.asdict(config)}

@@ -117,7 +117,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     """Run the command line and return its exit status; expected errors become one line on stderr.
 
     Args:
-        arguments: what follows the name of the command.
+        arguments: the words behind the name of the command.
         is_own: whether nothing but the command runs in this process, so that it may start others like it.
     """
     process = Process(is_own)

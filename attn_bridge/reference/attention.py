@@ -67,7 +67,7 @@ def merge_heads(context: np.ndarray) -> np.ndarray:
 
 
 def visible_keys(shape: tuple[int, int, int, int], *, causal: bool, attention_mask: np.ndarray | None) -> np.ndarray:
-    """Say which query sees which key: the causal rule and the mask, both of which must allow it.
+    """Return which query sees which key: the causal rule and the mask, both of which must allow it.
 
     Shapes: `shape` is ``(b, h, t, s)``; `attention_mask` is ``(b, s)`` if 2-D, else broadcastable to `shape`.
 

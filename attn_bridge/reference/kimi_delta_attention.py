@@ -50,7 +50,7 @@ def _project(x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> 
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Return what each query of one head reads.
+    """Return the read of each query of one head.
 
     Shapes: `query`, `key` and `decay` ``(t, c)``, `value` ``(t, v)``, `beta` ``(t,)``; gives ``(t, v)``.
     """

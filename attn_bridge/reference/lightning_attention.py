@@ -39,7 +39,7 @@ def reference(
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, rate: float) -> np.ndarray:
-    """Return what each query ``(t, c)`` of a head reads, ``(t, c)``."""
+    """Return the read of each query ``(t, c)`` of a head, ``(t, c)``."""
     state = np.zeros((key.shape[1], value.shape[1]), np.result_type(query, key, value))
     context = np.zeros(value.shape, state.dtype)
     for token in range(len(value)):

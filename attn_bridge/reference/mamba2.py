@@ -65,7 +65,7 @@ def _project(config: Mamba2Config, x: np.ndarray, parameters: Mapping[str, np.nd
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, step: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """Return what each query of a head reads (equation 1 of the paper, discretised as its section 2.2 has it).
+    """Return the read of each query of a head (equation 1 of the paper, discretised as in its section 2.2).
 
     Shapes: `query` and `key` ``(t, n)``, `value` ``(t, p)``, `step` and `decay` ``(t,)``; gives ``(t, p)``.
     """

@@ -22,14 +22,14 @@ Place = Literal["pre", "post"]
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionsConfig(Config):
-    """Two convolutions along the frames of a signal, an activation behind each; the second takes every second frame.
+    """Two convolutions along the frames of a signal, an activation behind each; the second one is strided.
 
     Attributes:
         channels: numbers of a frame, such as the mel bands of a spectrogram.
-        emb_dim: width of what comes out.
+        emb_dim: width of the output.
         size: frames that one of them sees, an odd number; the ends are padded with zeros.
-        stride: of how many frames the second one makes one vector.
-        activation: as feed-forward layers have it.
+        stride: frames per vector of the second one.
+        activation: as in feed-forward layers.
     """
 
     channels: int

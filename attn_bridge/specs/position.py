@@ -3,7 +3,7 @@
 Rotary positions turn each pair of channels of query and key by an angle that grows with the position (RoPE, Su et al.,
 arXiv 2104.09864); ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409); a
 relative bias adds a learned number per head and range of distances (T5, Raffel et al., arXiv 1910.10683). Frequencies
-are computed here, in float64, once for both backends; what depends on the positions is theirs.
+are computed here, in float64, once for both backends; the backends compute the rest from the positions.
 """
 
 from __future__ import annotations

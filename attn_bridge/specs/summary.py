@@ -12,7 +12,7 @@ from .base import Config
 def summarize(config: Config) -> str:
     """Return the fields of a config as ``name=value``, without those that are None, False, or lists of parts.
 
-    Masks and positions are shown without their own defaults, arrays by the class of what holds them.
+    Masks and positions are shown without their own defaults, arrays by the class of their object.
     """
     values = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     return ", ".join(f"{name}={_short(value)}" for name, value in values if _is_shown(value))

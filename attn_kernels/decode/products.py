@@ -122,7 +122,7 @@ def add(
 ) -> None:
     """Multiply `rows` rows, `line` apart, by a factor each, and add to each `held` values by its weights.
 
-    As many bytes of what follows as are read are fetched, in their order.
+    It prefetches as many bytes of the following data as it reads, in their order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:
@@ -186,7 +186,7 @@ def _read(code: Code, address: Value, kind: str) -> Value:
 
 
 def for_kinds(job: Array, write: Callable[..., None]) -> None:
-    """Write what depends on the kind of the arrays' numbers for each that they may be of."""
+    """Write the code that depends on the kind of the arrays' numbers, once for each possible kind."""
     code, known = job.code, job.code.module.known.get(words.KIND)
     for name, number in words.KINDS.items():
         if known in (None, number):

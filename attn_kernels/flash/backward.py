@@ -1,8 +1,8 @@
 """The gradients of attention, a block of queries at a time (FlashAttention-2, arXiv 2307.08691), but for one thing.
 
-All weights of a block of queries are held, with what comes back to them, so that the slope of a row of softmax is the
-sum of the very products it is subtracted from: their rounding cancels then, where that of the context would stay, times
-all that the keys have in common.
+All weights of a block of queries are held, with their gradients, so that the slope of a row of softmax is the sum of
+the very products it is subtracted from: their rounding cancels then, where that of the context would stay, times the
+common part of the keys.
 """
 
 from __future__ import annotations

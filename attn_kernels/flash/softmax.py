@@ -38,9 +38,9 @@ def registers(code: Code, queries: Value) -> Iterator[list[Value]]:
 
 
 def _sums(code: Code, count: Value, add: Callable[[int, Value, Value], Value]) -> list[Value]:
-    """Return the sums over rows of what each register adds, `PART` rows at a time.
+    """Return the sums over rows of each register's addends, `PART` rows at a time.
 
-    `add` is given which register, the offset of a row, and the sum so far.
+    `add` is called with the number of a register, the offset of a row, and the sum so far.
     """
     zero, end = code.vector(0.0, LANES), count * _ROW
     totals = [code.variable(zero) for _ in range(TOGETHER)]

@@ -244,7 +244,7 @@ def seldom_collecting() -> Iterator[None]:
 
 
 def _with_note(cell: Cell, row: CheckRow, seeds: int) -> Cell:
-    """Say that a verdict is that of a second look."""
+    """Add a note that a verdict comes from a second look."""
     where = f"{row.variant.name}, {row.case.name}, {cell.dtype}"
     before = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"{where}: beyond the allowance on {before}, judged again on {seeds * AGAIN} new ones"

@@ -140,7 +140,7 @@ def run_side(
     full: bool,
     stop: threading.Event,
 ) -> Results:
-    """Run one twin of a row in every precision and mode; what runs `everywhere` is compiled as users compile it."""
+    """Run one twin of a row in every precision and mode; runs `everywhere` are compiled as users compile them."""
     backend = backends.load(framework)
     chosen = row.precisions(dtypes, everywhere)
     main, *others = MODES[framework]

@@ -68,10 +68,10 @@ def dump(
     device: Annotated[str | None, typer.Option(help="cpu, gpu or tpu.")] = None,
     timeout: Timeout = None,
 ) -> int:
-    """Write what one side computes into a folder, for compare-dumps; the other side's framework is not needed.
+    """Write the results of one side to a folder, for compare-dumps; the other side's framework is not needed.
 
-    Dump the first side first, then the second with --like FIRST_DUMP. A second dump without --like can be compared
-    only where both sides hold the same weights already. Factories and inputs are given as for compare.
+    Dump the first side first, then the second with --like FIRST_DUMP. A second dump without --like can be compared only
+    where both sides hold the same weights already. Factories and inputs are given as for compare.
 
     Example: attn-bridge dump mine.py:make first-dump --shape 2,8,16
 

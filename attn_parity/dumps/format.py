@@ -182,7 +182,7 @@ class Dump:
         return {}
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
-        """Return name of a weight -> when it first meets what depends on the inputs."""
+        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
         del weights, arguments
         return self.manifest.uses
 

@@ -138,14 +138,14 @@ class _AsDumped(Live):
 
 
 class Recorder:
-    """Runs one side on the planned samples and writes what comes out.
+    """Runs one side on the planned samples and writes the results.
 
     Args:
         subject: the side.
         inputs: its call; None takes that of `like`.
-        like: the dump of the other side, where there is one.
-        writer: where to.
-        rules: which parameter is which, with `like`.
+        like: the dump of the other side, if any.
+        writer: the writer of the dump.
+        rules: rules for pairing the parameters, with `like`.
         transfer: see `dump`.
         progress: see `dump`.
     """
@@ -268,7 +268,7 @@ class Recorder:
         return run if self.fuses else None
 
     def _note_probes(self, number: int, sample: Sample, dtype: str) -> None:
-        """Keep what other roundings cost, for a judge that can't ask any more; nothing of a large module."""
+        """Record the effect of other roundings, which replay cannot measure; nothing for a large module."""
         if self.pair.effort.large:
             return
         found: dict[str, dict[str, tuple[float, float]]] = {}
@@ -326,7 +326,7 @@ class Recorder:
             self.found.zeros[key] = (match, is_zero and self.found.zeros.get(key, (match, True))[1])
 
     def _reach(self) -> dict[str, tuple[bool, bool]]:
-        """Tell which of the parameters without a gradient are used, and which change the output."""
+        """Return parameter without a gradient -> whether it is used, and whether it changes the output."""
         zeros = {key: match for key, (match, is_zero) in self.found.zeros.items() if is_zero}
         if not zeros:
             return {}

@@ -155,7 +155,7 @@ class Replay:
         return dump.run(sample.planned, dtype, ORACLE)
 
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
-        """Look up what other roundings cost one side."""
+        """Look up the effect of other roundings on one side."""
         del seed
         stored = self._stored_probes(side, sample, dtype).get(kind, {})
         found = {}
@@ -180,7 +180,7 @@ class Replay:
         return False
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
-        """Look up what each side does to itself."""
+        """Look up the noise of each side."""
         del modes
         found = Noise()
         for side in SIDES:

@@ -139,7 +139,7 @@ class Plain(NamedTuple):
 
     @property
     def heads(self) -> str:
-        """Return how many heads there are, and what their scores are multiplied by."""
+        """Return the number of heads, and the factor of their scores, for a message."""
         query, key = (one.shape[-3] if one.ndim == 4 else one.shape[-1] // self.width for one in self.given[:2])
         return (
             f"attention of {query} heads{f', {key} of keys,' if key != query else ''} with scores times {self.scaled}"
@@ -168,7 +168,7 @@ class Plain(NamedTuple):
         return bool(float(np.abs(made - side).max()) <= close * scale)
 
     def of(self, few: Array) -> Array:
-        """Return what some of the queries get."""
+        """Return the outputs of some of the queries."""
         query, key, value = self.parts()
         products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2)
         return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
@@ -401,7 +401,7 @@ def _weights(products: Array, mask: Array, way: str) -> Array:
 
 
 def _softmax(scores: Array, axis: int = -1) -> Array:
-    """Return weights; those of what sees nothing are 0."""
+    """Return the softmax of scores; rows without visible keys get zeros."""
     top = scores.max(axis=axis, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     return np.asarray(weights / np.maximum(weights.sum(axis=axis, keepdims=True), np.finfo(np.float64).tiny))

@@ -62,7 +62,7 @@ def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) ->
 
 
 def _addends(case: Case) -> dict[str, Array]:
-    """Return what may be added to an output as it is: biases, and inputs of its shape."""
+    """Return the possible addends of an output: biases, and inputs of its shape."""
     added = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
     return added | {f"input {place}": one for place, one in enumerate(case.inputs) if one.shape == case.one.shape}
 

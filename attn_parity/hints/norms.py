@@ -137,7 +137,7 @@ def _formula(case: Case, given: Array, made: Array, layout: Layout) -> str:
 
 
 def _affines(case: Case, layout: Layout) -> Iterator[Affine]:
-    """Yield what may be done with the vectors of a norm, in the order in which it is usual."""
+    """Yield the possible affine steps with the vectors of a norm, the most usual first."""
     size = case.one.shape[layout.channels]
     shape = [size if axis == layout.channels else 1 for axis in range(case.one.ndim)]
     vectors = {name: one.reshape(shape) for name, one in case.weights.items() if one.shape == (size,)}
@@ -158,7 +158,7 @@ def _affines(case: Case, layout: Layout) -> Iterator[Affine]:
 
 
 def _divisor(values: Array, plain: Array, axes: tuple[int, ...]) -> Array | None:
-    """Return what values were divided by along some axes, by least squares; None where they are not multiples."""
+    """Return the divisor of values along some axes, by least squares; None where they are not multiples."""
     divisor = np.square(values).sum(axis=axes, keepdims=True) / (values * plain).sum(axis=axes, keepdims=True)
     return np.asarray(divisor) if np.isfinite(divisor).all() and (divisor > 0).all() else None
 

@@ -180,7 +180,7 @@ def _sigmoid(value: Array) -> Array:
 
 
 def _sums(layer: Layer, x: Array, h: Array) -> tuple[Array, Array]:
-    """Return what every gate gets from the input and from the state, gates first."""
+    """Return the contributions of the input and of the state to every gate, gates first."""
     given = np.einsum("ghd,bd->gbh", layer.given, x) + layer.given_bias[:, None]
     kept = np.einsum("ghk,bk->gbh", layer.kept, h) + layer.kept_bias[:, None]
     return given, kept

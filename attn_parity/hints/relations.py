@@ -315,22 +315,22 @@ def positions(case: Case) -> str:
 
 
 def _is_same_in_every_sequence(case: Case) -> bool:
-    """Tell whether the difference does not depend on the sequence, as that of a table of positions; masks' do."""
+    """Return whether the difference does not depend on the sequence, as that of a table of positions; masks' do."""
     apart = case.apart
     return len(apart) > 1 and bool(float(np.abs(apart - apart[:1]).max()) <= FIT * case.scale)
 
 
 def _is_image(case: Case) -> bool:
-    """Tell whether the axes are those of an image or of the signal of convolutions: no position attends there.
+    """Return whether the axes are those of an image or of the signal of convolutions: no position attends there.
 
-    The axis that would be that of positions may as well be that of a signal's channels.
+    The axis that would be that of positions may be that of the channels of a signal.
     """
     is_convolution = any(one.ndim > 2 for one in case.weights.values())
     return case.one.ndim > 3 or (is_convolution and not case.may_hold("attention"))
 
 
 def _is_batch(case: Case) -> bool:
-    """Tell whether the rows are sequences: inputs have as many, and have positions themselves, as ids in a table do."""
+    """Return whether the rows are sequences: inputs have as many, and have positions themselves, such as ids."""
     least = [2 if np.issubdtype(one.dtype, np.integer) else 3 for one in case.inputs]
     sequences = (one for one, axes in zip(case.inputs, least, strict=True) if one.ndim >= axes)
     return case.one.ndim == 2 and any(one.shape[0] == case.one.shape[0] for one in sequences)

@@ -107,7 +107,7 @@ def _averaged(case: Case) -> str:
 
 
 def _lacks(after: tuple[int, ...], before: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    """Tell whether a shape is another one without these axes, and perhaps without more."""
+    """Return whether a shape is another one without these axes, and perhaps without more."""
     kept = [size for size in after if size != 1]
     others = [size for axis, size in enumerate(before) if axis not in axes and size != 1]
     return any(list(few) == kept for few in itertools.combinations(others, len(kept))) if len(before) < 8 else False

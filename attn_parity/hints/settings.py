@@ -128,7 +128,7 @@ def _order(name: str) -> int:
 def _lone(
     first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str], classes: tuple[str, str]
 ) -> list[str]:
-    """Say what only one side can have: padding_idx, which Flax's embeddings don't know."""
+    """Return a sentence on padding_idx if only one side has it; Flax's embeddings have no such setting."""
     found = []
     for mine, other, label, kind in ((first, second, labels[0], classes[1]), (second, first, labels[1], classes[0])):
         if mine.get("padding_idx") is not None and "padding_idx" not in other and kind:

@@ -36,7 +36,7 @@ def spectral(case: Case) -> str:
 
 
 def _is_divided(case: Case, product: Array, side: Array, norm: float) -> bool:
-    """Tell whether a side is a product divided by a norm, plus a bias that the place holds or none."""
+    """Return whether a side is a product divided by a norm, plus a bias that the place holds or none."""
     if product.shape != side.shape:
         return False
     biases = [np.zeros(()), *(one for one in case.weights.values() if one.shape == side.shape[-1:])]

@@ -235,7 +235,7 @@ def _gap(first: Sequence[Array | None], second: Sequence[Array | None]) -> Array
 
 
 def _parallel(one: Array, two: Array) -> bool:
-    """Tell whether one array is a multiple of the other."""
+    """Return whether one array is a multiple of the other."""
     if one.size != two.size or one.size < 2:
         return False
     a, b = one.reshape(-1).astype(np.float64), two.reshape(-1).astype(np.float64)

@@ -120,7 +120,7 @@ def force(
 
 
 def shapes_apart(calls: Mapping[Side, Call]) -> str:
-    """Say that the outputs of two calls have other shapes."""
+    """Return a message on the different output shapes of two calls."""
     shapes = (", ".join(str(leaf.shape) for leaf in calls[side].outputs) for side in SIDES)
     return f"its outputs have other shapes: {' and '.join(shapes)}"
 
@@ -240,7 +240,7 @@ def evidence_of(
 
 
 def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[PairedCall]) -> Evidence:
-    """Return what goes into the code between two submodules and what comes out of it on each side."""
+    """Return the evidence of the code between two submodules: its inputs and outputs on each side."""
     assert known.between is not None
     before, after = known.between
     paths = [step.path for step in steps]

@@ -151,7 +151,7 @@ def whole_numbers(first: Arguments, second: Arguments) -> list[tuple[int, int]]:
 
 
 def whole_outputs(first: Call, second: Call) -> bool:
-    """Tell whether integers or truth values that two calls returned in the same place are not the same."""
+    """Return whether integers or truth values that two calls returned in the same place are not the same."""
     ours, theirs = ([leaf for leaf in call.outputs if not is_float(leaf)] for call in (first, second))
     return len(ours) == len(theirs) and any(map(_whole_apart, ours, theirs))
 
@@ -189,7 +189,7 @@ def _same(leaves: Sequence[Array]) -> list[list[int]]:
 
 
 def _are_other_masks(one: Array, two: Array) -> bool:
-    """Tell whether one array is a mask that is added to scores and the other a mask of zeros and ones.
+    """Return whether one array is a mask that is added to scores and the other a mask of zeros and ones.
 
     Neither can take the other's place: to a side that adds, 1 hides nothing.
     """
@@ -240,7 +240,7 @@ def _orders(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _moves_one_axis(axes: tuple[int, ...]) -> bool:
-    """Tell whether an order of axes only moves one of them, as layouts do, or none."""
+    """Return whether an order of axes only moves one of them, as layouts do, or none."""
     return any(
         [axis for axis in axes if axis != moved] == [axis for axis in range(len(axes)) if axis != moved]
         for moved in axes
@@ -259,7 +259,7 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _refines(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
-    """Tell whether merging neighbours of one shape gives the other, axes of length 1 aside."""
+    """Return whether merging neighbours of one shape gives the other, axes of length 1 aside."""
     rest = list(_bare(fine))
     for size in _bare(coarse):
         product = 1

@@ -269,7 +269,7 @@ def _unjudged(node: Node) -> list[Node]:
 
 
 def _holds(node: Node, ends: tuple[str, str]) -> bool:
-    """Tell whether both ends are submodules of a module that has some."""
+    """Return whether both ends are submodules of a module that has some."""
     return all(end.startswith(f"{node.path}.") for end in ends)
 
 

@@ -27,7 +27,7 @@ Remainder = Divergence | Literal["nothing", "unknown"]
 
 
 def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: float = 0.0) -> Remainder:
-    """Tell what differs when the submodules at some paths are the first side's.
+    """Return the remaining difference when the submodules at some paths are the first side's.
 
     Args:
         pair: the two sides, paired.
@@ -84,7 +84,7 @@ def _outermost(targets: Mapping[str, str]) -> dict[str, str]:
 def _substitutes(
     runner: SubmoduleRunner, sides: Sides, path: str, second_path: str, calls: Mapping[Side, Sequence[Call]]
 ) -> list[Substitute]:
-    """Return what makes the calls of one submodule of the second side the first side's; none if they don't fit."""
+    """Return replacements that turn a second-side submodule's calls into the first side's; empty if they don't fit."""
     paths: dict[Side, str] = {"first": path, "second": second_path}
     mine, its = ([call for call in calls[side] if call.path == paths[side]] for side in SIDES)
     if len(mine) != len(its):

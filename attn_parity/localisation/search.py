@@ -275,7 +275,7 @@ class _Search:
         return max(self.least, cause, (self.allowed or 0.0) if self.runner is None else 0.0)
 
     def _guilty(self, node: Node, direction: Direction) -> bool:
-        """Tell whether a pair differs by more than rounding."""
+        """Return whether a pair differs by more than rounding."""
         error = node.error(direction)
         if error is None:
             return False
@@ -385,7 +385,7 @@ class _Search:
     # ---- telling
 
     def _told(self, node: Node) -> str:
-        """Say what differs in a pair."""
+        """Return a message on the difference of a pair."""
         if node.message or self.aim == "precision":
             return node.message
         if self._guilty(node, "forward") and node.forward is not None:
@@ -399,7 +399,7 @@ class _Search:
         return ""
 
     def _settings(self, node: Node) -> list[str]:
-        """Say which settings of a pair differ."""
+        """Return a message for each setting of a pair that differs."""
         if node.path is None or node.second_path is None:
             return []
         first, second = (self.sides.subjects[side].settings() for side in SIDES)

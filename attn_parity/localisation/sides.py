@@ -139,7 +139,7 @@ def _parameters(subject: Any, method: str) -> Collection[str]:
 
 
 def calls_of(sides: Sides, runner: SubmoduleRunner) -> tuple[dict[Side, list[Call]], list[str]]:
-    """Run both sides freely and return every call, the whole's first, and what could not be recorded."""
+    """Run both sides freely; return every call, the whole's first, and messages on calls that could not be recorded."""
     outputs: dict[Side, list[Array]] = {}
     problems = []
     for side in SIDES:

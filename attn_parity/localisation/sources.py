@@ -254,7 +254,7 @@ class Overlap:
     longer: Side
 
     def words(self, labels: Mapping[Side, str]) -> str:
-        """Say so."""
+        """Return the finding as a message."""
         return f"{shown(labels[self.longer])} has the same numbers from position {self.start} of axis {self.axis} on"
 
 

@@ -71,7 +71,7 @@ class Node:
         return self.forward if direction == "forward" else self.backward
 
     def add(self, trial: CallTrial) -> None:
-        """Take what one more call showed."""
+        """Add the result of one more call."""
         self.trials.append(trial)
         self.message = self.message or trial.problem
 

@@ -47,8 +47,8 @@ def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Si
 def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
     """Return the relative differences, forward and backward, that tables and literals of a pair may cause.
 
-    Tables are what depends on neither weights nor floating-point inputs; literals are those of float32 accuracy. Where
-    both sides have the same of them, or none, the pair has to agree exactly.
+    Tables are values that depend on neither weights nor floating-point inputs; literals are those of float32 accuracy.
+    If both sides have the same ones, or none, the pair has to agree exactly.
     """
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)

@@ -43,7 +43,7 @@ squares and logarithms of positions."""
 
 
 def is_computed(numbers: Array, unit: float) -> bool:
-    """Tell whether numbers follow a formula, or are ordered in a way that chance does not explain.
+    """Return whether numbers follow a formula, or are ordered in a way that chance does not explain.
 
     Args:
         numbers: an array in float64.
@@ -58,12 +58,12 @@ def is_computed(numbers: Array, unit: float) -> bool:
 
 
 def seems_computed(numbers: Array) -> bool:
-    """Tell whether numbers rise, fall or change little along an axis, by chance or not."""
+    """Return whether numbers rise, fall or change little along an axis, by chance or not."""
     return any(_rises(lines) or _is_smooth(lines) for lines in _lines(numbers))
 
 
 def are_alike(first: Array, second: Array) -> bool:
-    """Tell whether two arrays are near each other or proportional, as two versions of a table are."""
+    """Return whether two arrays are near each other or proportional, as two versions of a table are."""
     if first.size != second.size:
         return False
     one, two = (array.ravel().astype(np.float64) for array in (first, second))
@@ -86,7 +86,7 @@ def _lines(numbers: Array) -> Iterator[Array]:
 
 
 def _follows_formula(lines: Array, unit: float) -> bool:
-    """Tell whether every line has equal steps after a transformation, equal second steps, or is a sine or cosine."""
+    """Return whether every line has equal steps after a transformation, equal second steps, or is a sine or cosine."""
     if not (np.ptp(lines, axis=-1) > 0.0).all():
         return False
     for transform, takes in _TRANSFORMS:
@@ -108,7 +108,7 @@ def _follows_formula(lines: Array, unit: float) -> bool:
 
 
 def _rises(lines: Array, *, rare: bool = False) -> bool:
-    """Tell whether all lines rise, or all fall; with `rare`, only where chance does not explain it."""
+    """Return whether all lines rise, or all fall; with `rare`, only where chance does not explain it."""
     steps = np.diff(lines, axis=-1)
     if not ((steps >= 0).all() or (steps <= 0).all()):
         return False
@@ -117,7 +117,7 @@ def _rises(lines: Array, *, rare: bool = False) -> bool:
 
 
 def _is_smooth(lines: Array, *, rare: bool = False) -> bool:
-    """Tell whether numbers change little along a line; with `rare`, only where chance does not explain it.
+    """Return whether numbers change little along a line; with `rare`, only where chance does not explain it.
 
     A tenth of the lines suffices where they are long.
     """

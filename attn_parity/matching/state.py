@@ -100,12 +100,12 @@ class Carrying:
         return self._numbers[side]
 
     def are_same(self, one: Suited) -> bool:
-        """Tell whether two tensors hold the same numbers, in whatever order of axes."""
+        """Return whether two tensors hold the same numbers, in whatever order of axes."""
         first, second = (np.sort(wide(array), axis=None) for array in self._arrays(one))
         return bool(np.array_equal(first, second, equal_nan=is_float(first)))
 
     def may_carry(self, one: Suited) -> bool:
-        """Tell whether the first side's numbers may replace the second's: none of the two is computed by code."""
+        """Return whether the first side's numbers may replace the second's: none of the two is computed by code."""
         persistent = one.first.parameter.persistent and one.second.parameter.persistent
         first, second = self._arrays(one)
         return persistent and waits_for_data(second, wide(first)) and not are_two_constants(first, second)
@@ -152,7 +152,7 @@ def _roles(match: object) -> tuple[str, str]:
 
 
 def waits_for_data(array: Array, first: Array | None = None) -> bool:
-    """Tell whether the second side's numbers are first values that data of the first side replace, and not a table.
+    """Return whether the second side's numbers are first values that data of the first side replace, and not a table.
 
     Zeros, ones, equal numbers that make a vector of length 1, and numbers without order are first values. One other
     number everywhere, two numbers that repeat, numbers that follow a formula, or are smooth or ordered beyond chance,
@@ -178,7 +178,7 @@ def waits_for_data(array: Array, first: Array | None = None) -> bool:
 
 
 def _has_length_1(numbers: Array, unit: float) -> bool:
-    """Tell whether a vector has length 1, from which a power iteration starts."""
+    """Return whether a vector has length 1, from which a power iteration starts."""
     return abs(float(np.linalg.norm(numbers)) - 1.0) <= 8 * unit
 
 
@@ -198,13 +198,13 @@ def are_two_constants(first: Array, second: Array) -> bool:
 
 
 def _repeats(numbers: Array) -> bool:
-    """Tell whether the sizes of numbers repeat, zeros aside, as in a table of cosines."""
+    """Return whether the sizes of numbers repeat, zeros aside, as in a table of cosines."""
     sizes = np.abs(numbers[numbers != 0.0]).astype(np.float32)
     return bool(sizes.size and np.unique(sizes).size < DISTINCT * sizes.size)
 
 
 def _is_written(array: Array) -> bool:
-    """Tell whether all numbers are decimals of few digits, as code has them written."""
+    """Return whether all numbers are decimals of few digits, as code has them written."""
     values = array.ravel()[:MAX_LOOKED_AT]
     decimals = np.asarray([f"{value:.{WRITTEN_DIGITS - 1}e}" for value in values], np.float64)
     return bool((decimals.astype(array.dtype) == values).all())

@@ -215,6 +215,6 @@ def _written(name: str, value: Any, label: str) -> str:
 
 
 def differing_settings(pair: Pair) -> list[str]:
-    """Say which settings of the paired submodules of a whole pair differ."""
+    """Return a message for each setting that differs between paired submodules of a whole pair."""
     pairs = pair_modules(pair.pairing.matches, pair.first.modules(), pair.second.modules())
     return differing(pairs, pair.first.settings(), pair.second.settings(), pair.labels, {"": pair.first.name})

@@ -141,7 +141,7 @@ class Name:
 
     @property
     def owner(self) -> Name:
-        """The name of what holds the layer."""
+        """The name of the module that contains the layer."""
         words, numbers = self.above
         literal = _literal(self.parent)
         return dataclasses.replace(self, literal=literal, words=words, numbers=numbers, spelled="")
@@ -164,7 +164,7 @@ def read(tensors: Sequence[Tensor]) -> list[Name]:
 
 
 def is_counted_alike(first: Name, second: Name) -> bool:
-    """Tell whether the numbers in two names count the same things, so that equal numbers mean the same layer.
+    """Return whether the numbers in two names count the same things, so that equal numbers mean the same layer.
 
     A number is an order within a container and a class: torch counts activations in a Sequential, Linen counts each
     class for itself. Two numbers are comparable where both follow a word and the siblings have the same sizes.

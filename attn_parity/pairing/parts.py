@@ -142,7 +142,7 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
 
 
 def _is_tied(one: tuple[float, int, int, Split], two: tuple[float, int, int, Split], scores: BundleScores) -> bool:
-    """Tell whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
+    """Return whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
     (_, i, k, _), (_, j, m, _) = one, two
     held = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
     return max(held) - min(held) < 1e-9 if math.isfinite(max(held)) else False

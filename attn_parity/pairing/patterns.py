@@ -160,7 +160,7 @@ def options(one: TensorKind, two: TensorKind, equal_names: bool) -> WayOptions:
 
 
 def _is_transposed(one: TensorKind, two: TensorKind) -> bool:
-    """Tell whether a square matrix usually lies the other way round on the other side."""
+    """Return whether a square matrix usually lies the other way round on the other side."""
     guesses = _guess(one), _guess(two)
     if guesses[0] and guesses[1]:
         return guesses[0] != guesses[1]

@@ -201,7 +201,7 @@ def _link(sides: TensorSides, i: int, j: int, how: str) -> Link:
 
 
 def _layers(first: Tensor, second: Tensor) -> Hashable:
-    """Return what pairs of one kind of layer have in common, which lie one way round."""
+    """Return a key that is equal for pairs of the same kinds of layer, which share an orientation."""
     lasts = last_word(first), last_word(second)
     return tuple(
         (kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2]))

@@ -207,7 +207,7 @@ class Pairing:
 
 
 def is_first(side: str) -> bool:
-    """Tell which side is meant, by any of its names."""
+    """Return whether the first side is meant, by any of its names."""
     return side in ("first", "torch")
 
 
@@ -231,7 +231,7 @@ def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
 
 
 def lies_within(tensor: Tensor, size: int) -> bool:
-    """Tell whether every element of a tensor lies within a parameter of that many elements."""
+    """Return whether every element of a tensor lies within a parameter of that many elements."""
     if not math.prod(tensor.shape):
         return True
     offset = tensor.cut.offset if tensor.cut else 0

@@ -143,7 +143,7 @@ def _told(report: Report) -> dict[str, Any]:
 
 
 def _file_name(nodeid: str, call: int) -> str:
-    """Return a name that any file system takes; the digest keeps apart what else would read the same."""
+    """Return a name that any file system accepts; the digest distinguishes names that would read the same."""
     readable = re.sub("[^A-Za-z0-9._]+", "-", nodeid)[-100:].strip("-.")
     digest = hashlib.sha256(nodeid.encode()).hexdigest()[:8]
     return f"{readable}-{digest}" if call == 1 else f"{readable}-{digest}-{call}"

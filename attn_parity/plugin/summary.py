@@ -45,7 +45,7 @@ def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
 
 
 def _headline(error: ParityError) -> str:
-    """Return the line of a failed test in the summary: what differs and where."""
+    """Return the line of a failed test in the summary: the difference and its location."""
     from ..rendering.text import headline
     from ..results.report import Report
 

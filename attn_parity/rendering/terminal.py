@@ -68,7 +68,7 @@ Lines = list[Text]
 
 
 def as_text(report: Report, full: bool = False, width: int = WIDTH) -> str:
-    """Return what `render` prints to a file: no colour, lines as long as the width, but for the command."""
+    """Return the text that `render` prints to a file: without colour, in lines of this width, but for the command."""
     out = io.StringIO()
     # In Jupyter, a console would show its lines beside the file, as HTML, and leave the file empty.
     console = Console(
@@ -301,7 +301,7 @@ def _render_full(report: Report, console: Console) -> None:
 
 
 def _facts(report: Report) -> Iterator[str]:
-    """Yield what else is known, a line for each."""
+    """Yield the remaining facts, a line for each."""
     for title, names in (
         ("unexercised (no comparison reached them)", report.unexercised),
         ("invariant (the outputs do not depend on them)", report.invariances),

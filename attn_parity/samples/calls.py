@@ -176,7 +176,7 @@ def _class_of(array: Array) -> str:
 
 
 def masks(arguments: Arguments) -> list[bool]:
-    """Tell which arrays are masks; where nothing else is given, floating-point zeros and ones are plain inputs."""
+    """Return which arrays are masks; if all inputs look like masks, floating-point zeros and ones are plain inputs."""
     leaves = arguments.leaves
     found = [is_mask(leaf) for leaf in leaves]
     if all(found):
@@ -185,7 +185,7 @@ def masks(arguments: Arguments) -> list[bool]:
 
 
 def is_mask(leaf: Array) -> bool:
-    """Tell whether an array is a mask: bool, or numbers that are all 0, 1, or hugely negative."""
+    """Return whether an array is a mask: bool, or numbers that are all 0, 1, or hugely negative."""
     if leaf.dtype == np.bool_:
         return True
     if not is_float(leaf):

@@ -24,7 +24,7 @@ def unit_of(dtype: str) -> float:
 
 
 def is_float(array: Any) -> bool:
-    """Tell whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
+    """Return whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
     return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
 
 

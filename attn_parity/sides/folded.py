@@ -111,7 +111,7 @@ class FoldedSubject:
         return self._folded(self._subject.run(self._unfolded(weights), *call, **options))
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
-        """Return name of a weight -> when it first meets what depends on the inputs."""
+        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
         found: dict[str, int] = self._subject.uses(self._unfolded(weights), arguments)
         return found
 

@@ -26,7 +26,7 @@ PIECE = 1 << 24
 
 
 def is_large(array: Any) -> bool:
-    """Tell whether an array is held once."""
+    """Return whether an array is held once."""
     return int(array.size) >= LARGE
 
 
@@ -55,7 +55,7 @@ class Lent:
 
 
 def lends(array: Array, dtype: str | None) -> bool:
-    """Tell whether a weight that is wanted in `dtype` is lent."""
+    """Return whether a weight that is wanted in `dtype` is lent."""
     return dtype == "float64" and is_large(array) and is_float(array) and array.dtype != np.float64
 
 

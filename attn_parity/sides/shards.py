@@ -87,10 +87,10 @@ class Shares:
 
 
 def where(differs: Array, numbers: Array, cut: Cut) -> str:
-    """Say in which shards elements differ; "" if in all of them, or in none.
+    """Return the shards in which elements differ, as text; "" if all of them, or none.
 
     Args:
-        differs: bool, which elements do.
+        differs: bool, True for elements that differ.
         numbers: of `Cut.numbers`, perhaps moved as the elements were.
         cut: names the shards.
     """
@@ -101,7 +101,7 @@ def where(differs: Array, numbers: Array, cut: Cut) -> str:
 
 
 def named(found: Sequence[int], cut: Cut) -> str:
-    """Return what some shards are called, by their numbers."""
+    """Return the names of some shards, by their numbers."""
     names = "; ".join(cut.name(number) for number in found[:MAX_NAMED])
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return f"shard{'s' * (len(found) > 1)} {names}{more} of {cut.count}"

@@ -137,7 +137,7 @@ def _children(node: Any) -> list[tuple[str, Any]]:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a leaf of arguments is a NumPy array."""
+    """Return whether a leaf of arguments is a NumPy array."""
     return isinstance(value, np.ndarray)
 
 
@@ -370,7 +370,7 @@ class Subject(Protocol):
         """
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
-        """Return name of a weight -> when it first meets what depends on the inputs."""
+        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
 
     def describe_outputs(
         self, weights: Mapping[str, Array], arguments: Arguments

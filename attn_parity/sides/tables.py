@@ -45,7 +45,7 @@ class Tables:
     values: Sequence[float]
 
     def equals(self, other: Tables) -> bool:
-        """Tell whether another side has the same tables."""
+        """Return whether another side has the same tables."""
         if self.count != other.count or len(self.values) != len(other.values):
             return False
         values = np.asarray(self.values)

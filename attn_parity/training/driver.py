@@ -1,11 +1,11 @@
-"""Whether a torch and a Flax module train alike: loss, gradients, optimizer state and weights, step by step.
+"""Compare the training of a torch and a Flax module: loss, gradients, optimizer state and weights, step by step.
 
 Two questions are asked. **Does a step mean the same?** Each step is taken again from the weights and the optimizer
 state that the torch side has reached, and the Flax optimizer is given the torch side's gradients, so that no earlier
 difference is charged to a later tensor; in float64 the results have to agree, and no side may lose more precision than
 the other.
 **Do they drift apart like rounding?** Both also run freely, in their own precision and in float64; the distance that
-grows between them is held against what one unit in the last place of the first weights grows to.
+grows between them is compared with the growth of one unit in the last place of the first weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The free runs: both sides train on, each from its own numbers, and may drift apart as rounding does.
 
-Both run in their own precision and in float64; the distance that grows between them is held against what one unit in
-the last place of the first weights grows to.
+Both run in their own precision and in float64; the distance that grows between them is compared with the growth of one
+unit in the last place of the first weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOSS_LIMIT = 1e-9
 """Relative difference of two float64 losses that is allowed, whatever one unit in the last place grows to."""
 
 DRIFT_FACTOR = 100.0
-"""Free float64 runs may drift apart by this many times what one unit in the last place grows to."""
+"""Free float64 runs may drift apart by this many times the growth of one unit in the last place."""
 
 GROWTH_FACTOR = 30.0
 """Allowed drift of a free run from its float64 run, in multiples of the other side's or of the growth of one unit."""

@@ -1,4 +1,4 @@
-"""Faults of attention that the numbers at one place can't show: what depends on later tokens, and missing scales.
+"""Faults of attention that the numbers of one submodule can't show: dependence on later tokens, and missing scales.
 
 The modules of the two sides may be split in different ways, so that queries, keys and values are known on neither; but
 both sides can be run again, with other tokens or other weights.
@@ -95,7 +95,7 @@ def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array
 
 
 def _depends_on_earlier_tokens(runner: Live, side: Side, sample: Sample, before: Array) -> bool:
-    """Tell whether the first token moves the last output: a side that mixes no tokens is causal without a mask."""
+    """Return whether the first token moves the last output: a side that mixes no tokens is causal without a mask."""
     changed = _with_token_changed(runner.pair, sample, before, 0)
     if changed is None:
         return False
@@ -104,7 +104,7 @@ def _depends_on_earlier_tokens(runner: Live, side: Side, sample: Sample, before:
 
 
 def _has_attention(pair: Pair) -> bool:
-    """Tell whether the names of parameters speak of attention."""
+    """Return whether the names of parameters speak of attention."""
     names = [name.lower() for match in pair.pairing.matches for name in (match.first.source, match.second.source)]
     return any(PARTS["attention"].search(name) for name in names)
 

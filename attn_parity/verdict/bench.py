@@ -320,10 +320,10 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
     """Judge a pair in one precision.
 
     Args:
-        runner: what runs the pair.
+        runner: runs the pair.
         dtype: the precision.
-        modes: how it is run: ``eager``, ``jit``.
-        seeds: how many times numbers are drawn.
+        modes: modes to run: ``eager``, ``jit``.
+        seeds: number of draws.
         first_seed: the first of them.
     """
     pair = runner.pair
@@ -391,7 +391,7 @@ def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first
 def _cleared(
     doubted: Sequence[TensorVerdict], second: Mapping[str, TensorVerdict], shown: Mapping[Side, str]
 ) -> list[str]:
-    """Say which side is beyond the plain formula's loss, where that is what other roundings explain."""
+    """Return a note on each side whose loss exceeds that of the plain formula, but is explained by other roundings."""
     largest: dict[Side, tuple[float, str]] = {}
     for one in doubted:
         if second[one.name].verdict == "equal":

@@ -56,7 +56,7 @@ def on_masked_rows(runner: Live, sample: Sample) -> str:
 
 
 def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> bool:
-    """Tell whether outputs and gradients agree where the rows are masked in the outputs."""
+    """Return whether outputs and gradients agree where the rows are masked in the outputs."""
     pair = runner.pair
     masked = [[np.where(keep, wide(one), 0.0) for keep, one in zip(kept, run.outputs, strict=True)] for run in runs]
     if not are_same(masked[0], masked[1]):
@@ -75,7 +75,7 @@ def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> 
 
 
 def are_same(first: list[Array], second: list[Array]) -> bool:
-    """Tell whether arrays are the same, relative to the largest number of all."""
+    """Return whether arrays are the same, relative to the largest number of all."""
     scale = scale_of([*first, *second]) or 1.0
     for one, two in zip(first, second, strict=True):
         if one.shape != two.shape or not float(np.abs(wide(one) - wide(two)).max(initial=0.0)) <= AGREE * scale:

@@ -164,7 +164,7 @@ class Explained:
     unseen: Sample | None = None
 
     def join(self, other: Explained) -> None:
-        """Add what another sample, precision or look showed."""
+        """Add the explanations of another sample, precision or look."""
         self.tables, self.flash = max(self.tables, other.tables), max(self.flash, other.flash)
         self.literals, self.unseen = max(self.literals, other.literals), self.unseen or other.unseen
 
@@ -248,12 +248,12 @@ def measure(
 
 
 def with_table_error(one: Measure, moved: float) -> Measure:
-    """Return the measure allowed what tables in float32 explain: how far moving them by one unit moves the result."""
+    """Return the measure with the allowance for float32 tables: how far moving them by one unit moves the result."""
     return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
 
 
 def with_literal_error(one: Measure, moved: float) -> Measure:
-    """Return the measure also allowed what literals and branches explain that float32 can't show."""
+    """Return the measure with an allowance for literals and branches that float32 cannot show."""
     return dataclasses.replace(one, given=one.given + _part(moved, one.meaning_scale))
 
 

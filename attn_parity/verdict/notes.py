@@ -140,7 +140,7 @@ def on_flash(allowed: float) -> str:
 
 
 def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
-    """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
+    """Report elements that are not finite on both sides alike, which were not compared."""
     for (name, ran), found in measures.items():
         bad = [one for one in found if one.finite < one.count and not one.mismatched]
         if bad and ran == mode:
@@ -152,7 +152,7 @@ def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
 
 
 def on_flushed(measures: Measures, dtype: str) -> Iterator[str]:
-    """Say which tensors are too small for their precision to be judged."""
+    """Report tensors that are too small for their precision to be judged."""
     names = dict.fromkeys(name for (name, _), found in measures.items() if any(one.is_flushed for one in found))
     if names:
         yield (
@@ -179,7 +179,7 @@ class Reached:
         self._join(name, found)
 
     def join(self, other: Reached) -> None:
-        """Take over what had a gradient in other samples."""
+        """Add the gradients reached in other samples."""
         for name, found in other._found.items():
             self._join(name, found)
 
@@ -188,7 +188,7 @@ class Reached:
         self._found[name] = [one | two for one, two in zip(before, found, strict=True)]
 
     def unreached(self) -> Iterator[str]:
-        """Say which rows and columns of matrices no gradient reached, of those that any did reach."""
+        """Yield the rows and columns of matrices that no gradient reached, for matrices that a gradient did reach."""
         for name, axes in self._found.items():
             for what, reached in zip(("rows", "columns"), axes, strict=True):
                 if reached.any() and not reached.all():
@@ -287,7 +287,7 @@ def _cover_large(runner: Runner, matches: list[Match], held: OutputArrays, found
 
 
 def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
-    """Say which paired weights have no gradient that could be compared: complex numbers."""
+    """Report paired weights without a gradient that could be compared: complex numbers."""
     for match in pair.pairing.matches:
         dtype = match.first.parameter.dtype
         if f"grad {match.first.name}" not in compared and dtype.startswith("complex"):
@@ -295,7 +295,7 @@ def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
 
 
 def _given(pair: Pair) -> Iterator[str]:
-    """Say which inputs are the same in every sample: masks that hide nothing first, then whole numbers and the rest."""
+    """Report inputs that are the same in every sample: masks that hide nothing, then whole numbers and the rest."""
     call, names = pair.arguments["first"], pair.first.argument_names
     kept = []
     for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):

@@ -84,7 +84,7 @@ def probed(runner: Live, kind: Kind, side: Side, sample: Sample, dtype: str, see
     """Run one side of a live pair with other roundings.
 
     Args:
-        runner: what runs the pair.
+        runner: runs the pair.
         kind: which roundings.
         side: the side.
         sample: the sample.
@@ -312,7 +312,7 @@ class Probing:
         return found
 
     def roundings(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
-        """Yield what other roundings cost.
+        """Yield the effects of other roundings.
 
         First every operation of the side that is the measure rounds at random; then softmax of either side is computed
         from its log-sum-exp, as the backward pass of fused kernels recomputes it, and tables in float32 are moved.

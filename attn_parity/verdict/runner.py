@@ -68,7 +68,7 @@ class Runner(Protocol):
         """Run one side on a sample as a precision holds it, in float64."""
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
-        """Return what each side does to itself in one precision."""
+        """Return the noise of each side in one precision."""
 
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
         """Return how far other roundings move one side on a sample; empty if unavailable."""
@@ -80,13 +80,13 @@ class Runner(Protocol):
         """Return whether both sides have the same literals of float32 accuracy; False if unavailable."""
 
     def unstable(self) -> str:
-        """Say which side gives other results for the same input, or nothing."""
+        """Return which side gives different results for the same input, and how; "" if neither."""
 
     def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
         """Return the outputs of one side with some parameters poisoned (NaN) or changed at random."""
 
     def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
-        """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
+        """Return whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
 
 
 class Live:
@@ -172,7 +172,7 @@ class Live:
         return found
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
-        """Measure what each side does to itself in one precision."""
+        """Measure the noise of each side in one precision."""
         return measured_noise(self, dtype, modes)
 
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
@@ -192,7 +192,7 @@ class Live:
         return are_same and (first is None or first.count > 0)
 
     def unstable(self, sides: Sequence[Side] = SIDES) -> str:
-        """Say which side gives other results for the same input, or nothing."""
+        """Return which side gives different results for the same input, and how; "" if neither."""
         pair = self.pair
         for side in sides:
             subject, weights, arguments = pair.subject(side), pair.held[side], pair.arguments[side]
@@ -208,7 +208,7 @@ class Live:
         return ""
 
     def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
-        """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
+        """Return whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
         large = self.pair.effort.large
         pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
         if np.isnan(by) and any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one)):
@@ -268,7 +268,7 @@ class Live:
 
 
 def _apart(first: Sequence[Array], second: Sequence[Array], limit: float) -> str:
-    """Say how two runs of one side differ, or nothing."""
+    """Return how two runs of one side differ, "" if they agree."""
     for one, two in zip(first, second, strict=True):
         if one.shape != two.shape:
             return f"it returned shapes {one.shape} and {two.shape}"
@@ -286,7 +286,7 @@ def measured_noise(
     """Measure the noise of some sides of a live pair on the first sample.
 
     Args:
-        runner: what runs the pair.
+        runner: runs the pair.
         dtype: the precision.
         modes: the modes that are compared; the first is measured.
         sides: the sides.

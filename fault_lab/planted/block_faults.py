@@ -65,7 +65,7 @@ class Fault:
         return self.hidden(pair.arguments["config"])
 
     def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
-        """Return what ``build`` of both ``mutants.py`` takes for one side of a pair, with the fault or without."""
+        """Return the arguments of ``build`` of both ``mutants.py`` for a side of a pair, with or without the fault."""
         return "Block", {**pair.arguments, "fault": self.name if planted and not self.held else ""}
 
     def rules(self, pair: Pair, shapes: Mapping[str, tuple[int, ...]]) -> Rules:

@@ -70,7 +70,7 @@ class PortFault(Fault):
         return False
 
     def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
-        """Return what ``build`` of both ``mutants.py`` takes for one side of a pair, with the fault or without."""
+        """Return the arguments of ``build`` of both ``mutants.py`` for a side of a pair, with or without the fault."""
         config: Config = pair.arguments["config"]
         arguments = {"variant": self.variant, "config": config}
         if planted:

@@ -30,7 +30,7 @@ from .encoder_decoder_block import EncoderDecoderBlock
 
 
 class Stack(nnx.Module):
-    """Positions and blocks, with norms before and behind them, and what makes vectors of tokens or frames.
+    """Embeddings or convolutions, positions and blocks, with norms before and behind them.
 
     Args:
         config: of the stack.
@@ -109,7 +109,7 @@ class Stack(nnx.Module):
         cache: Any = None,
         attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return what goes into the first block, ``(B, T, D)``."""
+        """Return the input of the first block, ``(B, T, D)``."""
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)

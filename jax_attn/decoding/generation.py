@@ -149,7 +149,7 @@ _advance_alone = jax.jit(_advance, static_argnums=4)
 def _read(
     model: Any, source: tuple[Any, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
 ) -> tuple[Array, Any]:
-    """Return the logits of the last token of a prompt, and a cache with room for what follows."""
+    """Return the logits of the last token of a prompt, and a cache with room for the new tokens."""
     batch, given = tokens.shape
     cache = model.init_cache(batch, given + new)
     at = jnp.maximum(jnp.arange(given, dtype=jnp.int32) - padding, 0)

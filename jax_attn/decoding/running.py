@@ -24,7 +24,7 @@ from .. import functional
 
 
 def is_known(*values: Any) -> bool:
-    """Tell whether none of the values is one that waits for a compiled function to run."""
+    """Return whether none of the values is one that waits for a compiled function to run."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 

@@ -203,7 +203,7 @@ class Operands:
     def scores(
         self, first: Array, i: Any, j: Columns, q: Array, k: Array, masked: bool, columns_first: bool = False
     ) -> tuple[Array, Array | None]:
-        """Return the scores of a block, and what softcap made of them before its factor."""
+        """Return the scores of a block, and the tanh of softcap before its factor."""
         plan = self.plan
         lie = swap_last_axes if columns_first else lambda block: block
         scores, capped = times_transposed(k, q) if columns_first else times_transposed(q, k), None

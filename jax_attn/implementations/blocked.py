@@ -90,7 +90,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
 
 
 def is_sharded(array: Array) -> bool:
-    """Return whether the sharding is part of the type: then each operation must know what becomes of it."""
+    """Return whether the sharding is part of the type, so that each operation must declare its result's sharding."""
     return any(axis is not None for axis in jax.typeof(array).sharding.spec)
 
 

@@ -43,7 +43,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _lacks() -> str | None:
-    """Return what this machine lacks to load the kernels, None if nothing is known to be missing."""
+    """Return why this machine cannot load the kernels, None if no reason is known."""
     if jax.default_backend() != "cpu":
         return f"it is for processors, and JAX runs on {jax.default_backend()}"
     if sys.platform == "win32":

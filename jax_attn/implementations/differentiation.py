@@ -28,7 +28,7 @@ class Passes(NamedTuple):
     """Returns the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
 
     backward: Callable[..., tuple[Any, ...]]
-    """Takes the operands, those results, and what comes back to context and sums; returns five gradients."""
+    """Takes the operands, those results, and the gradients of context and sums; returns five gradients."""
 
     at_once: Callable[..., tuple[Array, Array]]
     """Returns context and sums by code that JAX can differentiate, also twice."""

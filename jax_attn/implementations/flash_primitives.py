@@ -199,7 +199,7 @@ def _decode_name(dtype: str) -> str:
 
 
 def _name(operation: str, dtype: str) -> str:
-    """Return what XLA calls the kernel that does an operation on arrays of a dtype, of which some have their own."""
+    """Return XLA's name of the kernel for an operation on arrays of a dtype; some dtypes have a separate kernel."""
     instructions = _calls().instructions(dtype)
     return operation if instructions is None else f"{operation}_{dtype}_{instructions}"
 
@@ -210,7 +210,7 @@ def _calls() -> Any:
 
 
 def _kernels() -> dict[str, Callable[[], Any]]:
-    """Return what XLA calls the kernels -> what compiles them."""
+    """Return XLA's names of the kernels -> functions that compile them."""
     calls = _calls()
     return {
         _FORWARD.name: calls.forward,
@@ -226,7 +226,7 @@ def _kernels() -> dict[str, Callable[[], Any]]:
 
 
 def register() -> None:
-    """Tell XLA of the kernels, which it else hears of when it compiles a call: for executables that are loaded."""
+    """Register the kernels with XLA, for executables that are loaded; otherwise compiling a call registers them."""
     for name, compiled in _kernels().items():
         register_target(name, compiled)
 

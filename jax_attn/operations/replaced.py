@@ -11,11 +11,11 @@ from jax.interpreters import ad, batching, mlir
 
 
 def replaced(name: str, plain: Callable[..., Any], lower: Callable[..., Any]) -> Primitive:
-    """Return an operation that computes what plain code does, of one result.
+    """Return an operation with one result that computes the same as plain code.
 
     Args:
         name: of the operation.
-        plain: what exported programs, other devices, derivatives and `vmap` compute.
+        plain: the computation of exported programs, other devices, derivatives and `vmap`.
         lower: takes the context and the operands of a lowering for processors; None where plain code is as good.
     """
     operation = Primitive(name)

@@ -130,7 +130,7 @@ class Shared:
 
 
 def attend(mesh: Mesh, plan: Plan, call: Call, implementation: str | None) -> Any:
-    """Return what `implementations` return for a call, computed by all devices of a mesh."""
+    """Like the `implementations`, computed by all devices of a mesh."""
     cuts = Cuts.of(plan, call)
     whole = None if call.mask is None else without_moved_arrays(call.mask)
     mask, arrays = (None, ()) if whole is None else whole.separate()

@@ -134,7 +134,7 @@ def _moved(mask: Mask, start: int, key_start: int) -> Mask:
 
 
 def _identity(mask: Mask, queries: int, keys: int) -> Hashable:
-    """Return what two masks have in common that show the same of a block."""
+    """Return a key that is equal for masks that show the same of a block."""
     if isinstance(mask, Combined):
         return (type(mask), *(_identity(part, queries, keys) for part in mask.parts))
     if isinstance(mask, OfArrays):

@@ -97,7 +97,7 @@ class Part:
         return many and not self.return_weights and (named is None or hasattr(named, "attend_with_lse"))
 
     def _at(self, start: Any) -> Any:
-        """Return what `attend` does, for queries from a position on that is not known before the program runs."""
+        """Like `attend`, for queries whose first position is known only at run time."""
         assert self.mask is not None
         rows = start + jnp.arange(self.query.shape[1])[:, None]
         mask = self.mask.with_arrays(lambda place: self.arrays[place.number])

@@ -330,7 +330,7 @@ def _add_piece(array: Array, part: Array, number: int, count: int, axis: int) ->
 
 
 def _add_block(array: Array, part: Array, number: int, count: int, key_start: Array) -> Array:
-    """Add what belongs to a piece of the rows and to the columns from `key_start` on."""
+    """Add the part of a piece of the rows, in the columns from `key_start` on."""
     starts: list[Any] = [0] * array.ndim
     if array.shape[2] > 1:
         starts[2] = number * (array.shape[2] // count)
@@ -348,7 +348,7 @@ def _nothing(query: Array, value: Array) -> tuple[Array, Array]:
 
 
 def _merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Put together what queries found among some keys and among others."""
+    """Merge the results of queries over some keys and over others."""
     (context, sums), (more, more_sums) = one, other
     together = jnp.logaddexp(sums, more_sums)
     return context * _share(sums, together) + more * _share(more_sums, together), together
@@ -363,7 +363,7 @@ def _share(sums: Array, together: Array) -> Array:
 def _weighed(
     part: Array, part_sums: Array, sums: Array, d_context: Array, slope: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Return what comes back to context and sums of a block from what comes back to those of all keys."""
+    """Return the gradients of a block's context and sums from those of all keys."""
     share = _share(part_sums, sums)
     of_context = rearrange((d_context * part).sum(-1), "b t h -> b h t") - slope
     return d_context * share, (of_context + d_sums) * rearrange(share, "b t h 1 -> b h t")

@@ -50,13 +50,13 @@ class Sharding:
         return self
 
     def attend(self, call: Call, implementation: str | None = None) -> Any:
-        """Return what `functional.dot_product_attention` does, computed by all devices."""
+        """Like `functional.dot_product_attention`, computed by all devices."""
         return attention.attend(self.mesh, self.plan, call, implementation)
 
     def recur(
         self, run: recurrent.Run, sequences: tuple[Array, ...], state: Array, chunk_size: int
     ) -> tuple[Array, Array]:
-        """Return what ``run(*sequences, state, chunk_size)`` does, computed by all devices."""
+        """Like ``run(*sequences, state, chunk_size)``, computed by all devices."""
         return recurrent.recur(self.mesh, self.plan, run, sequences, state, chunk_size)
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:

@@ -204,7 +204,7 @@ def average(weights: Float[Array, "B H T S"], value: Float[Array, "B S H Dv"]) -
 
 
 def hides_tokens_only(attention_mask: Any) -> bool:
-    """Tell whether a mask, None included, is an array that shows all queries and heads the same tokens."""
+    """Return whether a mask, None included, is an array that shows all queries and heads the same tokens."""
     if attention_mask is None:
         return True
     shape = None if isinstance(attention_mask, Mask) else tuple(attention_mask.shape)

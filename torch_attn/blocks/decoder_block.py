@@ -83,13 +83,13 @@ class DecoderBlock(Resettable):
         positions: Int[Tensor, "... T"] | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor | tuple[Tensor, LayerCache]:
-        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it.
+        """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers.
 
         Args:
             x: ``(B, T, D)``.
             attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
             positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
-            cache: of `init_cache`; it is returned behind the output then.
+            cache: of `init_cache`; if given, it is returned behind the output.
         """
         arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         if positions is not None and hasattr(self.config.attention, "position"):

@@ -30,7 +30,7 @@ from .encoder_decoder_block import EncoderDecoderBlock
 
 
 class Stack(Resettable):
-    """Positions and blocks, with norms before and behind them, and what makes vectors of tokens or frames.
+    """Embeddings or convolutions, positions and blocks, with norms before and behind them.
 
     Args:
         config: of the stack.
@@ -117,7 +117,7 @@ class Stack(Resettable):
         cache: Any = None,
         attention_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return what goes into the first block, ``(B, T, D)``."""
+        """Return the input of the first block, ``(B, T, D)``."""
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)

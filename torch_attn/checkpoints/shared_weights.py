@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, in the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -98,7 +98,7 @@ def together(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def gathered(tensors: Iterable[Tensor], value: Any) -> list[Any]:
-    """Return what every rank of the tensors' mesh gives, on all of them."""
+    """Gather a value from every rank of the tensors' mesh, on all of them."""
     mesh = _mesh_of(tensors)
     return [value] if mesh is None else _everywhere(mesh, [value])
 
@@ -167,7 +167,7 @@ def gathering(tensors: Mapping[str, Tensor]) -> Iterator[Ask | None]:
 
 
 def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
-    """Send what this rank holds of a region to the first rank of a mesh, where it is put together."""
+    """Send this rank's part of a region to the first rank of a mesh, which assembles it."""
     from torch import distributed
 
     assert is_sharded(tensor)

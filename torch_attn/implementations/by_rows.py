@@ -73,7 +73,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
 def _softmax(
     scores: Float[Tensor, "B H T S"], allowed: Bool[Tensor, "..."] | None, sinks: Float[Tensor, "H"] | None
 ) -> Float[Tensor, "B H T S"]:
-    """Return what `masked_softmax` does where every row has a key, which saves looking for one."""
+    """Like `masked_softmax`, for rows that all have a key, which saves the search for empty ones."""
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
     if sinks is None:

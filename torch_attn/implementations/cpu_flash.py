@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _lacks() -> str | None:
-    """Return what this machine lacks to load the kernels, None if nothing is known to be missing."""
+    """Return why this machine cannot load the kernels, None if no reason is known."""
     if sys.platform == "win32":
         return "its kernels share threads as POSIX has them"
     return (

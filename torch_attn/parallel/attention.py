@@ -93,7 +93,7 @@ def _if(is_cut: bool, axis: int) -> int | None:
 
 
 def attend(sharding: Devices, call: Call, implementation: str | None) -> Any:
-    """Return what `implementations` return for a call, computed by all devices of a mesh."""
+    """Like the `implementations`, computed by all devices of a mesh."""
     cuts, plan = Cuts.of(sharding.plan, call), sharding.plan
     batch, heads, queries, keys = call.scores_shape
     working = cuts.working

@@ -109,7 +109,7 @@ _WHOLE: list[bool] = []
 
 @contextlib.contextmanager
 def _entered(sharding: Devices) -> Iterator[None]:
-    """Hold the context of a call: plain tensors that meet shared ones are what every device has."""
+    """Enter the context of a call: plain tensors that meet shared ones are replicated on every device."""
     if _ENTERED:
         yield
         return

@@ -21,7 +21,7 @@ from .devices import Cut, Devices
 def absorbed(
     self: Any, query_nope: Tensor, query_rope: Tensor, latent: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """Do what `MultiHeadLatentAttention._absorbed` does, each device for its heads and tokens."""
+    """Like `MultiHeadLatentAttention._absorbed`, each device for its heads and tokens."""
     if not is_sharded(query_nope):
         return MultiHeadLatentAttention._absorbed(self, query_nope, query_rope, latent, options)
     width = self.config.latent_dim

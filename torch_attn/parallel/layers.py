@@ -110,7 +110,7 @@ def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
 
 
 def _convolution(self: Any, x: Tensor) -> Tensor:
-    """Convolve all positions on every device; what comes out is cut by positions."""
+    """Convolve all positions on every device; the output is cut by positions."""
     sharding: Devices = self.sharding
     rows: Cut = {"fsdp": 0 if sharding.divides("fsdp", x.shape[0]) else None}
     working: list[Role] = ["fsdp"] if rows["fsdp"] is not None else []

@@ -33,12 +33,12 @@ from .region import local_parameters, on_parts
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Devices that share the tokens of a sequence in order: what one leaves, the next begins with.
+    """Devices that share the tokens of a sequence in order: each starts from the final state of the one before.
 
     Attributes:
         group: the devices.
         rank: this device's place among them.
-        devices: how many there are.
+        devices: number of devices.
     """
 
     group: ProcessGroup

@@ -223,7 +223,7 @@ def _scores(ring: Ring, block: Block, query: Tensor, key: Tensor, bias: Tensor |
 
 
 def _kept(ring: Ring, block: Block, weights: Float[Tensor, "b h t s"]) -> Float[Tensor, "b h t s"]:
-    """Return weights, or what comes back to them, with those zero that were dropped, and the others scaled."""
+    """Apply the dropout mask to weights, or to their gradients: zero the dropped ones, and scale the others."""
     if ring.keep is None:
         return weights
     return torch.where(_of_block(ring.keep, block), weights / (1.0 - ring.dropout), 0.0)

@@ -15,5 +15,5 @@ class Sharding(Devices):
     """Devices that compute attention together."""
 
     def attend(self, call: Call, implementation: str | None = None) -> Any:
-        """Return what `functional.dot_product_attention` does, computed by all devices."""
+        """Like `functional.dot_product_attention`, computed by all devices."""
         return attention.attend(self, call, implementation)

@@ -50,7 +50,7 @@ _READERS = {
     "equinox": ("equinox", "EquinoxReader"),
     "keras": ("keras.reader", "KerasReader"),
 }
-"""Name of a format -> module and name of what opens a checkpoint of it."""
+"""Name of a format -> module and name of its reader."""
 
 _WRITERS = {
     "safetensors": ("safetensors", "SafetensorsWriter"),
@@ -74,7 +74,7 @@ def _load(home: tuple[str, str]) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `READERS` and `WRITERS`: name of a format -> what opens a checkpoint of it, and its writer."""
+    """Return `READERS` or `WRITERS`: name of a format -> its reader, or its writer."""
     homes = {"READERS": _READERS, "WRITERS": _WRITERS}.get(name)
     if homes is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

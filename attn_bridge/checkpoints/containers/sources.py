@@ -204,7 +204,7 @@ def _only(path: Path, step: int, steps: Mapping[int, list[str]]) -> str:
 
 
 def _items(path: Path) -> list[str]:
-    """Return the names of a step's folders that Orbax wrote trees to; others hold JSON, or what users write."""
+    """Return the names of a step's folders that Orbax wrote trees to; others hold JSON, or users' files."""
     return [name for name in _folders(path) if (path / name / ORBAX_METADATA).is_file()]
 
 

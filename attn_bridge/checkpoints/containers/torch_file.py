@@ -256,7 +256,7 @@ class TorchWriter(Writer):
         self._zip.append(data)
 
     def finish(self) -> None:
-        """Write what comes last, flush and close."""
+        """Write the remaining members, flush and close."""
         for info in self._order.rest():
             self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)
         self._zip.add(self._prefix + "version", b"3\n")

@@ -217,7 +217,7 @@ class Outline:
         """Do nothing."""
 
     def parts(self, gap: int | None, size: int) -> tuple[bytes, bytes]:
-        """Return what comes before a gap of that size, and what comes behind it; without a gap, all and nothing."""
+        """Return the bytes in front of a gap of that size, and those behind it; without a gap, all bytes and none."""
         whole = bytearray()
         for start, data in self._parts:
             at = start if gap is None or start < gap else start - size

@@ -127,7 +127,7 @@ class Plan:
         return [dataclasses.asdict(target) for target in self.targets]
 
     def identity(self, reader: Reader) -> str:
-        """Return a digest of what will be written, and of the files it is read from."""
+        """Return a digest of the tensors to write, and of the files to read."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
         parts: list[Any] = [*self._plain_targets]
         parts += [self.selection.prefix] if self.selection.prefix else []

@@ -171,7 +171,7 @@ def joined(task: MeshTask) -> Iterator[Any]:
 
 
 def tell_done(task: MeshTask, what: str) -> None:
-    """Say that something is done."""
+    """Report a finished step through the task's folder; only rank 0 does."""
     if task.rank == 0:
         with (task.folder / "progress").open("a") as file:
             file.write(json.dumps(what) + "\n")

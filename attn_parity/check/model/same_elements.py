@@ -139,7 +139,7 @@ def _plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _runs(column: Array) -> Iterator[_Run]:
-    """Yield the runs of an axis: what repeats block by block, in pieces whose elements are evenly apart."""
+    """Yield the runs of an axis: its repeated block, in pieces of evenly spaced elements."""
     size = len(column)
     if _is_even(column):
         yield _Run((1, size), (size, 1), 0, (0, _step(column)), int(column[0]))

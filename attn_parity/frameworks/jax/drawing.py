@@ -88,7 +88,7 @@ def drawn_from(
 
 
 def _always(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Return what replaces any function by `replacement`."""
+    """Return a function that replaces any function by `replacement`."""
     return lambda _: replacement
 
 

@@ -38,7 +38,7 @@ def _everywhere(name: str) -> Any:
 
 
 def _holder(name: str) -> Callable[[Any], AbstractContextManager[None]]:
-    """Return what holds a value, for the process and for a context of this thread."""
+    """Return a context manager that sets a value, for the process and for a context of this thread."""
 
     @contextlib.contextmanager
     def hold(value: Any) -> Iterator[None]:

@@ -288,7 +288,7 @@ class JaxSubject:
         )
 
     def uses(self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments) -> dict[str, int]:
-        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
         names = [name for name in self._part("").names if name in weights]
         probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager", None, self.entry)
 
@@ -422,7 +422,7 @@ class JaxSubject:
         mode: str,
         tables: Collection[int],
     ) -> Callable[..., Any]:
-        """Return what runs a function: operands and seed -> its results, or results and how many values moved."""
+        """Return a program of a function: operands and seed -> its results, or results and number of moved values."""
         if dtype == "float64" and mode != "logsumexp":
             try:
                 closed, tree = self._traced_in_float64(key, function, operands)

@@ -35,7 +35,7 @@ SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 
 
 def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
-    """Return what makes a named optimizer; those of both sides compute the same.
+    """Return a function that makes a named optimizer; those of both sides compute the same.
 
     Args:
         name: ``sgd``, ``momentum`` or ``adamw``.

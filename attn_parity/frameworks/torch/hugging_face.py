@@ -34,12 +34,12 @@ class UnknownModelError(Exception):
 
 
 class Layer(nn.Module):
-    """One layer of a model of `transformers`, called with what goes into it.
+    """One layer of a model of `transformers`, called with the layer's input.
 
     Args:
         model: the model without its head, whose other layers are empty.
         layers: the model's list of layers.
-        index: which of them is not.
+        index: the layer that is not empty.
     """
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList, index: int):

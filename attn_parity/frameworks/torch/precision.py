@@ -22,7 +22,7 @@ MIXED = "decided by fp32_precision"
 
 
 def _holder(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[Any], AbstractContextManager[None]]:
-    """Return what holds a value: it is written where it differs, and the former one is written back."""
+    """Return a context manager that sets a value if it differs, and restores the former one."""
 
     @contextlib.contextmanager
     def hold(value: Any) -> Iterator[None]:
@@ -56,7 +56,7 @@ def _set_fp32(backend: str, operation: str, value: str) -> None:
 
 
 def _own_fp32(backend: str, operation: str) -> str:
-    """Return what one was set to itself, inheriting nothing."""
+    """Return the operation's own setting, without inherited ones."""
     above = [pair for pair in (("generic", "all"), (backend, "all")) if pair != (backend, operation)]
     former = []
     try:

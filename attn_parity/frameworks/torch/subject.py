@@ -197,7 +197,7 @@ class TorchSubject:
         return found
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
-        """Return name of a weight -> when it first meets what depends on the inputs, counted in operations."""
+        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
         return dict(self.run(weights, arguments, mode="uses").uses)
 
     def describe_outputs(

@@ -29,7 +29,7 @@ SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
 
 
 def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
-    """Return what makes a named optimizer; those of both sides compute the same.
+    """Return a function that makes a named optimizer; those of both sides compute the same.
 
     Args:
         name: ``sgd``, ``momentum`` or ``adamw``.

@@ -102,7 +102,7 @@ class ModuleSide:
         return Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
 
     def _named(self, module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
-        """Yield what `named_weights` does of a submodule, and its carried buffers."""
+        """Yield the `named_weights` of a submodule, and its carried buffers."""
         yield from named_weights(module)
         carried = {id(one) for name, one in self.module.named_buffers() if name in self._carried}
         for name, one in module.named_buffers():
@@ -221,7 +221,7 @@ def _swapped(module: nn.Module, tensors: dict[str, Tensor], target: Any) -> Iter
 
 
 def side_of(value: Any) -> ModuleSide | FunctionSide:
-    """Return what answers for a module or a function.
+    """Return the side of a module or a function.
 
     Raises:
         ModuleFailedError: it is neither.
@@ -259,7 +259,7 @@ _WRAPPERS = {
 
 
 def _keeps_its_weights(module: nn.Module) -> str:
-    """Say why a module that torch has shared out can't be given other weights; "" if it can."""
+    """Return why a module that torch has sharded can't be given other weights; "" if it can."""
     names = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
     return next((reason for name, reason in _WRAPPERS.items() if name in names), "")
 

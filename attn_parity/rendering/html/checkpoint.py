@@ -169,7 +169,7 @@ HEADS = ("Name", "Dtype", "Shape", "Smallest", "Largest", "Mean", "Deviation", "
 
 
 def _table(rows: Sequence[tuple[str, str, Values]]) -> Markup:
-    """Return a table of tensors: what each is called below its folder, its name, and its values."""
+    """Return a table of tensors: the name of each below its folder, its full name, and its values."""
     table = markup.table(HEADS, (_row(*row) for row in rows))
     return markup.scrolled(table, f"Tensors from {rows[0][1]} on", "scroll")
 

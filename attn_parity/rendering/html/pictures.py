@@ -40,7 +40,7 @@ def matrix(array: Array) -> Array:
 
 
 def axes_of(shape: tuple[int, ...]) -> str:
-    """Say which axes of a tensor are the rows of its picture and which the columns."""
+    """Return which axes of a tensor are the rows of its picture and which the columns."""
     split, last = _split(shape), len(shape) - 1
     if last < 0:
         return "one number"

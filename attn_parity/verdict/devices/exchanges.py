@@ -85,7 +85,7 @@ class Exchange:
 def _ways(
     cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> Iterator[Exchange]:
-    """Return what devices may have exchanged: parts that they hold, or heads that they got for tokens."""
+    """Yield the possible exchanges between devices: of their parts, or of heads that they received for tokens."""
     several = sorted((name, size) for name, size in sizes.items() if size > 1)
     for axis, size in several:
         held = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
@@ -119,7 +119,7 @@ def _place(cut: Cut, axis: str) -> int | None:
 
 
 def agree(one: Sequence[Array], two: Sequence[Array], limit: float = MEANING_LIMIT) -> bool:
-    """Tell whether two lists of arrays are the same but for a relative difference, by default float64's rounding."""
+    """Return whether two lists of arrays are the same but for a relative difference, by default float64's rounding."""
     return all(
         float(np.abs(first - second).max(initial=0.0)) <= limit * scale_of([first])
         for first, second in zip(one, two, strict=True)

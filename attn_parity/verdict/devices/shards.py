@@ -21,7 +21,7 @@ TOUCHED = 1e-3
 """Part of a tensor's largest difference from which on an element differs, where a shard is looked for."""
 
 MAX_ASKED = 8
-"""Most shards of an output that are asked one by one what comes back from them."""
+"""Most shards of an output to test one by one for the gradients that come back from them."""
 
 
 def copies_compared(found: Findings, shown: Mapping[Side, str]) -> list[TensorVerdict]:

@@ -97,7 +97,7 @@ class Block(nnx.Module):
             self.fc_out = nnx.Linear(config.hidden, width, rngs=rngs)
 
     def __call__(self, x: Float[Array, "b t d"], attention_mask: Bool[Array, "b s"] | None = None) -> Any:
-        """Return the block's output, and what attention added to it if there are two outputs."""
+        """Return the block's output, and with two outputs the contribution of attention to it."""
         normed = x if self.fault == "norm-after-attention" else self.attention_norm(x)
         added = self.attend(normed, attention_mask)
         skipped = normed if self.fault == "residual-of-normed" else x
@@ -325,7 +325,7 @@ def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -
 
 
 def forget_programs() -> None:
-    """Give back the memory of what JAX compiled in this process."""
+    """Free the memory of the programs that JAX compiled in this process."""
     jax.clear_caches()
 
 

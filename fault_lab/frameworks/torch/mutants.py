@@ -96,7 +96,7 @@ class Block(nn.Module):
             self.fc_out = nn.Linear(config.hidden, width)
 
     def forward(self, x: Float[Tensor, "b t d"], attention_mask: Bool[Tensor, "b s"] | None = None) -> Any:
-        """Return the block's output, and what attention added to it if there are two outputs."""
+        """Return the block's output, and with two outputs the contribution of attention to it."""
         normed = x if self.fault == "norm-after-attention" else self.attention_norm(x)
         added = self.attend(normed, attention_mask)
         skipped = normed if self.fault == "residual-of-normed" else x

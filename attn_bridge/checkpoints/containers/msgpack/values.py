@@ -78,7 +78,7 @@ class Scanner:
         return self.at - count
 
     def next(self) -> Any:
-        """Return the next plain value, or the head of what holds more."""
+        """Return the next plain value, or the head of a collection."""
         code = self.take(1)[0]
         if code < 0x80:
             return code
@@ -172,7 +172,7 @@ def pack_integer(value: int) -> bytes:
 
 
 def pack_array_head(dtype: str, shape: Sequence[int], nbytes: int) -> bytes:
-    """Return what comes before the elements of an array."""
+    """Return the bytes in front of the elements of an array."""
     inner = b"\x93" + pack(list(shape)) + pack(dtype) + pack_length(nbytes, None, 0xC4)
     size = len(inner) + nbytes
     fixed = [code for code, held in FIXED_EXTENSIONS.items() if held == size]

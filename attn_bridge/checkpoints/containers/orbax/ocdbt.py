@@ -224,7 +224,7 @@ class _Body:
         return found
 
     def files(self, above: str) -> list[tuple[str, str]]:
-        """Return files as names from the folder on, and what files that they name begin with."""
+        """Return the files as names from the folder on, and the prefix of the files that they name."""
         count = self.number()
         shared = [0, *self.numbers(count - 1)] if count else []
         lengths, bases = self.numbers(count), self.numbers(count)

@@ -298,7 +298,7 @@ CALLS: dict[str, Callable[[tuple[Any, ...], Count], Any]] = {
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }
-"""Functions and classes by name, and what computes their result."""
+"""Function or class by name -> a function that computes its result."""
 
 GLOBALS = frozenset({*CALLS, *NAMES, *(f"torch.{name}" for name in STORAGES), "torch.storage.UntypedStorage"}) | {
     "torch.Tensor"

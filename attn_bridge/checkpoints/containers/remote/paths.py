@@ -51,7 +51,7 @@ def is_url(text: str) -> bool:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return a URL's protocol, in lower case, and what follows it."""
+    """Split a URL into its protocol, in lower case, and the rest."""
     found = URL.fullmatch(text)
     if found is None:
         raise ValueError("is no URL")

@@ -44,12 +44,12 @@ class Body(io.BytesIO):
 
 @functools.cache
 def loader(folder: str | None) -> Any:
-    """Return what reads botocore's descriptions of S3 and keeps them: half a second for each process otherwise."""
+    """Return a cached loader of botocore's descriptions of S3, which take half a second per process otherwise."""
     return importlib.import_module("botocore.loaders").create_loader(folder)
 
 
 def preload() -> None:
-    """Read those descriptions, and import what makes requests, by making a client that asks for nothing."""
+    """Read those descriptions, and import the modules that make requests, by making a client without requests."""
     importlib.import_module("aiobotocore.httpsession")
     importlib.import_module("aiobotocore.client")
     session = importlib.import_module("botocore.session").get_session()

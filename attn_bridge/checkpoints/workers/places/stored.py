@@ -247,7 +247,7 @@ class StoredPlace(Place):
             del self._journals[name]
 
     def entries(self, plan: str) -> dict[Piece, list[Entry]]:
-        """Return what all workers noted."""
+        """Return the notes of all workers."""
         self._plan = plan
         self._read_journals()
         found: dict[Piece, list[Entry]] = {}
@@ -270,7 +270,7 @@ class StoredPlace(Place):
     def writer(
         self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
     ) -> Writer:
-        """Return what writes to objects of this process."""
+        """Return a writer to objects of this process."""
         return containers.make_writer(format, self._file("payload"), tensors, metadata, is_share=is_share)
 
     def read(self, file: str, offset: int, count: int) -> memoryview:

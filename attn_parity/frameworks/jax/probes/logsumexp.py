@@ -106,7 +106,7 @@ class _Rewriter:
         return results
 
     def _of(self, value: Any) -> _Made | None:
-        """Return what made a value, looking through what leaves numbers and places as they are."""
+        """Return the operation that made a value, looking through operations that keep numbers and places."""
         made = self._made.get(id(value))
         while made is not None and made.name in _SAME:
             value = made.operands[0]

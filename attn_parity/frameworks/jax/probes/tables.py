@@ -129,7 +129,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _was_rounded(value: float) -> bool:
-    """Tell a number that was rounded to float32 from one that was written: 0.1, 1e-6 or 0.5."""
+    """Return whether a number was rounded to float32, unlike written numbers such as 0.1, 1e-6 or 0.5."""
     if not np.isfinite(value) or value == 0.0 or float(np.float32(value)) != value:
         return False
     mantissa, _ = np.frexp(value)

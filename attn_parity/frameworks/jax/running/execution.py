@@ -53,10 +53,10 @@ _QUICK_TO_COMPILE = {
 
 
 class After(Protocol):
-    """Gets what each operation returns, and gives what takes its place."""
+    """Receives the results of each operation, and returns their replacements."""
 
     def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
-        """Return what takes the place of the results of the operation `name`."""
+        """Return the replacements of the results of the operation `name`."""
 
 
 def quick_options() -> dict[str, Any] | None:
@@ -123,8 +123,8 @@ def barred(closed: Any) -> Callable[..., list[Any]]:
 class _Barrier:
     """Keeps the compiler from fusing one operation with the next.
 
-    Products pass a barrier flat: it hands the layout that what follows wants on to what comes before, and XLA ends
-    the process where that is a batched product that can't have it.
+    Products pass a barrier flat: a barrier passes the layout that later operations want on to earlier ones, and XLA
+    aborts the process if those are a batched product that can't have it.
     """
 
     def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ class _Barrier:
 
 
 def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: After | None = None) -> list[Any]:
-    """Run a jaxpr operation by operation; `after` gets what each returns."""
+    """Run a jaxpr operation by operation; `after` receives the results of each."""
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -176,7 +176,7 @@ def _count(jaxpr: Any) -> tuple[int, set[Any]]:
 
 
 def is_probe(mode: str) -> bool:
-    """Return whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
+    """Return whether a run is compared with the plain one, and makes the same draws: one program serves all seeds."""
     return mode in ("jitter", "logsumexp", "tables", "flash", "literals")
 
 

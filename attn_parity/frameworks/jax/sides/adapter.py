@@ -79,7 +79,7 @@ class Adapter(Protocol):
         """Return the parameters and running statistics by name, and the state that `carry` named."""
 
     def state(self) -> dict[str, Parameter]:
-        """Return what else holds numbers by name: variables of other kinds, leaves of other collections."""
+        """Return the other named numbers: variables of other kinds, leaves of other collections."""
 
     def carry(self, names: Collection[str]) -> None:
         """Count the state of these names, and no other, among the parameters."""
@@ -160,7 +160,7 @@ _MODES = frozenset({"deterministic", "use_running_average", "training"})
 
 
 def asks_for_mode(path: str, module: Any) -> list[str]:
-    """Say that the code of a module's class that is not Flax's own asks which mode it is in."""
+    """Return a message if the code of a module's class, other than Flax's own, asks for its mode; else nothing."""
     own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("flax."))
     methods = (value for kind in own for name, value in vars(kind).items() if name != "__init__")
     codes = (code for value in methods if (code := getattr(value, "__code__", None)) is not None)
@@ -174,7 +174,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def cache_off(path: str, child: Any) -> list[str]:
-    """Say that a submodule has a cache that is off."""
+    """Return a message if a submodule has a cache that is off; else nothing."""
     off = getattr(child, "decode", None) is False
     return [f"cache of {path or type(child).__name__}: decode is off"] if off else []
 
@@ -264,7 +264,7 @@ def cut_of(sharding: Any, ndim: int) -> Cut:
 
 
 def _apart(array: Any) -> str:
-    """Say which device holds another copy than the first that has the same part; "" if none."""
+    """Name the first device whose copy of a part differs from another copy of it; "" if none does."""
     if not isinstance(array, Array) or len(array.sharding.device_set) < 2:
         return ""
     held: dict[str, list[tuple[str, Any]]] = {}

@@ -211,7 +211,7 @@ class LinenModule:
         return ""
 
     def complaint(self, arguments: Arguments) -> str:
-        """Say which variables the module wants and was not given, or the other way round."""
+        """Return a message on variables that the module expects and lacks, or has and does not expect; else ""."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
 
         def _init(leaves: list[Any]) -> Any:

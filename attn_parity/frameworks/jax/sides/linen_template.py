@@ -30,7 +30,7 @@ class Template:
 
     @staticmethod
     def of(module: linen.Module) -> Template | None:
-        """Return the template of a submodule that is being called; None if it holds what lives only in that call."""
+        """Return the template of a submodule that is being called; None if it holds objects of that call alone."""
         try:
             return _template(module, tuple(module.path))
         except _PassingError:

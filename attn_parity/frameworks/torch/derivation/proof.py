@@ -71,7 +71,7 @@ class ModelPair:
 
 
 def reader_of(description: Description) -> FamilyReader:
-    """Return what reads the configs of a description."""
+    """Return the reader of configs of a description."""
     return FamilyReader(description, layout_for(description))
 
 

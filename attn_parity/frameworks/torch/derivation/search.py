@@ -216,7 +216,7 @@ def _is_equal(description: Description, model: Any, file: dict[str, Any], logits
 
 
 def _base(subject: ModelClass, parts: Structure) -> Description:
-    """Return what needs no search."""
+    """Return the part of the description that needs no search."""
     defaults = subject.defaults
     fields: dict[str, KeySource] = {field: source for field, source in parts.flags.items() if field != "norm.bias"}
     if "fused" in parts.attention[1] and "attention.key_bias" in fields:

@@ -243,7 +243,7 @@ def _flags(
     head: str,
     experts: Experts | None,
 ) -> tuple[dict[str, KeySource], dict[str, tuple[Any, ...]], frozenset[str]]:
-    """Return what switches which biases, the head and sinks, flags that switch other tensors, and all names."""
+    """Return the flags of biases, the head and sinks, flags that switch other tensors, and all names."""
     roles = {f"{attention[0]}.{name}.bias": role for role, name in attention[1].items()}
     fields = {
         name: {"W_key": "attention.key_bias", "out_proj": "attention.out_bias"}.get(role, "attention.qkv_bias")

@@ -130,7 +130,7 @@ class Execution:
 
     @contextlib.contextmanager
     def _prepared(self, source: Masks) -> Iterator[Any]:
-        """Hold modes, precision, masks and what keeps the user's process as it is."""
+        """Enter modes, precision, masks, and contexts that leave the user's process unchanged."""
         subject = self.subject
         modules = subject.side.modules()
         hidden = unregistered(modules, subject.name, subject.side.call)

@@ -150,7 +150,7 @@ def _result_of(given: dict[str, Any]) -> torch.dtype:
 
 
 def _stage_of(packet: Any, given: dict[str, Any]) -> Literal["", "forward", "backward"]:
-    """Tell which pass of a fused attention an operation is, if any; one with dropout draws, and is left alone."""
+    """Return the pass of a fused attention that an operation is, or ""; one with dropout draws, and gives ""."""
     name = packet.__name__
     if not name.startswith("_scaled_dot_product") or given.get("dropout_p"):
         return ""

@@ -47,7 +47,7 @@ class Loan:
         return torch.from_numpy(self.array.astype("float64", order="C"))
 
     def add(self, gradient: Array) -> None:
-        """Add what comes for the weight."""
+        """Add a gradient of the weight."""
         if self.gradient is not None:
             gradient = gradient + self.gradient
             release(self.gradient)

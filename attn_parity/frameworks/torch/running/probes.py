@@ -1,4 +1,4 @@
-"""A question to any torch module: what one float32 unit on its tables does.
+"""A probe of any torch module: the effect of one float32 unit on its tables.
 
 `Tables` moves every value that depends on no weight and on no floating-point input.
 """
@@ -106,7 +106,7 @@ _ASK_NOTHING = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.req
 
 
 class _Dataflow(TorchDispatchMode):
-    """Follows what depends on weights and inputs, and moves the rest."""
+    """Tracks values that depend on weights and inputs, and moves the rest."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

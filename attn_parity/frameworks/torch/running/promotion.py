@@ -47,7 +47,7 @@ def _grouped_mm(
 
 
 _IN_FLOAT64 = {getattr(torch, "_grouped_mm", None): _grouped_mm}
-"""Function that torch does not have in float64 -> what computes the same from others."""
+"""Function that torch lacks in float64 -> a replacement built from other functions."""
 
 _LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
 _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}

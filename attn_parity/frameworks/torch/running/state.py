@@ -86,7 +86,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 def _restorer(module: nn.Module) -> Callable[[], None]:
-    """Return what gives a module the attributes back that it has now, and these their contents."""
+    """Return a function that restores a module's present attributes, and their contents."""
     own = module.__dict__
     attributes = dict(own)
     contents: list[tuple[Any, Any]] = []
@@ -255,8 +255,8 @@ class Watching(TorchFunctionMode):
     """While it is entered, using a weight that is not registered is an error that names it.
 
     Args:
-        found: what `unregistered` returned.
-        owner: what runs.
+        found: the result of `unregistered`.
+        owner: name of the code that runs.
     """
 
     def __init__(self, found: dict[int, str], owner: str):

@@ -140,7 +140,7 @@ class Attention(Layer):
         self.out_proj = nnx.Linear(inner, c.d_model, use_bias=c.bias, rngs=rngs)
 
     def __call__(self, x: Array, attention_mask: Array | None = None) -> Array:
-        """Return what attention adds to the residual stream."""
+        """Return the contribution of attention to the residual stream."""
         return self.run([x, None if attention_mask is None else jnp.asarray(attention_mask, x.dtype)])
 
     def body(self, weights: Mapping[str, Array], x: Array, *others: Array) -> Array:

@@ -137,7 +137,7 @@ class Attention(Layer):
         self.out_proj = nn.Linear(inner, c.d_model, bias=c.bias)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return what attention adds to the residual stream."""
+        """Return the contribution of attention to the residual stream."""
         return self.run([x, None if attention_mask is None else attention_mask.to(x.dtype)])
 
     def body(self, weights: Mapping[str, Tensor], x: Tensor, *others: Tensor) -> Tensor:
