@@ -19,7 +19,8 @@ _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
 
 _MAX_AXES = 4
-"""Most axes of which every order is thought of; of more, one axis may have moved, as the channels of a volume do."""
+"""Most axes whose orders are all considered (4! = 24); of more, one axis may have moved, as the channels of a volume
+do."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,11 @@ from .patterns import WayOptions, kind_of, options
 from .tensors import Tensor
 
 MARGIN = 0.15
-"""By how much names must speak for one pairing over another to settle it."""
+"""Least difference of scores between two pairings that settles the better one; closer ones are tried by running."""
 
 IN_ORDER = 0.02
-"""By how much it speaks against two tensors that one is the first of its like to be used and the other the last."""
+"""Penalty for matching the first of a group by order of use with the last; well below `MARGIN`, so that names decide
+first."""
 
 
 class TensorSides:

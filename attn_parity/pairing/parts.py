@@ -20,16 +20,17 @@ Lays = Callable[[Tensor, Tensor, frozenset[int]], Mapping[Way, Lay]]
 """The ways in which a part (with the axes that the cut made) may be a tensor of the other side, and how it lies."""
 
 MAX_PARTS = 4
-"""Most parts of a fused tensor whose names are not known."""
+"""Most parts of a fused tensor with unknown names: the largest known sets, an LSTM's gates, have four."""
 
 MAX_TIED = 4
-"""Most fused tensors whose parts are thought of in every order."""
+"""Most fused tensors whose parts are permuted: 4! = 24 orders."""
 
 BundleScores = Mapping[tuple[int, int], float]
 """(position of a fused tensor, of a bundle) -> how much names speak for it to hold them."""
 
 MAX_SIBLINGS = 8
-"""Most siblings of which any may be parts of one tensor; of more, those that stand side by side."""
+"""Most siblings of which any subset may be the parts of one tensor: up to 154 subsets of two to `MAX_PARTS`; of more
+siblings, only neighbours in the order of declaration."""
 
 _BY_HEAD = ("query_key_value", "wqkv")
 """Layers that keep query, key and value head by head (GPT-NeoX, BLOOM, Falcon, InternLM2), as others don't."""

@@ -18,7 +18,7 @@ from attn_bridge.weights import Rule
 from .tensors import Match, Tensor
 
 MAX = 6
-"""Most ways round that are held for possible for one pair."""
+"""Most axis patterns to keep for one pair."""
 
 _TORCH_LINEAR = {"Linear", "NonDynamicallyQuantizableLinear", "LazyLinear"}
 _TORCH_STACKED = {"LSTM", "GRU", "RNN", "RNNBase", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention"}

@@ -35,10 +35,10 @@ from .settling import MAX_CANDIDATES, MAX_SHOWN, Choice, Distance, Link, Partial
 from .tensors import Pairing, Tensor, uncovered, unstacked, whole
 
 MAX_PERMUTED = 6
-"""Most layers of which every order is thought of."""
+"""Most layers whose orders are all considered: 6! = 720, below the limit of four times `MAX_CANDIDATES`."""
 
 LAYER = 2.0
-"""By how much a settled matrix speaks for the other tensors of its layer."""
+"""Added to the scores of tensors in a layer whose matrix is settled: twice the score of an equal role."""
 
 Labels = tuple[str, str]
 UseOrder = Mapping[str, int]

@@ -18,22 +18,24 @@ from .patterns import Way, WayOptions
 from .tensors import Match, Pairing, Tensor
 
 MAX_CANDIDATES = 256
-"""Most pairings that are tried out before the choice is left to the user."""
+"""Most pairings to try before the choice is left to the user."""
 
 MAX_SHOWN = 16
-"""Pairings that are tried out where there are more than that."""
+"""Number of pairings to try if more than the limit remain."""
 
 AGREE = 1e-9
-"""How far apart outputs may be that agree."""
+"""Relative distance below which outputs agree: far above float64 rounding in a deep model, far below a wrong
+pairing."""
 
 NEAR = 1e-3
-"""How far apart they may be if no pairing makes them agree: what float32 tables, or a small fault, keep apart."""
+"""Relative distance up to which the nearest pairing may be right although none agrees: the effect of float32 tables, or
+of a small fault."""
 
 FURTHER = 100.0
-"""How many times as far apart other pairings must be then."""
+"""Other pairings must then be this many times as far apart."""
 
 ALIKE = 10.0
-"""How many times as far apart a pairing may be that is as good as the nearest."""
+"""A pairing this many times as far apart as the nearest is as good as it."""
 
 TORCH, KERAS = "rzn", "zrn"
 """The gates of a GRU in the order in which torch and Keras keep them."""

