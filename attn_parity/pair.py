@@ -98,7 +98,7 @@ class Pair:
 
     @property
     def judged(self) -> tuple[Side, ...]:
-        """The sides whose loss of precision is a finding; both if a side lacks float64, as the loss is then shared."""
+        """The sides whose loss of precision is a finding; both without float64, as no side can be blamed then."""
         return ("second",) if self.reference and not self.lacks else SIDES
 
     @property

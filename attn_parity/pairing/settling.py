@@ -24,8 +24,7 @@ MAX_SHOWN = 16
 """Number of pairings to try if more than the limit remain."""
 
 AGREE = 1e-9
-"""Relative distance below which outputs agree: far above float64 rounding in a deep model, far below a wrong
-pairing."""
+"""Relative distance below which outputs agree: several times the rounding of float64 in a deep model."""
 
 NEAR = 1e-3
 """Relative distance up to which the nearest pairing may be right although none agrees: the effect of float32 tables, or

@@ -112,7 +112,7 @@ _REGISTERS = ("_parameters", "_buffers", "_modules")
 
 
 class Changes:
-    """Tells which attributes and buffers of a user's modules a call changes, running statistics left out.
+    """Records which attributes and buffers of a user's modules a call changes, running statistics left out.
 
     Args:
         modules: path -> submodule, with the weights and buffers that the call gets.
