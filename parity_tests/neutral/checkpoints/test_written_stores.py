@@ -342,7 +342,7 @@ def test_who_comes_at_the_same_time_as_another_asks_again(store, monkeypatch):
 
 
 def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
-    """What is sent waits for whoever clears away to wait for it, or to delete, which then leaves it behind."""
+    """An upload goes on when its result is awaited, or when objects are deleted, which leaves it behind."""
     monkeypatch.setattr(staged, "LEAST", 12_000)
     place = StoredPlace(to_path("s3://bucket/x.safetensors"))
     put, delete, goes_on = place._store.put, place._store.delete, threading.Event()
@@ -371,14 +371,14 @@ def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
 
 
 class Watched:
-    """A semaphore that knows how many have it, and how many wait for it."""
+    """Counts the threads that hold a semaphore, and those that wait for it."""
 
     def __init__(self, semaphore):
-        self._semaphore, self._lock, self.having, self.waiting = semaphore, threading.Lock(), 0, 0
+        self._semaphore, self._lock, self.holding, self.waiting = semaphore, threading.Lock(), 0, 0
 
-    def _count(self, having, waiting):
+    def _count(self, holding, waiting):
         with self._lock:
-            self.having += having
+            self.holding += holding
             self.waiting += waiting
 
     def __enter__(self):
@@ -395,7 +395,7 @@ class Watched:
 
 
 def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch):
-    """The first is sent once all that may be in memory are, while others wait for room, or once more are."""
+    """No part is sent before the room in memory is full and a reader waits, or before too many parts are in it."""
     monkeypatch.setattr(joining, "LEAST", 1000)
     monkeypatch.setattr(joining, "SENT", 1000)
     parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
@@ -419,7 +419,7 @@ def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch)
     async def sends(method, *arguments, **options):
         nonlocal held, is_full
         while method == "upload_part" and not is_full:
-            is_full = (held == room.having and room.waiting) or most > 8 or time.monotonic() > begun + 300
+            is_full = (held == room.holding and room.waiting) or most > 8 or time.monotonic() > begun + 300
             await asyncio.sleep(0.001)
         found = await call(method, *arguments, **options)
         if method == "upload_part":

@@ -16,8 +16,8 @@ from parity_tests.support.forks import in_a_process
 
 from .pytest_runs import CONFTEST, FRAMEWORKS, ROOT, Done
 
-STRANGE = ("attn_bridge", "attn_kernels", "attn_parity", "conftest", "flax", "jax", "jax_attn", "parity_tests")
-STRANGE += ("test_it", "torch", "torch_attn")
+REIMPORTED = ("attn_bridge", "attn_kernels", "attn_parity", "conftest", "flax", "jax", "jax_attn", "parity_tests")
+REIMPORTED += ("test_it", "torch", "torch_attn")
 """Modules of this process that a run of pytest has to import itself, as a new process does."""
 
 
@@ -33,7 +33,7 @@ def started(arguments, folder, environment, out, err):
     sys.meta_path[:] = [
         one for one in sys.meta_path if type(one).__name__ not in ("AssertionRewritingHook", "_Blocker")
     ]
-    for name in [name for name in sys.modules if name.partition(".")[0] in STRANGE]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in REIMPORTED]:
         del sys.modules[name]
     sys.path[:0] = [str(folder), *environment["PYTHONPATH"].split(os.pathsep)]
     sys.argv = ["pytest", *arguments]
