@@ -61,6 +61,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "squared ReLU": lambda x: np.square(np.maximum(x, 0)),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
+    "ReLU6": lambda x: np.clip(x, 0, 6),
+    "leaky ReLU by 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
+    "leaky ReLU by 0.2": lambda x: np.where(x > 0, x, 0.2 * x),
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "hard sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
+    "hard swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
 }
 
 

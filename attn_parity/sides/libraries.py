@@ -79,12 +79,18 @@ def _is_a(value: object, kind: tuple[str, str]) -> bool:
 def _equinox(model: Value, state: Sequence[Value]) -> Function:
     """Return a module in inference mode; inputs with more axes than one example has are mapped over the first ones."""
     library, jax = importlib.import_module("equinox"), importlib.import_module("jax")
-    weights, static = library.partition(library.nn.inference_mode(model), library.is_array)
+    arrays, static = library.partition(library.nn.inference_mode(model), library.is_array)
+    leaves, structure = jax.tree_util.tree_flatten_with_path((arrays, *state))
+    # A plain dict, as a module can't be made again from its fields where its constructor takes other arguments.
+    weights = {_name(path, has_state=bool(state)): leaf for path, leaf in leaves}
+    names = list(weights)
+    assert len(names) == len(leaves), "paths of a tree are different"
     depths: dict[tuple[object, ...], int] = {}
 
     def mapped(weights: Value, depth: int, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
-        module = library.combine(weights["model"] if state else weights, static)
-        call = (lambda *args, **kwargs: module(*args, weights["state"], **kwargs)[0]) if state else module
+        arrays, *state = jax.tree.unflatten(structure, [weights[name] for name in names])
+        module = library.combine(arrays, static)
+        call = (lambda *args, **kwargs: module(*args, *state, **kwargs)[0]) if state else module
         for _ in range(depth):
             call = library.filter_vmap(call)
         return call(*args, **kwargs)
@@ -106,7 +112,14 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
         raise first
 
     named = LibraryCall(call, type(model).__name__, _signature(type(model).__call__, 1))
-    return Function(named, {"model": weights, "state": state[0]} if state else weights, "flax")
+    return Function(named, weights, "flax")
+
+
+def _name(path: Sequence[Value], *, has_state: bool) -> str:
+    """Return the dotted path of a leaf of (arrays, state); "state" is the first word of those of a state."""
+    position, *keys = (next(getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)) for key in path)
+    first = ["state"] if has_state and position else []
+    return ".".join(map(str, [*first, *keys]))
 
 
 def _signature(function: Callable[..., Value], left_out: int) -> inspect.Signature:

@@ -542,6 +542,12 @@ def test_weights_and_inputs_of_any_shape_are_taken(output, given, weight):
     assert hint(draw(*output), draw(*output), draw(*given), first_weights={"w": draw(*weight), "b": draw(6)}) == ""
 
 
+@pytest.mark.parametrize("names", [("ReLU6", "ReLU"), ("ELU", "leaky ReLU by 0.01"), ("hard swish", "SiLU")])
+def test_activations_of_convolutional_nets_are_named(names):
+    one, two = (ACTIVATIONS[name](6 * X) for name in names)
+    assert hint(one, two, 6 * X) == f"torch computes {names[0]}, Flax {names[1]}"
+
+
 def test_a_gate_that_takes_the_other_part_is_named():
     gate, new = draw(3, 7, 16), draw(3, 7, 16)
     share = ACTIVATIONS["sigmoid"](gate)

@@ -15,6 +15,7 @@ from attn_bridge.parity import compare
 from attn_parity import factories
 from attn_parity.dumps.recording import dump
 from attn_parity.dumps.replay import compare_dumps
+from attn_parity.sides.libraries import as_side
 
 from . import libraries
 
@@ -86,6 +87,13 @@ def test_state_of_a_haiku_function_is_carried():
     assert len(report.pairing) == 3
 
 
+def test_the_weights_of_an_equinox_module_are_a_plain_tree():
+    """A report's bundle makes the tree again, with other arrays; a module's constructor takes none."""
+    side = as_side(equinox_linear())
+    assert set(side.weights) == {"weight", "bias"}
+    assert type(side.weights) is dict
+
+
 def test_it_is_dumped(tmp_path):
     dump(nn.Linear(8, 4), X, tmp_path / "first", seeds=1)
     dump(equinox_linear(), None, tmp_path / "second", like=tmp_path / "first")
@@ -140,8 +148,6 @@ def test_keras_on_another_backend_is_refused(monkeypatch):
 
 def test_no_library_is_imported_for_other_sides(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", None)
-    from attn_parity.sides.libraries import as_side
-
     module, array = nn.Linear(8, 4), jnp.ones(3)
     for value in (module, array, (module, {}), (), None, nn.Linear):
         assert as_side(value) is value
