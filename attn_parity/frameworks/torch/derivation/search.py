@@ -392,7 +392,11 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
     inner = {name for names in description.aliases.values() for name in names}
     outer = {names[0]: key for key, names in description.aliases.items()}
     plain = description.defaults
-    defaults = {outer.get(key, key): value for key, value in plain.items() if outer.get(key, key) in used}
+    defaults = {
+        outer.get(key, key): value
+        for key, value in plain.items()
+        if outer.get(key, key) in used and value is not None  # as a missing key is read, and TOML has no null
+    }
     aliases = {key: names for key, names in description.aliases.items() if key in used and inner}
     fields = {
         field: source
