@@ -102,7 +102,7 @@ def test_help_gives_an_example_and_the_statuses(capsys):
     assert run(["doctor", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Example: attn-bridge doctor --json doctor.json" in text
-    assert "Exit status: 0 = nothing unsafe, 1 = something is, 2 = bad usage." in text
+    assert "Exit status: 0 = nothing unsafe, 1 = an unsafe setting, 2 = bad usage." in text
 
 
 @pytest.mark.skipif("torch" not in INSTALLED, reason="needs torch")

@@ -52,9 +52,12 @@ ROUTERS = {
     "deepseek_v32": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "gpt_oss": ({}, Router("softmax", bias=True)),
+    "hy_v3": ({}, Router("sigmoid", scale=2.826, correction=True)),
+    "minimax_m2": ({}, Router("sigmoid", correction=True)),
     "mixtral": ({}, Router("softmax")),
     "qwen3_moe": ({}, Router("softmax", normalise=False)),
     "qwen3_next": ({}, Router("softmax")),
+    "solar_open": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
 }
 
 
