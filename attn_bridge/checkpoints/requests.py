@@ -54,8 +54,8 @@ class Request(ConvertOptions):
         with containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened:
             keep_wrappers = self.rules is not None or self.to_layout == "same"
             taken, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
-            if not keep_wrappers:
-                adapters.check_base(taken)
+            if self.adapter is None:
+                adapters.check_base(taken, takes_any_names=keep_wrappers)
             reader = seen(taken, self.dequantize, self.dtype, self.adapter)
             beside = manifest.of(reader, source)
             is_another = self.strip is not None or selection.unwrapped or self.adapter is not None
@@ -135,7 +135,7 @@ def seen(reader: Reader, dequantize: bool, dtype: str | None, adapter: str | os.
         CheckpointError: it can't be dequantised, or the adapter can't be merged into it.
     """
     if adapter is not None:
-        return _merged(reader, dequantize, planning.check_dtype(dtype), adapter)
+        return _merged(adapters.without_adapter(reader), dequantize, planning.check_dtype(dtype), adapter)
     if not dequantize:
         return reader
     config = {} if reader.format in configs.MADE else configs.of_reader(reader)  # its types are in its header

@@ -21,19 +21,51 @@ REFUSED = {
     "use_bdlora": "block-diagonal LoRA",
     "kasa_config": "KaSA",
     "monteclora_config": "MonteCLoRA",
-    "arrow_config": "Arrow",
-    "alora_invocation_tokens": "activated LoRA",
-    "layer_replication": "replicated layers",
     "target_parameters": "LoRA of stacked parameters",
     "trainable_token_indices": "single trained tokens",
 }
-"""Key of the config -> the name of its method, which is not merged."""
+"""Key of the config -> the name of its method, which is merged by PEFT alone."""
+
+UNMERGEABLE = {
+    "arrow_config": "Arrow, which chooses between adapters token by token",
+    "alora_invocation_tokens": "activated LoRA, which acts from an invocation on",
+    "layer_replication": "replicated layers, which share their base's weights",
+}
+"""Key of the config -> the name of its method, and the reason why PEFT does not merge it either."""
+
+ADDED_INPUTS = (
+    *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE", "ADAPTION_PROMPT"),
+)
+"""Values of ``peft_type`` that add inputs or keys and change no weight."""
+
+UNMERGED_TYPES = ("POLY", "XLORA", "SHADOW", "BEFT")
+"""Values of ``peft_type`` that depend on the input, which PEFT does not merge."""
+
+INERT = frozenset(
+    {
+        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+        *("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha"),
+        *("lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save"),
+        *("init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
+        *("megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config"),
+        *("lora_ga_config", "use_dora", "velora_config", "qalora_group_size", "runtime_config"),
+        *("lora_bias", "ensure_weight_tying", "enable_lora", "merge_weights", "lora_dtype"),
+        *("lorap_lr_ratio", "lorap_emb_lr"),
+    }
+)
+"""Keys that are read above, or change only the training (peft 0.2 to 0.21, ms-swift).
+
+A later version may add a switch that changes the product as ``use_rslora`` did, without another tensor.
+"""
 
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights``, next to true and false, that leave the base as it is.
 
 The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first values out of the base whenever PEFT loads it.
 """
+
+BY_PEFT = "merge_and_unload of peft merges it: save what it returns, and convert that"
+"""Advice for adapters that PEFT can merge."""
 
 NARROWER = ("layers_to_transform", "exclude_modules")
 """Keys that exclude layers from those that ``target_modules`` names."""
@@ -121,14 +153,23 @@ class LoraConfig:
 
 def _check_method(path: Path, document: Mapping[str, Any]) -> None:
     kind = document.get("peft_type")
+    if kind in ADDED_INPUTS:
+        raise bad(path, f"is an adapter of {kind}, which adds inputs and changes no weight: it can't be merged")
+    if kind in UNMERGED_TYPES:
+        raise bad(path, f"is an adapter of {kind}, which depends on the input: it can't be merged, by peft neither")
     if kind != "LORA":
-        raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; adapters of other methods are not merged")
+        raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; {BY_PEFT}")
+    unmergeable = next((name for key, name in UNMERGEABLE.items() if document.get(key)), None)
+    if unmergeable is not None:
+        raise bad(path, f"is an adapter with {unmergeable}: it can't be merged, by peft neither")
     start = document.get("init_lora_weights", True)
     names = [name for key, name in REFUSED.items() if document.get(key)]
     if not isinstance(start, bool) and start not in (None, *PLAIN_STARTS):
         names.append(f"init_lora_weights {printable(start, 40)}, which changes the base,")
+    keys = (*INERT, *REFUSED, *UNMERGEABLE)
+    names += [f"{printable(key, 80)}, which is not known," for key in document if document[key] and key not in keys]
     if names:
-        raise bad(path, f"is an adapter with {names[0]} and is not merged; merge_and_unload of peft does so")
+        raise bad(path, f"is an adapter with {names[0]} and is not merged; {BY_PEFT}")
 
 
 def _switch(path: Path, document: Mapping[str, Any], key: str) -> bool:

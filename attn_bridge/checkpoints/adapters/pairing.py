@@ -10,7 +10,7 @@ from typing import Any
 from ...printable import printable
 from ..containers.base import CheckpointError, TensorInfo
 from ..containers.files import bad
-from .config import LoraConfig
+from .config import BY_PEFT, LoraConfig
 
 FRONT = "base_model.model."
 """Prefix that PEFT adds to the names of the model."""
@@ -99,7 +99,10 @@ def pair(
         raise bad(path, "holds no LoRA: no name ends with .lora_B.weight")
     if tied:
         _check_ties(path, parts)
-    strip, add = _front(path, list(parts), base)
+    vectors = [target for target, fields in parts.items() if "vector" in fields]
+    replaced = [target for target, fields in parts.items() if "replacement" in fields]
+    strip, add = _front(path, [target for target in parts if target not in vectors], base, replaced)
+    _check_vectors(path, _missing(vectors, (strip, add), base))
     changes = {}
     for target, fields in parts.items():
         name = add + target.removeprefix(strip)
@@ -118,17 +121,23 @@ def _parsed(path: Path, name: str) -> tuple[str, str, str]:
         if own.endswith(ending) and len(own) > len(ending):
             return own.removesuffix(ending), field, own.removesuffix(ending) + of_base
     if any(part.startswith("lora_") or part == "token_adapter" for part in own.split(".")):
-        raise bad(
-            path, f"{printable(name)} is of a kind of adapter that is not merged; merge_and_unload of peft does so"
-        )
+        raise bad(path, f"{printable(name)} is of a kind of adapter that is not merged; {BY_PEFT}")
     plain = own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
     return plain.rpartition(".")[0], "replacement", plain
 
 
-def _front(path: Path, targets: list[str], base: Mapping[str, TensorInfo]) -> tuple[str, str]:
+def _front(
+    path: Path, targets: list[str], base: Mapping[str, TensorInfo], replaced: Collection[str]
+) -> tuple[str, str]:
     """Return the prefixes to remove from and to add to the adapter's names to get those of the base.
 
     Base models lack the part of a whole model's names that leads to them, such as ``transformer.``.
+
+    Args:
+        path: of the adapter, for errors.
+        targets: names that must be in the base.
+        base: name -> header of the base's tensors.
+        replaced: those of `targets` that the adapter replaces.
     """
     ways = next(filter(None, (_ways(target, base) for target in targets[:TRIES])), [])
     fitting = [way for way in ways if not _missing(targets, way, base)]
@@ -138,8 +147,29 @@ def _front(path: Path, targets: list[str], base: Mapping[str, TensorInfo]) -> tu
         raise bad(path, f"{printable(targets[0])} may be one of {len(fitting)} tensors of the base; --strip takes one "
                   "model")  # fmt: skip
     missing = min((_missing(targets, way, base) for way in ways), key=len, default=targets)
+    _check_trained(path, missing, replaced, len(targets))
     more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     raise bad(path, f"is for another base: {printable(missing[0])}, which it changes, is not in the base{more}")
+
+
+def _check_trained(path: Path, missing: Collection[str], replaced: Collection[str], count: int) -> None:
+    """Refuse modules that were trained for another task and that the base lacks, such as a classifier."""
+    if missing and len(missing) < count and all(name in replaced for name in missing):
+        name = next(iter(missing))
+        raise bad(path, f"trained {printable(name)} (modules_to_save), which the base lacks: a head of another task "
+                  f"is not added to it; {BY_PEFT}")  # fmt: skip
+
+
+def _check_vectors(path: Path, missing: Collection[str]) -> None:
+    """Refuse trained biases of layers that have none."""
+    if missing:
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise bad(
+            path,
+            f"trained biases (lora_bias), and the base has no {printable(next(iter(missing)))}{more}; peft merges none "
+            "of them either: load the base with biases of zeros, as attention_bias=True and mlp_bias=True make them in "
+            "a Llama, save that, and merge into it",
+        )
 
 
 def _ways(target: str, base: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
@@ -166,8 +196,11 @@ def _change(
         if info.dtype not in FLOATS:
             raise bad(path, f"{printable(info.name)} must be floating point to be merged, got {info.dtype}")
     if change.replacement and adapter[change.replacement].shape != base.shape:
-        raise bad(path, f"{printable(change.replacement)} {adapter[change.replacement].shape} does not fit "
-                  f"{printable(base.name)} {base.shape} of the base")  # fmt: skip
+        shape = adapter[change.replacement].shape
+        is_vocabulary = change.layer.rpartition(".")[2] in (*EMBEDDINGS, *HEADS) and shape[1:] == base.shape[1:]
+        resize = f": resize_token_embeddings({shape[0]}) of the base, and save that first" if is_vocabulary else ""
+        raise bad(path, f"{printable(change.replacement)} {shape} does not fit {printable(base.name)} {base.shape} of "
+                  f"the base{resize}")  # fmt: skip
     if bool(change.down) != bool(change.up):
         raise bad(path, f"{printable(change.down or change.up)} lacks its other matrix (lora_A, lora_B)")
     if change.vector and (len(base.shape) != 1 or adapter[change.vector].shape != base.shape):
@@ -183,7 +216,8 @@ def _change(
     if change.magnitude:
         norms = adapter[change.magnitude]
         if not change.down or change.down.endswith(OF_TABLES) or norms.shape != adapter[change.up].shape[:1]:
-            raise bad(path, f"{printable(norms.name)} {norms.shape} must have the norm of each output of a Linear")
+            raise bad(path, f"{printable(norms.name)} {norms.shape} must have the norm of each output of a Linear; "
+                      f"others are not merged here, {BY_PEFT}")  # fmt: skip
     if not change.down and not change.vector:
         return change
     config.check_layer(path, change.layer)

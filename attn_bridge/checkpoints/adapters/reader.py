@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...printable import printable
+from ...printable import printable, shell_word
 from ...weights.changes import rounded
 from ..containers import open_reader
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
@@ -17,7 +17,7 @@ from ..containers.files import bad, boxes, check_range, listed
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
-from ..readers import Wrapped
+from ..readers import Filtered, Wrapped
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, FRONT, OF_TABLES, Change, pair
 
@@ -72,6 +72,9 @@ def _any_below(names: Collection[str], module: str) -> bool:
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of an adapter's tensors, the first of them that exists."""
+
+PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+"""Parts of the names of an adapter's tensors; a model that is not merged has the adapter's name behind them."""
 
 PIECE = 1 << 23
 """Bytes of an adapter's tensor that are checked at a time."""
@@ -305,15 +308,37 @@ def _cast(info: TensorInfo, dtype: str) -> TensorInfo:
     return TensorInfo(info.name, dtype if dtype and info.dtype in FLOATS else info.dtype, info.shape, info.file)
 
 
-def check_base(reader: Reader) -> None:
-    """Refuse to convert an adapter without its base.
+def without_adapter(reader: Reader) -> Reader:
+    """Return a base without the files of adapters that are in its folder."""
+    names = [name for name, info in reader.tensors.items() if info.file in FILES]
+    return Filtered(reader, names, ()) if names and len(names) < len(reader.tensors) else reader
+
+
+def check_base(reader: Reader, *, takes_any_names: bool) -> None:
+    """Refuse an adapter without its base, and a base in whose files an adapter is not merged.
+
+    Args:
+        reader: the source.
+        takes_any_names: whether the names of the target are those of the source, whatever they are.
 
     Raises:
-        CheckpointError: all tensors are an adapter's.
+        CheckpointError: tensors are an adapter's.
     """
-    if all(name.startswith(FRONT) for name in reader.tensors) and any(".lora_" in name for name in reader.tensors):
-        folder = reader.path if reader.path.is_dir() else reader.path.parent
+    shown = printable(str(reader.path), 400)
+    folder = shell_word(str(reader.path if reader.path.is_dir() else reader.path.parent))
+    if without_adapter(reader) is not reader:
         raise CheckpointError(
-            f"{printable(str(reader.path), 400)} is an adapter of peft, without its base; convert the base with "
-            f"--adapter {printable(str(folder), 400)}"
+            f"{shown} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
+            f"{shell_word(FRONT + '*')} leaves it out"
+        )
+    if takes_any_names or not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
+        return
+    if any(".base_layer." in name for name in reader.tensors):
+        raise CheckpointError(
+            f"{shown} has a model and an adapter of peft that is not merged, without its alpha; save what "
+            "merge_and_unload() of peft returns, and convert that"
+        )
+    if all(name.startswith(FRONT) for name in reader.tensors):
+        raise CheckpointError(
+            f"{shown} is an adapter of peft, without its base; convert the base with --adapter {folder}"
         )

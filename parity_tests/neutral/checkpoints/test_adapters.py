@@ -203,7 +203,24 @@ def test_verify_holds_the_adapter_against_the_merged_one(tmp_path):
 
 REFUSED = {
     "QALoRA": ({}, {"use_qalora": True}, "is an adapter with QALoRA and is not merged"),
-    "IA3": ({}, {"peft_type": "IA3"}, "peft_type (IA3) must be LORA"),
+    "IA3": ({}, {"peft_type": "IA3"}, "peft_type (IA3) must be LORA; merge_and_unload of peft merges it: save what"),
+    "prompts": ({}, {"peft_type": "PREFIX_TUNING"}, "which adds inputs and changes no weight: it can't be merged"),
+    "mixtures": ({}, {"peft_type": "XLORA"}, "which depends on the input: it can't be merged, by peft neither"),
+    "replicated layers": ({}, {"layer_replication": [[0, 1]]}, "which share their base's weights: it can't be merged"),
+    "activated LoRA": ({}, {"alora_invocation_tokens": [1]}, "which acts from an invocation on: it can't be merged"),
+    "a switch of a later peft": ({}, {"use_other_scale": True}, "with use_other_scale, which is not known, and is not"),
+    "biases of layers without": (
+        {f"{DOWN}.lora_B.bias": np.ones(6)},
+        {"lora_bias": True},
+        f"the base has no {DOWN}.bias; peft merges none of them either: load the base with biases of zeros, as "
+        "attention_bias=True and mlp_bias=True make them in a Llama",
+    ),
+    "a head of another task": (
+        {"score.weight": np.ones((2, 6))},
+        {},
+        "trained score.weight (modules_to_save), which the base lacks: a head of another task is not added to it; "
+        "merge_and_unload of peft merges it",
+    ),
     "PiSSA": ({}, {"init_lora_weights": "pissa"}, "init_lora_weights pissa, which changes the base"),
     "experts": ({}, {"target_parameters": ["mlp.experts"]}, "LoRA of stacked parameters"),
     "AdaLoRA": ({f"{DOWN}.lora_E": np.ones(6)}, {}, "lora_E is of a kind of adapter"),
@@ -225,7 +242,12 @@ REFUSED = {
     "half": ({f"{QUERY}.lora_A.weight": np.ones((4, 6))}, {}, "lacks its other matrix (lora_A, lora_B)"),
     "another base": (matrices("model.layers.0.mlp.router", 6, 6), {}, "mlp.router.weight, which it changes, is not in"),
     "other shapes": (matrices(QUERY, 7, 6), {}, f"does not fit {QUERY}.weight (6, 6) of the base"),
-    "other embeddings": ({"lm_head.weight": np.ones((9, 6))}, {}, "(9, 6) does not fit lm_head.weight (7, 6)"),
+    "other embeddings": (
+        {"lm_head.weight": np.ones((9, 6))},
+        {},
+        "(9, 6) does not fit lm_head.weight (7, 6) of "
+        "the base: resize_token_embeddings(9) of the base, and save that first",
+    ),
     "whole numbers": ({"model.norm.weight": np.ones(6, np.int64)}, {}, "must be floating point to be merged"),
     "a turned square": (matrices(QUERY, 6, 6), {"fan_in_fan_out": True}, "fan_in_fan_out of its config contradicts"),
     "a hostile pattern": ({}, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much to be matched safely"),
@@ -291,6 +313,35 @@ def test_an_adapter_alone_is_refused_with_the_option(tmp_path):
         CheckpointError, match=r"is an adapter of peft, without its base; convert the base with --adapter"
     ):
         checkpoints.convert(adapter, tmp_path / "out")
+
+
+def test_a_model_with_its_adapter_in_one_folder_needs_the_option(tmp_path):
+    source, arrays = write(tmp_path / "base")
+    tensors = matrices(DOWN, 10, 6)
+    for file in adapter_files.save(tmp_path / "made", tensors).iterdir():
+        file.rename(source / file.name)
+    for layout in ("same", "flax"):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.convert(source, tmp_path / "out", to_layout=layout)
+        assert f"--adapter {source} merges it, and --drop 'base_model.model.*' leaves it out" in str(caught.value)
+    found = merged(tmp_path, tensors, base=(source, arrays))
+    checkpoints.convert(source, tmp_path / "here", to_layout="same", adapter=source)
+    checkpoints.convert(source, tmp_path / "alone", to_layout="same", drop=["base_model.model.*"])
+    here, alone = checkpoints.read(tmp_path / "here"), checkpoints.read(tmp_path / "alone")
+    assert here.keys() == alone.keys() == arrays.keys()
+    changed = {name for name in arrays if here[name].tobytes() != arrays[name].tobytes()}
+    assert changed == found.keys() == {f"{DOWN}.weight"}
+    assert all(alone[name].tobytes() == array.tobytes() for name, array in arrays.items())
+
+
+def test_a_model_saved_with_its_adapter_in_it_is_not_taken_for_an_adapter(tmp_path):
+    source, arrays = write(tmp_path / "base")
+    whole = {f"base_model.model.{name}": array for name, array in arrays.items() if name != f"{DOWN}.weight"}
+    whole[f"base_model.model.{DOWN}.base_layer.weight"] = arrays[f"{DOWN}.weight"]
+    whole |= {f"base_model.model.{DOWN}.lora_{one}.default.weight": np.ones((2, 2), np.float32) for one in "AB"}
+    safetensors.numpy.save_file(whole, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"an adapter of peft that is not merged, without its alpha; save what"):
+        checkpoints.convert(source, tmp_path / "out")
 
 
 def test_folders_that_hold_no_adapter_are_refused(tmp_path):
