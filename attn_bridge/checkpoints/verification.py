@@ -73,6 +73,7 @@ def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
     Raises:
         CheckpointError: two tied tensors differ.
     """
+    written = {name for target in plan.targets for name in target.sources} if plan.ties else set()
     for one, two, kept, left_out in plan.ties:
         info = reader.tensors[one.source]
         pair = []
@@ -84,6 +85,11 @@ def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
         for bounds in cuts(pair[0], budget):
             first, second = (reading.read(part, *bounds)[0] for part in pair)
             if first.dtype != second.dtype or first.tobytes() != second.tobytes():
+                if two.source in written:
+                    raise CheckpointError(
+                        f"{printable(two.source)} must hold the numbers of {printable(one.source)}, to which "
+                        "config.json ties it (tie_word_embeddings); set that to false where the head was trained apart"
+                    )
                 raise CheckpointError(
                     f"{left_out} is not the same as {kept} ({info.dtype}), so it can't be tied to it; "
                     + layouts.find(plan.target_layout).why_tied

@@ -264,7 +264,8 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
         full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
     if len(full) == 1:
         return _LAYOUTS[full[0]]
-    if full:
+    own = [name for name in covered if model_type in _LAYOUTS[name].model_types]
+    if full and (not own or {*own} & {*full}):
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
     if not names:
         raise LayoutError("it holds no tensor")
@@ -272,7 +273,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if not covered:
         first = printable(next(iter(names)))
         raise LayoutError(f"{type_unknown}no tensor has a name that a layout knows, such as {first}; {_RULES}")
-    closest = max(covered, key=lambda name: len(covered[name][1]))
+    closest = max(own or covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:

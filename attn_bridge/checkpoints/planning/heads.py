@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,21 @@ def check(
         f"{path} holds no head, {head}, {why}, and its config.json does not tie one to {printable(table)} ({KEY}); "
         "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings"
     )
+
+
+def tied_pairs(placements: Mapping[str, Placement], ties: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the embeddings and the head of a model that ties them, where both are written and none is left out.
+
+    A head that was trained apart loads neither with its config, which ties it, nor gives the source's logits without.
+
+    Args:
+        placements: our name -> placement of its elements in the source.
+        ties: (our name, our name that is left out) of the target.
+    """
+    tables = [name for name in placements if name.endswith(TABLE)]
+    is_checked = HEAD not in placements or any(left_out == HEAD for _, left_out in ties)
+    same_size = [name for name in tables if not is_checked and placements[name].shape == placements[HEAD].shape]
+    return [(name, HEAD) for name in same_size[:1]]
 
 
 def _taken_for_head(theirs: Layout, placements: Mapping[str, Placement]) -> str:

@@ -18,7 +18,7 @@ from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
-from . import heads, other_families, plans, reading
+from . import described, heads, other_families, plans, reading
 from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -103,6 +103,9 @@ def make(
         if theirs is not None:
             fitting = {name: info for name, info in reader.tensors.items() if name not in excluded}
             reading.check(theirs, fitting, config or {})
+            if table is None and target_layout != "same":
+                weights = {name: info.dtype for name, info in fitting.items() if not covered[name][0].reason}
+                plans.check_weights(theirs.name, weights)
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
         same = dataclasses.replace(same, selection=selection or Selection())
         return (
@@ -113,13 +116,15 @@ def make(
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     check_settings(settings or {}, ours, theirs)
     check_settings(back.get("settings", {}), theirs)
-    described = ours.read_settings(configs.with_defaults(config or {}))
-    check_heads(settings or {}, described, theirs.read_settings(configs.with_sizes(config or {})))
-    known = {**described, **(settings or {})}
+    own_settings = ours.read_settings(configs.with_defaults(config or {}))
+    check_heads(settings or {}, own_settings, theirs.read_settings(configs.with_sizes(config or {})))
+    known = {**own_settings, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
     decoded = reading.decode(ours, theirs, reader.tensors, known, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)
     heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
+    if table is None and not is_part and selection is not None:
+        described.check(config or {}, ours, shapes, decoded.placements, {**known, **decoded.restore})
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     if is_text:
         written = _of_text(written, config)
@@ -164,6 +169,8 @@ def make(
             raise CheckpointError(f"{name} would not be filled by {', '.join(sorted(parts))}")
         info = TensorInfo(name, cast(own, wide), encoded.shapes[name])
         targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
+    if table is None:
+        plans.check_weights(theirs.name, {move.source: one.source_dtype for one in targets for move in one.moves})
     check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
     if written:
         tied = not any("out_head.weight" in parts for parts in encoded.parts.values())
@@ -171,7 +178,8 @@ def make(
     targets = _without_copies(targets, back.get("order", ()))
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []
-    for kept, left_out in encoded.ties:
+    by_config = heads.tied_pairs(decoded.placements, encoded.ties) if table is None and head else []
+    for kept, left_out in (*encoded.ties, *by_config):
         one, two = decoded.placements[kept], decoded.placements[left_out]
         if one != two:
             first, second = (

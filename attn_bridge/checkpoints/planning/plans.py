@@ -193,6 +193,32 @@ def check_nothing_lost(
             raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
 
 
+NOT_WEIGHTS = (*("bool", "complex64", "complex128", "int16", "int32", "int64", "uint16", "uint32", "uint64"),)
+"""Dtypes that no weight of a layout has: a module of ours, or of another library, would lose or misread them.
+
+Integers of 8 bits are numbers of schemes that may have their scales elsewhere, which a note names.
+"""
+
+
+def check_weights(layout: str, dtypes: Mapping[str, str]) -> None:
+    """Refuse weights that are complex numbers, truth values or integers.
+
+    Args:
+        layout: of the target.
+        dtypes: name -> dtype of the source's weights; masks and the like, which are kept aside, are not among them.
+
+    Raises:
+        CheckpointError: the first of them, and their number.
+    """
+    odd = [name for name, dtype in dtypes.items() if dtype in NOT_WEIGHTS]
+    if odd:
+        more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+        raise CheckpointError(
+            f"{printable(odd[0])}{more} is {dtypes[odd[0]]}, which no weight of {layout} is; --to same carries it, and "
+            "so do rules of your own (--rules, docs/checkpoints.md)"
+        )
+
+
 def cast(dtype: str, wanted: str) -> str:
     """Return a tensor's dtype after a cast of floating-point tensors to `wanted`; "" never casts."""
     return wanted if wanted and is_float(dtype) else dtype
