@@ -230,3 +230,159 @@ def test_a_layer_is_not_numbered_0(tmp_path):
     assert layout.select(names) == names
     assert not layout.select(["layers.llama_transformer_decoder_0._feedforward_gate_dense.vars.0"])
     assert not layout.select(["layers.llama_transformer_decoder_01._feedforward_gate_dense.vars.0"])
+
+
+GEMMA = {
+    "vocabulary_size": 7, "num_layers": 2, "num_query_heads": HEADS, "num_key_value_heads": GROUPS,
+    "hidden_dim": WIDTH, "head_dim": DIM, "layer_norm_epsilon": 1e-6, "dropout": 0, "query_head_dim_normalize": True,
+    "attention_logit_soft_cap": None, "final_logit_soft_cap": None, "sliding_window_size": 4,
+    "use_sliding_window_attention": False, "use_post_ffw_norm": False, "use_post_attention_norm": False,
+}  # fmt: skip
+POSTS = {"use_post_ffw_norm": True, "use_post_attention_norm": True, "use_sliding_window_attention": True}
+GEMMA3 = {
+    **POSTS, "intermediate_dim": INNER, "use_query_key_norm": True, "image_size": None, "vision_encoder": None,
+    "use_bidirectional_attention": False, "is_embedding_model": False, "local_rope_scaling_factor": 1.0,
+    "global_rope_scaling_factor": 8.0, "pooling_intermediate_dim": None, "embedding_dim": None,
+}  # fmt: skip
+CAPS = {"attention_logit_soft_cap": 50.0, "final_logit_soft_cap": 30.0}
+GEMMAS = {
+    "gemma": ("GemmaBackbone", "hf-llama", {"intermediate_dim": 2 * INNER}),
+    "gemma2": ("GemmaBackbone", "hf-gemma", {"intermediate_dim": 2 * INNER, **POSTS, **CAPS}),
+    "gemma3_text": ("Gemma3Backbone", "hf-gemma", GEMMA3),
+}
+
+
+def gemma(kind):
+    """Return the same random weights by the names of `transformers` and of KerasHub."""
+    rng, theirs, keras = np.random.default_rng(4), {}, {}
+
+    def put(name, path, shape, change=lambda array: array):
+        theirs[f"model.{name}"] = rng.normal(size=shape).astype(np.float32)
+        keras[f"layers/{path}"] = change(theirs[f"model.{name}"])
+
+    put("embed_tokens.weight", "reversible_embedding/vars/0", (7, WIDTH))
+    put("norm.weight", "rms_normalization/vars/0", (WIDTH,))
+    first = {"input": "pre_attention", "post_attention": "pre_ffw"}
+    others = {"input": "pre_attention", "post_attention": "post_attention", "pre_feedforward": "pre_ffw",
+              "post_feedforward": "post_ffw"}  # fmt: skip
+    for layer in range(2):
+        block = f"gemma{'3' * (kind == 'gemma3_text')}_decoder_block{f'_{layer}' if layer else ''}"
+        stem = f"layers.{layer}"
+        for name, path in (first if kind == "gemma" else others).items():
+            put(f"{stem}.{name}_layernorm.weight", f"{block}/{path}_norm/vars/0", (WIDTH,))
+        for name, path, shape in (("gate", "gating_ffw", (INNER, WIDTH)), ("up", "gating_ffw_2", (INNER, WIDTH)),
+                                  ("down", "ffw_linear", (WIDTH, INNER))):  # fmt: skip
+            put(f"{stem}.mlp.{name}_proj.weight", f"{block}/{path}/vars/0", shape, np.transpose)
+        for name, heads in (("query", HEADS), ("key", GROUPS), ("value", GROUPS)):
+            into = lambda array, heads=heads: array.reshape(heads, DIM, WIDTH).swapaxes(1, 2)  # noqa: E731
+            path = f"{block}/attention/{name}"
+            put(f"{stem}.self_attn.{name[0]}_proj.weight", f"{path}_dense/vars/0", (heads * DIM, WIDTH), into)
+            if kind == "gemma3_text" and name != "value":
+                put(f"{stem}.self_attn.{name[0]}_norm.weight", f"{path}_norm/vars/0", (DIM,))
+        out_of = lambda array: array.T.reshape(HEADS, DIM, WIDTH)  # noqa: E731
+        path = f"{block}/attention/output_dense/vars/0"
+        put(f"{stem}.self_attn.o_proj.weight", path, (WIDTH, HEADS * DIM), out_of)
+    return theirs, keras
+
+
+def saved_gemma(folder, kind, **more):
+    theirs, keras = gemma(kind)
+    folder.mkdir()
+    saved(folder / "model.weights.h5", keras)
+    document = {"class_name": GEMMAS[kind][0], "config": {**GEMMA, **GEMMAS[kind][2], **more}}
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder, theirs, keras
+
+
+@pytest.mark.parametrize("kind", GEMMAS)
+def test_gemma_becomes_that_of_transformers(tmp_path, kind):
+    source, theirs, keras = saved_gemma(tmp_path / "preset", kind)
+    own = f"keras-{kind.removesuffix('_text')}"
+    assert checkpoints.inspect(source).layout == own
+    checkpoints.convert(source, tmp_path / "out", to_layout=GEMMAS[kind][1])
+    check(tmp_path / "out", theirs)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["intermediate_size"], config["tie_word_embeddings"]) == (kind, INNER, True)
+    assert config["hidden_activation"] == "gelu_pytorch_tanh"
+    wanted = {
+        "gemma": {"rms_norm_eps": 1e-6, "head_dim": DIM},
+        "gemma2": {"sliding_window": 4, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "gemma3_text": {"sliding_window": 4, "rope_local_base_freq": 1e4, "rope_theta": 1e6,
+                        "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": DIM},
+    }[kind]  # fmt: skip
+    assert {key: config[key] for key in wanted} == wanted
+    checkpoints.convert(tmp_path / "out", tmp_path / "back.npz", to_layout=own)
+    check(tmp_path / "back.npz", {name.replace("/", "."): array for name, array in keras.items()})
+
+
+def test_the_scale_of_gemmas_scores_is_that_of_its_width_where_the_switch_says_so(tmp_path):
+    source, *_ = saved_gemma(tmp_path / "preset", "gemma2", query_head_dim_normalize=False, num_query_heads=HEADS)
+    checkpoints.convert(source, tmp_path / "out", to_layout="hf-gemma")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["query_pre_attn_scalar"] == WIDTH // HEADS
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("gemma", {"final_logit_soft_cap": 30.0}, "final_logit_soft_cap without both of Gemma 2's norms of a GemmaB"),
+        ("gemma", {"query_head_dim_normalize": False}, "query_head_dim_normalize without both of Gemma 2's norms"),
+        ("gemma3_text", {"vision_encoder": {"class_name": "x"}}, "vision_encoder .* of a Gemma3Backbone makes a model"),
+        ("gemma3_text", {"use_query_key_norm": False}, r"use_query_key_norm \(False\) of a Gemma3Backbone makes"),
+        ("gemma3_text", {"local_rope_scaling_factor": 2.0}, r"local_rope_scaling_factor \(2.0\) of a Gemma3Backbone"),
+    ],
+)
+def test_settings_of_gemma_that_make_another_model_are_refused(tmp_path, kind, more, reason):
+    source, *_ = saved_gemma(tmp_path / "preset", kind, **more)
+    with pytest.raises(ValueError, match=reason):
+        checkpoints.convert(source, tmp_path / "out", to_layout=GEMMAS[kind][1])
+
+
+def test_bert_becomes_that_of_transformers_with_its_activation(tmp_path):
+    rng, theirs, keras, width = np.random.default_rng(5), {}, {}, HEADS * DIM
+
+    def put(name, path, shape, *, is_turned=True, split=None):
+        theirs[name] = rng.normal(size=shape).astype(np.float32)
+        array = theirs[name].T if is_turned and len(shape) == 2 else theirs[name]
+        keras[f"layers/{path}"] = array.reshape(split) if split else array
+
+    for name, path, size in (("word", "reversible_embedding", 7), ("position", "position_embedding", 9),
+                             ("token_type", "embedding", 2)):  # fmt: skip
+        put(f"embeddings.{name}_embeddings.weight", f"{path}/vars/0", (size, width), is_turned=False)
+    norms = {"embeddings.LayerNorm": "layer_normalization"}
+    for layer in range(2):
+        stem, block = f"encoder.layer.{layer}", f"transformer_encoder{f'_{layer}' if layer else ''}"
+        norms[f"{stem}.attention.output.LayerNorm"] = f"{block}/_self_attention_layer_norm"
+        norms[f"{stem}.output.LayerNorm"] = f"{block}/_feedforward_layer_norm"
+        for name in ("query", "key", "value"):
+            path = f"{block}/_self_attention_layer/{name}_dense/vars"
+            split = {"weight": (width, HEADS, DIM), "bias": (HEADS, DIM)}
+            put(f"{stem}.attention.self.{name}.weight", f"{path}/0", (width, width), split=split["weight"])
+            put(f"{stem}.attention.self.{name}.bias", f"{path}/1", (width,), split=split["bias"])
+        path = f"{block}/_self_attention_layer/output_dense/vars"
+        put(f"{stem}.attention.output.dense.weight", f"{path}/0", (width, width), split=(HEADS, DIM, width))
+        put(f"{stem}.attention.output.dense.bias", f"{path}/1", (width,))
+        for name, path, shape in (
+            ("intermediate", "intermediate", (INNER, width)),
+            ("output", "output", (width, INNER)),
+        ):
+            put(f"{stem}.{name}.dense.weight", f"{block}/_feedforward_{path}_dense/vars/0", shape)
+            put(f"{stem}.{name}.dense.bias", f"{block}/_feedforward_{path}_dense/vars/1", shape[:1])
+    for name, path in norms.items():
+        put(f"{name}.weight", f"{path}/vars/0", (width,))
+        put(f"{name}.bias", f"{path}/vars/1", (width,))
+    pooler = {f"layers/dense/vars/{number}": np.zeros((width, width)[number:], np.float32) for number in (0, 1)}
+    source = tmp_path / "preset"
+    source.mkdir()
+    saved(source / "model.weights.h5", keras | pooler)
+    settings = {"vocabulary_size": 7, "num_layers": 2, "num_heads": HEADS, "hidden_dim": width, "dropout": 0.1,
+                "intermediate_dim": INNER, "max_sequence_length": 9, "num_segments": 2}  # fmt: skip
+    (source / "config.json").write_text(json.dumps({"class_name": "BertBackbone", "config": settings}))
+    assert checkpoints.inspect(source).layout == "keras-bert"
+    checkpoints.convert(source, tmp_path / "out", to_layout="hf-bert")
+    check(tmp_path / "out", theirs)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["hidden_act"], config["layer_norm_eps"]) == (
+        "bert",
+        "gelu_pytorch_tanh",
+        1e-12,
+    )

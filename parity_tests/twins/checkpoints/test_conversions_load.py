@@ -93,7 +93,7 @@ FORMS: list[tuple[str, str, dict[str, int]]] = [
     ("mixtral", "maxtext", {}),
     ("gpt-oss", "openai-gpt-oss", {}),
     *((model, "vllm", {}) for model in ("llama-tied", "qwen2", "gemma3", "olmo2", "mixtral", "qwen3-moe")),
-    *((model, f"keras-{model}", {}) for model in ("gpt2", "llama", "qwen2", "qwen3")),
+    *((model, f"keras-{model}", {}) for model in ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "bert")),
 ]
 """Model, layout, and settings that choose a form of it."""
 
