@@ -105,6 +105,8 @@ TRAINERS = {
 
 INSTEAD = {
     ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
+    ".pt2": "is a program of torch.export; torch.save the state_dict of torch.export.load(FILE), and convert that",
+    ".onnx": "is a graph of ONNX, whose weights have other names and forms; convert what it was exported from",
 }
 """Extension of files that are not read -> the error message, with a remedy."""
 
@@ -174,7 +176,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
         if path.suffix in INSTEAD:
             raise bad(path, INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
-            raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
+            raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)} (--source-format)")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox", "keras"):
@@ -257,8 +259,12 @@ def format_of(path: Path, format: str | None = None) -> str:
     is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
     if not is_extension or is_folder(path):
         return ENDINGS.get(path.suffix, "safetensors")
+    if path.suffix in TRAINERS and TRAINERS[path.suffix] not in _WRITERS:
+        read = TRAINERS[path.suffix]
+        how = "; llama.cpp's convert_hf_to_gguf.py makes it of a folder of an hf- layout" if read == "gguf" else ""
+        raise bad(path, f"{read} is read, not written{how}; written are {', '.join(_WRITERS)}")
     if path.suffix not in ENDINGS:
-        raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)}")
+        raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)} (--format)")
     return ENDINGS[path.suffix]
 
 

@@ -49,7 +49,13 @@ class EquinoxReader(Reader):
             return {}, 0
         end = beginning.find(b"\n" + MAGIC) + 1
         if not end:
-            raise bad(self.path, "is no file of equinox.tree_serialise_leaves: no array of NumPy is at its beginning")
+            from .mistaken import kind_of
+
+            other = kind_of(self._file, self.format)
+            raise bad(
+                self.path,
+                other or "is no file of equinox.tree_serialise_leaves: no array of NumPy is at its beginning",
+            )
         said = parse_json(beginning[:end], self.path, "line of hyperparameters")
         return {"hyperparameters": said}, end
 

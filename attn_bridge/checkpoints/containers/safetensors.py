@@ -51,6 +51,9 @@ ORIGINAL = "consolidated"
 
 ENDING = ".safetensors"
 
+PIECES = "DCP_SHARDING_INFO"
+"""Key of ``__metadata__`` under which torch.distributed.checkpoint writes where in its tensor each piece begins."""
+
 
 class SafetensorsReader(Reader):
     """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``.
@@ -70,6 +73,12 @@ class SafetensorsReader(Reader):
         if self._file.size < 8:
             raise bad(path, f"is no safetensors file: it has {self._file.size} bytes")
         (length,) = struct.unpack("<Q", self._file.read(0, 8))
+        if length > MAX_HEADER or 8 + length > self._file.size:
+            from .mistaken import kind_of
+
+            other = kind_of(self._file, self.format)
+            if other:
+                raise bad(path, other)
         if length > MAX_HEADER:
             raise bad(path, f"its header claims {length} bytes; more than {MAX_HEADER} are not read")
         if 8 + length > self._file.size:
@@ -81,6 +90,7 @@ class SafetensorsReader(Reader):
         if not isinstance(self.metadata, dict) or not all(isinstance(one, str) for one in self.metadata.values()):
             raise bad(path, "__metadata__ of its header must map strings to strings")
         check_count(path, len(header))
+        _check_whole(path, self.metadata.get(PIECES, ""))
         self._place(header, 8 + length)
 
     def _place(self, header: dict[str, Any], begin: int) -> None:
@@ -130,6 +140,21 @@ class SafetensorsReader(Reader):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _check_whole(path: Path, offsets: str) -> None:
+    """Refuse a file with pieces of tensors, by the JSON that its metadata has on their offsets."""
+    document = parse_json(offsets.encode(), path, PIECES) if offsets else {}
+    entries = document.items() if isinstance(document, dict) else ()
+    for name, entry in entries:
+        at = entry.get("saved_offsets") if isinstance(entry, dict) else None
+        if isinstance(at, list) and any(at):
+            raise bad(
+                path,
+                f"has a piece of {printable(name)}: torch's HuggingFaceStorageWriter saved each rank's part "
+                "(save_distributed=True); join them by consolidate_safetensors_files of "
+                "torch.distributed.checkpoint._consolidate_hf_safetensors, or save with enable_consolidation=True",
+            )
 
 
 class ShardedSafetensorsReader(ShardedReader):

@@ -22,6 +22,7 @@ from .files import (
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
+from .pickles.ndarrays import InPickle
 from .remote import open_all
 from .shards import ShardedReader, SplitReader, check_numbers, index_of
 from .sources import open_file
@@ -36,8 +37,11 @@ OLD_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """The number that files of torch.save before 1.6 begin with, as a pickle of any protocol since 2 has it."""
 
 
-def _why_no_archive(start: bytes) -> str:
+def _why_no_archive(file: File | Window) -> str:
     """Return the reason why a file that is not a zip archive can't be read, from its first bytes."""
+    from .mistaken import HEAD, kind_of
+
+    start = bytes(file.read(0, min(HEAD, file.size)))
     if OLD_MAGIC in start[:32] or b"ustar" in start:
         return (
             "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
@@ -48,7 +52,7 @@ def _why_no_archive(start: bytes) -> str:
             "is a pickle that torch.save did not write, and unpickling can run any code; if you trust who made it, "
             "load it with pickle where its library is installed, and save a dict of its arrays with numpy.savez"
         )
-    return "is no file of torch.save: it is no zip archive"
+    return kind_of(file, "torch") or "is no file of torch.save: it is no zip archive"
 
 
 def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
@@ -58,19 +62,25 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
         CheckpointError: it is another kind of file, or malformed.
     """
     path = file.path
-    start = bytes(file.read(0, min(4, file.size)))
-    if start[:2] != b"PK":
-        raise bad(path, _why_no_archive(bytes(file.read(0, min(512, file.size)))))
+    if bytes(file.read(0, min(2, file.size))) != b"PK":
+        raise bad(path, _why_no_archive(file))
     found = members(file)
     pickles = [name for name in found if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
-        raise bad(path, f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
+        from .mistaken import kind_of
+
+        other = kind_of(file, "torch")
+        raise bad(path, other or f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
     prefix = pickles[0].removesuffix("data.pkl")
     if prefix + "constants.pkl" in found or prefix + "code/" in found:
         raise bad(path, "is a TorchScript archive; save its state_dict with torch.save")
     pickle = found[pickles[0]]
     if pickle.size > MAX_HEADER:
-        raise bad(path, f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read")
+        raise bad(
+            path,
+            f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read; arrays of NumPy in it are "
+            "better saved by numpy.savez, or as tensors (torch.from_numpy)",
+        )
     if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch has an option to skip checksums
         for member in found.values():
             member.checked = False
@@ -162,9 +172,12 @@ class TorchReader(Reader):
             if not isinstance(own, dict):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
-        self._stored = {name: Stored(path, name, one, found, prefix) for name, one in contents.tensors.items()}
+        self._stored = {
+            name: one if isinstance(one, InPickle) else Stored(path, name, one, found, prefix)
+            for name, one in contents.tensors.items()
+        }
         self.tensors = {name: one.info for name, one in self._stored.items()}
-        self._last: Stored | None = None
+        self._last: Stored | InPickle | None = None
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""

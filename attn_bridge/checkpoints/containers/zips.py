@@ -121,7 +121,7 @@ def members(file: File | Window) -> dict[str, Member]:
         if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
             raise bad(path, f"the member {printable(name)} of the zip is encrypted or elsewhere")
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != size:
-            if "/code/__torch__/" in name:
+            if "/code/__torch__" in name:
                 raise bad(path, "is a TorchScript module; save the state_dict of torch.jit.load(FILE) by torch.save")
             again = {".npz": ": save it again by np.savez", ".keras": ""}.get(
                 path.suffix, ": save it again by torch.save"
@@ -178,7 +178,9 @@ def _directory(file: File | Window) -> tuple[int, int, int]:
     tail_at = max(0, file.size - 22 - FULL16)
     tail = bytes(file.read(tail_at, file.size - tail_at))
     if bytes(file.read(0, min(4, file.size))) not in (LOCAL, END):
-        raise bad(file.path, "is no zip archive")
+        from .mistaken import kind_of
+
+        raise bad(file.path, kind_of(file, "npz") or "is no zip archive")
     at = tail.rfind(END)
     if at < 0 or at + 22 > len(tail):
         raise bad(file.path, "is no whole zip archive: it is cut off, or was never finished")

@@ -354,8 +354,12 @@ def test_what_has_no_known_format_is_refused(tmp_path):
     for call in (lambda: open_reader(tmp_path, "zip"), lambda: format_of(tmp_path, "zip")):
         with pytest.raises(CheckpointError, match=r"^the format zip is unknown; known are safetensors, torch"):
             call()
-    with pytest.raises(CheckpointError, match="its extension says no format"):
+    with pytest.raises(CheckpointError, match="keras is read, not written; written are safetensors, torch"):
         format_of(tmp_path / "new.h5")
+    with pytest.raises(CheckpointError, match=r"gguf is read, not written; llama.cpp's convert_hf_to_gguf.py makes it"):
+        format_of(tmp_path / "new.gguf")
+    with pytest.raises(CheckpointError, match=r"its extension says no format; name one of safetensors.* \(--format\)$"):
+        format_of(tmp_path / "new.txt")
     for format in ("npz", "msgpack"):
         with pytest.raises(CheckpointError, match=f"is a folder, which no {format} is"):
             open_reader(tmp_path, format)

@@ -243,7 +243,7 @@ def test_a_page_for_every_name_is_no_index_of_a_folder(page, weights, capsys):
     assert said in {
         "html": ["its server answers with a web page"],
         "unlabelled html": ["its server answers with a web page"],
-    }.get(page, [f"its extension says no format; name one of {', '.join(containers.READERS)}"])
+    }.get(page, [f"its extension says no format; name one of {', '.join(containers.READERS)} (--source-format)"])
 
 
 def test_a_sign_in_page_in_place_of_the_file_is_named(capsys):

@@ -122,7 +122,9 @@ def read(path: Path, file: File) -> Header:
     """
     cursor = _Cursor(path, file)
     if file.size < 24 or cursor.take(4) != MAGIC:
-        raise bad(path, "is no GGUF file")
+        from ..mistaken import kind_of
+
+        raise bad(path, kind_of(file, "gguf") or "is no GGUF file")
     version = cursor.number("<I")
     if version not in VERSIONS:
         what = (

@@ -98,7 +98,9 @@ def datasets(file: File | Window) -> list[Dataset]:
     """
     path = file.path
     if bytes(file.read(0, min(len(MAGIC), file.size))) != MAGIC:
-        raise bad(path, "is not an HDF5 file")
+        from ..mistaken import kind_of
+
+        raise bad(path, kind_of(file, "keras") or "is not an HDF5 file")
     h5py = h5py_of(path)
     try:
         with h5py.File(io.BufferedReader(_Stream(file), PIECE), "r") as opened:

@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 
 from ....printable import printable
 from ..base import MAX_AXES, Reader, TensorInfo
-from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape
+from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape, listed
 from ..sources import open_file
 from . import CHUNKED
 from .values import Head, Scanner, cut
 
 MAX_DEPTH = 64
 """Maps within maps."""
+
+COMPLEX, SHOWN = 2, 8
+"""Type of the extension with a Python complex number, and the number of skipped values that a note names."""
 
 Found = tuple[TensorInfo, tuple[Head, ...]]
 """An array, and the location of its elements."""
@@ -40,14 +43,22 @@ class MsgpackReader(Reader):
         self._nodes = 0
         self.tensors = {}
         self.metadata = {}
+        self._skipped: dict[str, str] = {}
         self._pieces: dict[str, tuple[Head, ...]] = {}
         found = self._scan.next()
         if not isinstance(found, Head) or found.kind != "map":
-            raise bad(path, "is no map of msgpack")
+            from ..mistaken import kind_of
+
+            raise bad(path, kind_of(self._file, self.format) or "is no map of msgpack")
         self._walk(found, "", 0)
         if self._scan.at != self._file.size:
             raise bad(path, f"its map ends at byte {self._scan.at}; the file has {self._file.size}")
         check_count(path, len(self.tensors))
+        for name, kind in self._skipped.items() if not self.tensors else ():
+            raise bad(path, f"{printable(name)} is {kind}, neither a tensor nor a plain value")
+        if self._skipped:
+            shown = listed([f"{printable(name)} ({kind})" for name, kind in self._skipped.items()], SHOWN)
+            self.notes = (f"skipped, as they are neither tensors nor plain values: {shown}",)
 
     def _walk(self, head: Head, name: str, depth: int) -> None:
         """Parse a map or a list with everything in it."""
@@ -69,16 +80,18 @@ class MsgpackReader(Reader):
                 raise self._scan.bad(f"has more than {MAX_NODES} leaves")
             found = self._scan.next()
             kind = found.kind if isinstance(found, Head) else ""
-            if kind == "extension":
+            if isinstance(found, Head) and found.code == COMPLEX:
+                self._skipped[full] = "a complex number"
+            elif kind == "extension":
                 self._add(*self._array(found, full))
             elif kind in ("map", "list") and found.size:
                 self._walk(found, full, depth + 1)
             elif kind in ("map", "list"):
                 self.metadata[full] = {} if kind == "map" else []
             elif kind == "bytes":
-                raise self._scan.bad(f"{printable(full)} is bytes, neither a tensor nor a plain value")
+                self._skipped[full] = "bytes"
             elif isinstance(found, float) and not math.isfinite(found):
-                raise self._scan.bad(f"{printable(full)} is {found}, which JSON can't hold")
+                self._skipped[full] = str(found)
             else:
                 self.metadata[full] = found
 

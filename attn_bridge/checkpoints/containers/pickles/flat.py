@@ -12,6 +12,7 @@ from ..base import CheckpointError
 from ..files import bad, check_count, check_name
 from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
 from .machine import Machine
+from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
 
 MAX_DEPTH = 64
 """Dicts within dicts."""
@@ -43,13 +44,13 @@ class Contents:
     """Contents of a pickle.
 
     Attributes:
-        tensors: by dotted name.
+        tensors: by dotted name, arrays of NumPy too.
         values: plain values by dotted name.
         unread: dotted name of a value with tensors that can't be read -> the reason.
         skipped: dotted name of another value -> the class or function that it needs, or its type.
     """
 
-    tensors: dict[str, Strided] = dataclasses.field(default_factory=dict)
+    tensors: dict[str, Strided | InPickle] = dataclasses.field(default_factory=dict)
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: dict[str, str] = dataclasses.field(default_factory=dict)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -176,8 +177,9 @@ class _Flattening:
         self._walk(root, "", 0)
         check_count(path, len(contents.tensors))
         if not contents.tensors:
-            for reason in contents.unread.values():
-                raise bad(path, f"{reason}, which is refused{MODULE}")
+            for name, reason in contents.unread.items():
+                is_class = reason.startswith("its pickle")
+                raise bad(path, f"{reason}, which is refused{MODULE}" if is_class else f"{printable(name)} {reason}")
             if self._first is not None:
                 raise self._first
         return contents
@@ -208,11 +210,21 @@ class _Flattening:
             check_name(self._path, name)
             self._check_new(name)
             self._contents.tensors[name] = value
+        elif (pickled := array_of(value)) is not None and name:
+            self._place(pickled, check_name(self._path, name))
         elif not isinstance(value, dict) and self._holds_data(value):
             self._check_new(check_name(self._path, name))
             self._contents.unread[name] = f"its pickle refers to {printable(kind_of(value))}"
         else:
             self._keep(value, name, depth)
+
+    def _place(self, pickled: Pickled, name: str) -> None:
+        """Note an array of NumPy, or why its elements can't be those of a tensor."""
+        self._check_new(name)
+        try:
+            self._contents.tensors[name] = loaded(self._path, name, pickled)
+        except UnreadableError as error:
+            self._contents.unread[name] = str(error)
 
     def _enter(self, part: str, value: Any, above: str, depth: int, *, is_odd: bool = False) -> None:
         """Descend into a value; the values of empty or non-string keys get no name, and are skipped or refused."""

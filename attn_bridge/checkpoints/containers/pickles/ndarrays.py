@@ -1,0 +1,116 @@
+"""Arrays of NumPy and JAX whose elements are in a pickle: found among its placeholders, and read from its bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....printable import printable
+from ..base import Array, TensorInfo, numpy_dtype
+from ..files import DTYPES, check_shape
+from .calls import Global, Record
+
+RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+JAX = ("jax._src.array._reconstruct_array", "jax._src.device_array.reconstruct_device_array")
+"""Functions that return arrays, by the names that pickles of several versions have for them."""
+
+
+class UnreadableError(ValueError):
+    """An array of objects or records, or one that lacks bytes; the message follows its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pickled:
+    """An array: its shape, dtype, order, and bytes."""
+
+    shape: Any
+    dtype: Any
+    fortran: Any
+    data: Any
+
+
+class InPickle:
+    """An array in memory.
+
+    Args:
+        info: its name, dtype and shape.
+        array: its elements in any order of the axes.
+    """
+
+    def __init__(self, info: TensorInfo, array: Array):
+        self.info, self._array = info, array
+        self._ordered: Array | None = None
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of its elements in C order."""
+        if self._ordered is None:
+            self._ordered = np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
+        return self._ordered.data[start:stop]
+
+    def release(self) -> None:
+        """Free the C-order copy of an array in another order; many arrays may share the bytes of one."""
+        self._ordered = None
+
+
+def array_of(value: Any) -> Pickled | None:
+    """Return the array that a placeholder represents; None for other values."""
+    if not isinstance(value, Record):
+        return None
+    try:
+        if value.name in JAX:
+            function, _, state, *_ = value.arguments
+            is_known = isinstance(function, Global) and function.name in RECONSTRUCT
+            return _of_state(state) if is_known else None
+        if value.name in RECONSTRUCT:
+            return _of_state(value.state)
+        if value.name in BUFFER:
+            data, dtype, shape, order = value.arguments
+            return Pickled(shape, dtype, order == "F", data)
+    except (TypeError, ValueError):  # another number of values than NumPy writes
+        return None
+    return None
+
+
+def loaded(path: Path, name: str, pickled: Pickled) -> InPickle:
+    """Return an array with its name.
+
+    Raises:
+        UnreadableError: its elements are not numbers, or bytes are missing.
+        CheckpointError: its shape is malformed.
+    """
+    dtype, is_swapped = _dtype_of(pickled.dtype)
+    if dtype not in DTYPES:
+        raise UnreadableError(f"is an array of {printable(dtype, 40)}, which is no dtype of a tensor")
+    info = TensorInfo(name, dtype, check_shape(path, name, pickled.shape))
+    if not isinstance(pickled.data, bytes | bytearray) or len(pickled.data) != info.nbytes:
+        raise UnreadableError(f"needs {info.nbytes} bytes, which it does not have")
+    array = np.frombuffer(pickled.data, numpy_dtype(dtype))
+    array = array.byteswap() if is_swapped else array
+    return InPickle(info, array.reshape(info.shape[::-1]).T if pickled.fortran else array.reshape(info.shape))
+
+
+def _of_state(state: Any) -> Pickled:
+    _, shape, dtype, fortran, data = state
+    if isinstance(data, Record) and data.name.endswith(".bytes") and not data.arguments:  # of none, in old protocols
+        data = b""
+    return Pickled(shape, dtype, fortran, data)
+
+
+def _dtype_of(value: Any) -> tuple[str, bool]:
+    """Return the name of a dtype (or a description if invalid), and whether its bytes are swapped."""
+    if not isinstance(value, Record) or value.name != "numpy.dtype" or not value.arguments:
+        return "an unknown dtype", False
+    code = value.arguments[0]
+    if isinstance(code, Global):
+        return code.name.removeprefix("ml_dtypes."), False
+    order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "|"
+    if not isinstance(code, str) or code[:1] not in "biufc" or not code[1:].isdecimal() or len(code) > 3:
+        return str(code), False
+    try:
+        return np.dtype(code).name, order == ">"
+    except TypeError:
+        return code, False
