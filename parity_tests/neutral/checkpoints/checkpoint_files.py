@@ -14,7 +14,7 @@ from attn_bridge.models import layouts
 
 from .checkpoints import SIZES, attention, bert, gpt, llama, whole
 
-WHOLE = {"hf-gpt2": gpt, "nanogpt": gpt, "hf-bert": bert, "flax-bert": bert, "keras-bert": bert, "hf-llama": llama}
+WHOLE = {"hf-gpt2": gpt, "nanogpt": gpt, "hf-bert": bert, "flax-bert": bert, "hf-llama": llama}
 
 
 def made(name, dtype="float32", seed=0):

@@ -166,7 +166,7 @@ def _shape(name, row, rows):
         shape = WIDTH, 16 if _is_latent(rows) or "linear_att" in above else 8
     else:
         columns = 7 if "q_b_proj" in row.theirs else 5 if _is_latent(rows) and module in ("W_key", "W_value") else WIDTH
-        shape = _outputs(module, rows, above[-1]), columns
+        shape = 2 if module == "type_emb" else _outputs(module, rows, above[-1] if above else ""), columns
     return shape if leaf == "weight" else shape[:1]
 
 

@@ -19,7 +19,7 @@ from .checkpoints import SIZES, attention, bert, gpt, llama, whole
 
 SINGLE = ["torch", "flax", "book", "fused-qkv", "torch-mha", "nnx-mha", "linen-mha"]
 WHOLE = [name for name in layouts.names() if layouts.find(name).whole]
-MADE = [name for name in WHOLE if name not in ("hf-gpt2", "nanogpt", "hf-bert", "flax-bert", "keras-bert", "hf-llama")]
+MADE = [name for name in WHOLE if name not in ("hf-gpt2", "nanogpt", "hf-bert", "flax-bert", "hf-llama")]
 DTYPES = [np.float32, np.float64, ml_dtypes.bfloat16, np.float16, np.int8]
 
 
