@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -88,18 +87,6 @@ def function(call: Callable[..., Any], weights: Any, *, framework: str | None = 
     made = Function(call, weights, None if framework is None else names[framework])
     made.framework  # noqa: B018 - so that the error comes here, and not where the function is run
     return made
-
-
-def signature_of(function: Any) -> dict[str, bool]:
-    """Return argument name -> whether it can be given by position."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {
-        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }
 
 
 def _shown(framework: Framework) -> str:

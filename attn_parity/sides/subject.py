@@ -136,6 +136,18 @@ def _children(node: Any) -> list[tuple[str, Any]]:
     return []
 
 
+def signature_of(function: Any) -> dict[str, bool]:
+    """Return argument name -> whether it can be given by position."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {
+        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+
+
 def is_array(value: Any) -> bool:
     """Return whether a leaf of arguments is a NumPy array."""
     return isinstance(value, np.ndarray)

@@ -19,8 +19,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_attn.functional import dtype_name
 
 from ...sides.entries import picked
-from ...sides.function import Function, signature_of
-from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
+from ...sides.function import Function
+from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace, signature_of
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers that training changes and that Flax keeps as batch statistics; every other buffer is state."""

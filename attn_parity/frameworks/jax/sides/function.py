@@ -13,8 +13,8 @@ from flax import nnx
 
 from jax_attn.backend import to_numpy
 
-from ....sides.function import Function, signature_of
-from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ....sides.function import Function
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule, signature_of
 from ..drawing import drawn_from
 from .adapter import Setting, dotted, home_of
 

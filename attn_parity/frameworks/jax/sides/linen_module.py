@@ -22,8 +22,7 @@ from flax import linen, nnx
 from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
-from ....sides.function import signature_of
-from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule, signature_of
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
 from .adapter import Setting, cache_off, constant, dotted, home_of, is_numeric, off_in_eval_mode, stock_name

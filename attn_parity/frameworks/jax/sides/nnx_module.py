@@ -15,10 +15,9 @@ from flax import nnx
 from jax_attn.backend import WEIGHTS, to_numpy
 
 from ....hints.settings import read as read_settings
-from ....sides.function import signature_of
 from ....sides.large import is_large
 from ....sides.patching import replaced
-from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
+from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit, signature_of
 from ..drawing import _prepare, drawing
 from ..recording import Tape
 from .adapter import (
