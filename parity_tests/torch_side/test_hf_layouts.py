@@ -227,12 +227,14 @@ def test_quantised_experts_and_float8_scales_are_refused_in_one_line(tmp_path):
 
 
 def test_a_model_whose_names_mean_other_things_is_no_llama(tmp_path, capsys):
-    kind, config = transformers.HyperCLOVAXForCausalLM, transformers.HyperCLOVAXConfig
-    saved(tmp_path / "hf", kind, config, {**GROUPED, "head_dim": 6, "use_post_norm": False}, "1GB")
+    saved(tmp_path / "hf", transformers.LlamaForCausalLM, transformers.LlamaConfig, {**GROUPED, "head_dim": 6}, "1GB")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "model_type": "llama_with_multipliers"}))
     assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "flax")]) == 2
-    assert "config.json says hyperclovax, which may mean other things" in capsys.readouterr().err.replace("\n", " ")
+    refusal = capsys.readouterr().err.replace("\n", " ")
+    assert "config.json says llama_with_multipliers, which may mean other things" in refusal
     assert not (tmp_path / "flax").exists()
-    assert "config.json says hyperclovax" in checkpoints.inspect(tmp_path / "hf").why
+    assert "config.json says llama_with_multipliers" in checkpoints.inspect(tmp_path / "hf").why
     assert run(["convert", str(tmp_path / "hf"), str(tmp_path / "flax"), "--from", "hf-llama"]) == 0
     assert run(["convert", str(tmp_path / "flax"), str(tmp_path / "back"), "--to", "hf-llama"]) == 0
     assert equal(checkpoints.read(tmp_path / "back"), checkpoints.read(tmp_path / "hf"))

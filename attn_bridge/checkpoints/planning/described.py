@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from ...models import families
 from ...models.layout import HEAD, Layout
 from ...models.layouts import LayoutError
+from ...models.reading.model_config import ModelConfig as ModelKeys
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.rows import Placement, Shape
@@ -18,6 +19,16 @@ from ..containers.base import CheckpointError
 
 SWITCHES = ("attention_bias", "mlp_bias", "qkv_bias", "use_qkv_bias", "use_bias")
 """Keys of a config.json that add biases."""
+
+COUNTS = (
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+)
+"""Keys of a config.json that say how many layers and experts there are."""
 
 
 def check(
@@ -42,7 +53,10 @@ def check(
     if not config or not layout.whole or not layout.ours:
         return
     try:
-        model = families.find_whole(configs.as_transformers(config, shapes) or config, placements)
+        config = configs.as_transformers(config, shapes) or config
+        if not _says_counts(config):
+            return
+        model = families.find_whole(config, placements)
     except (TypeError, ValueError, RecursionError):  # of a family, or with a switch, that is not computed here
         return
     wanted = {row.rule.torch: row.shape for row in model.parameters}
@@ -56,6 +70,16 @@ def check(
         )
     if unexpected:
         _refuse(unexpected, config, ("the source", "the model of config.json"), to=True)
+
+
+def _says_counts(config: Mapping[str, object]) -> bool:
+    """Return whether a config gives the numbers of layers and experts: a default is no evidence against a source."""
+    kind = config.get("model_type")
+    family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        return True
+    read = ModelKeys(config, str(kind), {}, family.aliases)
+    return all(key in read for key in COUNTS if key in family.defaults)
 
 
 def _outside(layout: Layout, shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> dict[str, str]:

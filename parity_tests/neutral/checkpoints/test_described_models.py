@@ -92,3 +92,30 @@ def test_the_layout_of_the_config_is_named_where_its_names_fit_only_others():
     ]
     with pytest.raises(layouts.LayoutError, match=r"hf-cohere comes closest, but does not know .*q_norm\.weight"):
         layouts.detect(names, "cohere")
+
+
+@pytest.mark.parametrize("changes", [{}, {"model_type": "mixtral", "num_hidden_layers": 2}])
+def test_a_number_that_a_config_leaves_out_is_no_evidence(tmp_path, changes):
+    experts = {
+        f"model.layers.{layer}.block_sparse_moe.{name}.weight": shape
+        for layer in range(2)
+        for name, shape in [("gate", (3, WIDTH))]
+        + [
+            (f"experts.{one}.w{way}", (WIDTH, INNER) if way == 2 else (INNER, WIDTH))
+            for one in range(3)
+            for way in (1, 2, 3)
+        ]
+    }
+    second = {name.replace("layers.0", "layers.1"): shape for name, shape in SHAPES.items()}
+    source = folder(tmp_path / "source", changes, {**second, **(experts if changes else {})})
+    arrays = safetensors.numpy.load_file(source / "model.safetensors")
+    if changes:
+        arrays = {name: value for name, value in arrays.items() if ".mlp." not in name}
+        safetensors.numpy.save_file(arrays, source / "model.safetensors", {"format": "pt"})
+    else:
+        config = json.loads((source / "config.json").read_text())
+        with pytest.raises(layouts.LayoutError, match="the file has 2 layers"):
+            checkpoints.convert(source, tmp_path / "x")
+        del config["num_hidden_layers"]
+        (source / "config.json").write_text(json.dumps(config))
+    assert checkpoints.convert(source, tmp_path / "x").target.exists()
