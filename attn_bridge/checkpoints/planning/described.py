@@ -28,7 +28,7 @@ COUNTS = (
     "num_experts",
     "n_routed_experts",
 )
-"""Keys of a config.json that say how many layers and experts there are."""
+"""Keys of a config.json for the numbers of layers and experts."""
 
 
 def check(
@@ -73,7 +73,7 @@ def check(
 
 
 def _says_counts(config: Mapping[str, object]) -> bool:
-    """Return whether a config gives the numbers of layers and experts: a default is no evidence against a source."""
+    """Return whether a config gives the numbers of layers and experts, instead of leaving them to the defaults."""
     kind = config.get("model_type")
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
