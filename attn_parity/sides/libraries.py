@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from attn_bridge.backends import Framework
 
 from .function import Function
@@ -24,6 +26,9 @@ MAX_AXES = 3
 EQUINOX, EQUINOX_STATE = ("equinox._module", "Module"), ("equinox.nn._stateful", "State")
 HAIKU, HAIKU_WITH_STATE = ("haiku._src.transform", "Transformed"), ("haiku._src.transform", "TransformedWithState")
 KERAS = ("keras.src.layers.layer", "Layer")
+
+SAME = 1e-2
+"""Most difference between outputs that are the same but for rounding, in any dtype of at least 8 bits of mantissa."""
 
 SET_HERE = ("key", "state", "training")
 """Arguments of a call that the adapter passes or omits: keys of dropout, which is off, the state and the mode."""
@@ -95,6 +100,24 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
             call = library.filter_vmap(call)
         return call(*args, **kwargs)
 
+    def is_ambiguous(depth: int, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> bool:
+        """Return whether the module gives other numbers of the same shapes if another axis of the inputs is a batch's.
+
+        A square batch meets ``weight @ x`` without an error. Drawn inputs and the module's weights tell, so that the
+        answer does not depend on values that are traced.
+        """
+        rng = np.random.default_rng(0)
+        drawn_args, drawn_kwargs = jax.tree.map(lambda leaf: _drawn_like(leaf, rng), (args, kwargs))
+        with jax.ensure_compile_time_eval():
+            one = jax.tree.leaves(mapped(weights, depth, drawn_args, drawn_kwargs))
+            try:
+                two = jax.tree.leaves(mapped(weights, depth + 1, drawn_args, drawn_kwargs))
+            except Exception:  # an example has fewer axes than the module needs, which each module says in its own way
+                return False
+            pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(one, two, strict=False)]
+        are_alike = len(one) == len(two) and all(a.shape == b.shape for a, b in pairs)
+        return are_alike and not all(np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True) for a, b in pairs)
+
     def call(weights: Value, *args: Value, **kwargs: Value) -> Value:
         shapes = tuple(getattr(leaf, "shape", None) for leaf in jax.tree.leaves((args, kwargs)))
         if shapes in depths:
@@ -106,6 +129,12 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
             except Exception as error:  # a module that takes one example refuses a batch in its own way
                 first = first or error
             else:
+                if is_ambiguous(depth, args, kwargs):
+                    raise ValueError(
+                        f"the Equinox module {type(model).__name__} takes inputs of these shapes as one example and as "
+                        "a batch, with different outputs: give eqx.filter_vmap(module) where they are a batch, else "
+                        "parity.function(call, weights); or give another size of the batch"
+                    )
                 depths[shapes] = depth
                 return outputs
         assert first is not None, "a call was tried"
@@ -113,6 +142,14 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
 
     named = LibraryCall(call, type(model).__name__, _signature(type(model).__call__, 1))
     return Function(named, weights, "flax")
+
+
+def _drawn_like(leaf: Value, rng: np.random.Generator) -> Value:
+    """Return an array of the shape and dtype of an argument, drawn; other arguments unchanged."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    drawn = rng.standard_normal(leaf.shape)
+    return (drawn if np.issubdtype(leaf.dtype, np.inexact) else drawn > 0).astype(leaf.dtype)
 
 
 def _name(path: Sequence[Value], *, has_state: bool) -> str:

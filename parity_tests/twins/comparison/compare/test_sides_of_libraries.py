@@ -66,6 +66,15 @@ def test_a_module_of_a_library_is_a_side(side):
     assert len(report.pairing) == 2
 
 
+def test_inputs_that_are_an_example_and_a_batch_are_refused_with_what_settles_it():
+    side = libraries.UncheckedLinear(jnp.asarray(np.random.default_rng(1).normal(size=(8, 8)), jnp.float32))
+    linear = nn.Linear(8, 8, bias=False)
+    assert compare(linear, side, X[0], seeds=1).verdict == "equal"
+    square = np.concatenate([X[0], X[1], X[0, :2]])
+    with pytest.raises(ValueError, match=r"one example and as a batch, .*eqx\.filter_vmap\(module\)"):
+        compare(linear, side, square, seeds=1)
+
+
 def test_a_fault_in_it_is_seen():
     report = compare(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), equinox_linear(), X, seeds=1)
     assert report.verdict == "different"
