@@ -163,12 +163,13 @@ def _check_size(model: str, path: Path, found: Any) -> None:
         most = tensors if name.endswith("layers") else held
         if isinstance(size, int) and size > most + SPARE:
             raise CheckpointError(
-                f"{path}: {name} ({size}) is far too large for weights of {held} numbers{_left_out(path)}"
+                f"{path}: {name} ({size}) is far too large for weights of {held} numbers{_sizes_left_out(path)}"
             )
     made = config.count
     if made > 2 * held + SPARE:  # tied weights are held once
         raise CheckpointError(
-            f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}{_left_out(path)}"
+            f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}"
+            f"{_sizes_left_out(path)}"
         )
 
 
@@ -176,15 +177,24 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 """Size keys that every decoder's config has."""
 
 
-def _left_out(path: Path) -> str:
-    """Return, as the end of an error, the sizes that a config of `transformers` leaves out; "" where it has all."""
-    config = _read_object(path)
+def left_out(config: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:
+    """Return key -> its family's default for the keys that a config of `transformers` leaves out.
+
+    Args:
+        config: a config.json; one of another library, or with a nested config of the text model, leaves out nothing.
+        keys: keys of `transformers`; those without a default in the family are passed over.
+    """
     kind = config.get("model_type")
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
-        return ""
+        return {}
     read = ModelKeys(config, str(kind), {}, family.aliases)
-    missing = [f"{key} (then {family.defaults[key]})" for key in SIZES if key in family.defaults and key not in read]
+    return {key: family.defaults[key] for key in keys if key in family.defaults and key not in read}
+
+
+def _sizes_left_out(path: Path) -> str:
+    """Return, as the end of an error, the sizes that a config of `transformers` leaves out; "" where it has all."""
+    missing = [f"{key} (then {default})" for key, default in left_out(_read_object(path), SIZES).items()]
     return f"; it leaves out {', '.join(missing)}" if missing else ""
 
 

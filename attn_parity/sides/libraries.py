@@ -103,19 +103,19 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
     def is_ambiguous(depth: int, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> bool:
         """Return whether the module gives other numbers of the same shapes if another axis of the inputs is a batch's.
 
-        A square batch meets ``weight @ x`` without an error. Drawn inputs and the module's weights tell, so that the
-        answer does not depend on values that are traced.
+        A square batch meets ``weight @ x`` without an error. Both ways run on drawn inputs and the weights of the
+        module, because the arguments may be traced.
         """
         rng = np.random.default_rng(0)
         drawn_args, drawn_kwargs = jax.tree.map(lambda leaf: _drawn_like(leaf, rng), (args, kwargs))
         with jax.ensure_compile_time_eval():
-            one = jax.tree.leaves(mapped(weights, depth, drawn_args, drawn_kwargs))
+            outputs = jax.tree.leaves(mapped(weights, depth, drawn_args, drawn_kwargs))
             try:
-                two = jax.tree.leaves(mapped(weights, depth + 1, drawn_args, drawn_kwargs))
+                others = jax.tree.leaves(mapped(weights, depth + 1, drawn_args, drawn_kwargs))
             except Exception:  # an example has fewer axes than the module needs, which each module says in its own way
                 return False
-            pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(one, two, strict=False)]
-        are_alike = len(one) == len(two) and all(a.shape == b.shape for a, b in pairs)
+            pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(outputs, others, strict=False)]
+        are_alike = len(outputs) == len(others) and all(a.shape == b.shape for a, b in pairs)
         return are_alike and not all(np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True) for a, b in pairs)
 
     def call(weights: Value, *args: Value, **kwargs: Value) -> Value:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from ...models import families
 from ...models.layout import HEAD, Layout
 from ...models.layouts import LayoutError
-from ...models.reading.model_config import ModelConfig as ModelKeys
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.rows import Placement, Shape
@@ -54,7 +53,7 @@ def check(
         return
     try:
         config = configs.as_transformers(config, shapes) or config
-        if not _says_counts(config):
+        if configs.left_out(config, COUNTS):  # a default is no evidence against a source
             return
         model = families.find_whole(config, placements)
     except (TypeError, ValueError, RecursionError):  # of a family, or with a switch, that is not computed here
@@ -70,16 +69,6 @@ def check(
         )
     if unexpected:
         _refuse(unexpected, config, ("the source", "the model of config.json"), to=True)
-
-
-def _says_counts(config: Mapping[str, object]) -> bool:
-    """Return whether a config gives the numbers of layers and experts, instead of leaving them to the defaults."""
-    kind = config.get("model_type")
-    family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        return True
-    read = ModelKeys(config, str(kind), {}, family.aliases)
-    return all(key in read for key in COUNTS if key in family.defaults)
 
 
 def _outside(layout: Layout, shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> dict[str, str]:

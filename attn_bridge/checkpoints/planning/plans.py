@@ -193,7 +193,7 @@ def check_nothing_lost(
             raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
 
 
-NOT_WEIGHTS = (*("bool", "complex64", "complex128", "int16", "int32", "int64", "uint16", "uint32", "uint64"),)
+NOT_WEIGHTS = frozenset(("bool", "complex64", "complex128", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
 """Dtypes that no weight of a layout has: a module of ours, or of another library, would lose or misread them.
 
 Integers of 8 bits are numbers of schemes that may have their scales elsewhere, which a note names.

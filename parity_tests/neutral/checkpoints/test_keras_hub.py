@@ -274,14 +274,13 @@ def gemma(kind):
                                   ("down", "ffw_linear", (WIDTH, INNER))):  # fmt: skip
             put(f"{stem}.mlp.{name}_proj.weight", f"{block}/{path}/vars/0", shape, np.transpose)
         for name, heads in (("query", HEADS), ("key", GROUPS), ("value", GROUPS)):
-            into = lambda array, heads=heads: array.reshape(heads, DIM, WIDTH).swapaxes(1, 2)  # noqa: E731
             path = f"{block}/attention/{name}"
-            put(f"{stem}.self_attn.{name[0]}_proj.weight", f"{path}_dense/vars/0", (heads * DIM, WIDTH), into)
+            put(f"{stem}.self_attn.{name[0]}_proj.weight", f"{path}_dense/vars/0", (heads * DIM, WIDTH),
+                lambda array, heads=heads: array.reshape(heads, DIM, WIDTH).swapaxes(1, 2))  # fmt: skip
             if kind == "gemma3_text" and name != "value":
                 put(f"{stem}.self_attn.{name[0]}_norm.weight", f"{path}_norm/vars/0", (DIM,))
-        out_of = lambda array: array.T.reshape(HEADS, DIM, WIDTH)  # noqa: E731
-        path = f"{block}/attention/output_dense/vars/0"
-        put(f"{stem}.self_attn.o_proj.weight", path, (WIDTH, HEADS * DIM), out_of)
+        put(f"{stem}.self_attn.o_proj.weight", f"{block}/attention/output_dense/vars/0", (WIDTH, HEADS * DIM),
+            lambda array: array.T.reshape(HEADS, DIM, WIDTH))  # fmt: skip
     return theirs, keras
 
 

@@ -25,12 +25,12 @@ class UnreadableError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Pickled:
-    """An array: its shape, dtype, order, and bytes."""
+    """An array as its pickle gives it, unchecked: shape, dtype, whether in Fortran order, and bytes."""
 
-    shape: Any
-    dtype: Any
-    fortran: Any
-    data: Any
+    shape: object
+    dtype: object
+    fortran: object
+    data: object
 
 
 class InPickle:
@@ -56,7 +56,7 @@ class InPickle:
         self._ordered = None
 
 
-def array_of(value: Any) -> Pickled | None:
+def array_of(value: object) -> Pickled | None:
     """Return the array that a placeholder represents; None for other values."""
     if not isinstance(value, Record):
         return None
@@ -94,13 +94,14 @@ def loaded(path: Path, name: str, pickled: Pickled) -> InPickle:
 
 
 def _of_state(state: Any) -> Pickled:
+    """Return the array of a state as NumPy's reconstruction takes it; another number of values is a ValueError."""
     _, shape, dtype, fortran, data = state
     if isinstance(data, Record) and data.name.endswith(".bytes") and not data.arguments:  # of none, in old protocols
         data = b""
     return Pickled(shape, dtype, fortran, data)
 
 
-def _dtype_of(value: Any) -> tuple[str, bool]:
+def _dtype_of(value: object) -> tuple[str, bool]:
     """Return the name of a dtype (or a description if invalid), and whether its bytes are swapped."""
     if not isinstance(value, Record) or value.name != "numpy.dtype" or not value.arguments:
         return "an unknown dtype", False
