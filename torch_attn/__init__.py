@@ -28,6 +28,7 @@ from .rms_norm import RMSNorm
 from .self_attention_v1 import SelfAttention_v1
 from .self_attention_v2 import SelfAttention, SelfAttention_v2
 from .simple_self_attention import simple_self_attention
+from .sparse_indexed_attention import SparseIndexedAttention
 
 __all__ = [
     "BertEncoder",
@@ -52,6 +53,7 @@ __all__ = [
     "SelfAttention",
     "SelfAttention_v1",
     "SelfAttention_v2",
+    "SparseIndexedAttention",
     "from_hf",
     "functional",
     "load",

@@ -21,7 +21,6 @@ from . import functional
 from .decoding.cache import KeyValueCache, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .lightning_indexer import LightningIndexer
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
@@ -69,8 +68,6 @@ class MultiHeadLatentAttention(Resettable):
         self.W_key = linear(config.latent_dim, heads * config.nope_dim, bias=False, **options)
         self.W_value = linear(config.latent_dim, heads * config.value_dim, bias=False, **options)
         self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
-        if config.indexer is not None:
-            self.indexer = LightningIndexer(config.indexer, config.d_in, asking, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(LatentAttentionCall)
@@ -118,13 +115,12 @@ class MultiHeadLatentAttention(Resettable):
             query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
             key_rope = apply_rotary(key_rope, *tables, config.position.pairing)
         latent, mask = torch.cat([latent, key_rope], -1), config.mask.restrict(attention_mask)
-        index = latent[..., :0] if config.indexer is None else self.indexer.keys(batch, tables)
+        index = self._index_keys(batch, tables, latent)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
             cache, view = cache.append(latent, index, **arguments, num_heads=config.num_heads)
             latent, index, mask = view.key, view.value, view.mask
-        if config.indexer is not None:
-            mask = self.indexer(asking, batch, index, tables, mask=mask, num_heads=config.num_heads)
+        mask = self._choose(asking, batch, index, tables, mask)
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
         options |= functional.attention_arguments(self)
         if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
@@ -133,6 +129,23 @@ class MultiHeadLatentAttention(Resettable):
             context, weights = self._naive(query_nope, query_rope, latent, options)
         output = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
         return functional.with_cache(functional.as_given(x, output, weights), cache)
+
+    def _index_keys(
+        self, x: Float[Tensor, "b t d"], tables: tuple[Tensor, Tensor] | None, latent: Float[Tensor, "b t 1 l"]
+    ) -> Float[Tensor, "b t 1 c"]:
+        """Return what a cache holds of each token beside its latent: nothing."""
+        return latent[..., :0]
+
+    def _choose(
+        self,
+        asking: Float[Tensor, "b t q"],
+        x: Float[Tensor, "b t d"],
+        index: Float[Tensor, "b s 1 c"],
+        tables: tuple[Tensor, Tensor] | None,
+        mask: Mask | Bool[Tensor, "..."],
+    ) -> Mask | Bool[Tensor, "..."]:
+        """Return the mask of the keys to attend to, of those that a mask shows: all of them."""
+        return mask
 
     def _naive(
         self,
@@ -173,12 +186,10 @@ class MultiHeadLatentAttention(Resettable):
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
 
-        It holds the latent and the key with the position side by side as the key of one head; as its value the key of
-        the indexer, or nothing.
+        It holds the latent and the key with the position side by side as the key of one head, and no value.
 
         Raises:
             ValueError: a size below 1.
         """
-        width, indexer = self.config.latent_dim + self.config.rope_dim, self.config.indexer
-        options = functional.cache_options(self.W_latent)
-        return KeyValueCache.empty(batch_size, capacity, 1, width, indexer.head_dim if indexer else 0, **options)
+        width = self.config.latent_dim + self.config.rope_dim
+        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **functional.cache_options(self.W_latent))

@@ -16,6 +16,7 @@ from ..specs.lightning_indexer import Indexer
 from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Pairing, Scaling
+from ..specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import check_even_heads
@@ -43,7 +44,7 @@ _SPARSE: dict[str, Pairing] = {"deepseek_v32": "half", "glm_moe_dsa": "interleav
 def table(config: MultiHeadLatentAttentionConfig) -> Table:
     """Return the names of `transformers`, which are those of DeepSeek's files."""
     queries = QUERY if config.query_dim is None else QUERY_LATENT
-    indexer = () if config.indexer is None else INDEXER
+    indexer = INDEXER if isinstance(config, SparseIndexedAttentionConfig) else ()
     return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim), *indexer)
 
 
@@ -59,22 +60,26 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     is_sparse = config.model_type in _SPARSE
     position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
     magnitude = _magnitude(config, position.scaling)
-    spec = MultiHeadLatentAttentionConfig(
-        d_in=config.integer("hidden_size"),
-        num_heads=heads,
-        latent_dim=config.integer("kv_lora_rank"),
-        nope_dim=nope_dim,
-        rope_dim=rope_dim,
-        value_dim=config.integer("v_head_dim"),
-        query_dim=config.integer("q_lora_rank") if is_sparse else config.integer_or_none("q_lora_rank"),
-        bias=config.flag("attention_bias"),
-        position=position,
-        scale=(nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
-        dropout=config.number_or_none("attention_dropout") or 0.0,
-        indexer=_indexer(config) if is_sparse else None,
-    )
+    sizes: dict[str, Any] = {
+        "d_in": config.integer("hidden_size"),
+        "num_heads": heads,
+        "latent_dim": config.integer("kv_lora_rank"),
+        "nope_dim": nope_dim,
+        "rope_dim": rope_dim,
+        "value_dim": config.integer("v_head_dim"),
+        "query_dim": config.integer("q_lora_rank") if is_sparse else config.integer_or_none("q_lora_rank"),
+        "bias": config.flag("attention_bias"),
+        "position": position,
+        "scale": (nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
+        "dropout": config.number_or_none("attention_dropout") or 0.0,
+    }
+    spec: MultiHeadLatentAttentionConfig
+    if is_sparse:
+        variant, spec = "SparseIndexedAttention", SparseIndexedAttentionConfig(**sizes, indexer=_indexer(config))
+    else:
+        variant, spec = "MultiHeadLatentAttention", MultiHeadLatentAttentionConfig(**sizes)
     prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": table(spec)}, prefix)
+    return AttentionLayer(variant, spec, layer, {"transformers": table(spec)}, prefix)
 
 
 def _indexer(config: ModelConfig) -> Indexer:
@@ -164,7 +169,7 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
             if model_type == "deepseek_v3"
             else {}
         ),
-        **(_write_indexer(attention.indexer) if model_type in _SPARSE else {}),
+        **(_write_indexer(attention) if model_type in _SPARSE else {}),
         **write_rms_norm(config),
         **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig), bias=dense)),
         "first_k_dense_replace": sparse.index(True) if any(sparse) else len(sparse),
@@ -172,9 +177,10 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     }
 
 
-def _write_indexer(indexer: Indexer | None) -> dict[str, Any]:
-    if indexer is None:
-        raise ValueError("indexer (None) must be an Indexer there")
+def _write_indexer(attention: MultiHeadLatentAttentionConfig) -> dict[str, Any]:
+    if not isinstance(attention, SparseIndexedAttentionConfig):
+        raise ValueError("attention without an indexer is no attention there")
+    indexer = attention.indexer
     return {
         "index_n_heads": indexer.num_heads,
         "index_head_dim": indexer.head_dim,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ..specs import MultiHeadLatentAttentionConfig
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
-from .lightning_indexer import chosen_keys
 from .rms_norm import rms_norm
 from .rotary import number, rotate
+
+Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def reference(
@@ -21,10 +21,12 @@ def reference(
     attention_mask: np.ndarray | None = None,
     *,
     positions: np.ndarray | None = None,
+    choose: Choose | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, s)``.
 
     Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, from 0 without padding on the left by default.
+    `choose` returns the keys to attend to, of what queries are made of, the visible keys, and the positions.
     """
     tokens = x.shape[-2]
     asking = as_double(x)
@@ -40,12 +42,8 @@ def reference(
     if config.position is not None:
         query_rope, shared = (rotate(part, config.position, positions) for part in (query_rope, shared))
     visible = restricted(config.mask, attention_mask, tokens)
-    if config.indexer is not None:
-        prefix, turned = "indexer.", config.position
-        own = {name.removeprefix(prefix): array for name, array in parameters.items() if name.startswith(prefix)}
-        if turned is not None:  # the same angles, of the first channels of a head
-            turned = dataclasses.replace(turned, dim=config.rope_dim, pairing=config.indexer.pairing)
-        visible = chosen_keys(config.indexer, own, asking, x, visible, turned, positions)
+    if choose is not None:
+        visible = choose(asking, visible, positions)
     key_nope = split_heads(linear(latent, parameters, "W_key", bias=False), config.num_heads)
     everywhere = np.ones((*key_nope.shape[:-1], 1))
     context, weights = attend(

@@ -24,6 +24,7 @@ from . import (
     self_attention_v1,
     self_attention_v2,
     simple_self_attention,
+    sparse_indexed_attention,
 )
 from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
@@ -66,6 +67,7 @@ from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
 from .simple_self_attention import SimpleSelfAttentionConfig
+from .sparse_indexed_attention import SparseIndexedAttentionConfig
 
 __all__ = [
     "VARIANTS",
@@ -110,6 +112,7 @@ __all__ = [
     "SelfAttentionV1Config",
     "SelfAttentionV2Config",
     "SimpleSelfAttentionConfig",
+    "SparseIndexedAttentionConfig",
     "StackConfig",
     "Variant",
     "YaRNScaling",
@@ -128,6 +131,7 @@ VARIANTS: tuple[Variant, ...] = (
     rms_norm.VARIANT,
     grouped_query_attention.VARIANT,
     multi_head_latent_attention.VARIANT,
+    sparse_indexed_attention.VARIANT,
     cross_attention.VARIANT,
     differential_attention.VARIANT,
     gated_delta_net.VARIANT,

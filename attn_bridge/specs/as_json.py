@@ -18,6 +18,7 @@ from . import (
     mixture_of_experts,
     multi_head_latent_attention,
     position,
+    sparse_indexed_attention,
 )
 from .base import LATER
 
@@ -34,6 +35,7 @@ _CLASSES: dict[str, type] = {
         mixture_of_experts,
         multi_head_latent_attention,
         position,
+        sparse_indexed_attention,
     )
     for one in vars(room).values()
     if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__.startswith(__package__)

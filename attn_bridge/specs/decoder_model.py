@@ -17,12 +17,14 @@ from .mixture_of_experts import MixtureOfExpertsConfig
 from .model import ModelConfig, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig
+from .sparse_indexed_attention import SparseIndexedAttentionConfig
 
 Norm = RMSNormConfig | LayerNormConfig
 FeedForward = FeedForwardConfig | MixtureOfExpertsConfig
 Attention = (
     GroupedQueryAttentionConfig
     | MultiHeadLatentAttentionConfig
+    | SparseIndexedAttentionConfig
     | GatedDeltaNetConfig
     | LinearAttentionConfig
     | DifferentialAttentionConfig

@@ -16,7 +16,7 @@ from .position import Pairing
 
 @dataclasses.dataclass(frozen=True)
 class Indexer(Config):
-    """Sizes of the indexer of `MultiHeadLatentAttentionConfig`, which gives it its inputs and its rotary positions.
+    """Sizes of the indexer of `SparseIndexedAttentionConfig`, which gives it its inputs and its rotary positions.
 
     The score of a key is ``sum over heads of weight * relu(query . key)``; all heads share one key. Of keys with equal
     scores the earliest are chosen. No gradient flows through the choice, so that the indexer's parameters get none.

@@ -10,8 +10,7 @@ import math
 
 from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import LATER, Axis, Config, Example, Parameter, Variant, linear
-from .lightning_indexer import Indexer
+from .base import Axis, Config, Example, Parameter, Variant, linear
 from .model import below
 from .position import Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -37,7 +36,6 @@ class MultiHeadLatentAttentionConfig(Config):
             ``0.1 * mscale_all_dim * log(factor) + 1``.
         norm_eps: constant that the norms of the latents add to the mean square.
         dropout: rate at which attention weights are dropped in training.
-        indexer: chooses the keys that each query attends to, of those that the masks show; None attends to all.
     """
 
     d_in: int
@@ -54,7 +52,6 @@ class MultiHeadLatentAttentionConfig(Config):
     scale: float | None = None
     norm_eps: float = 1e-6
     dropout: float = 0.0
-    indexer: Indexer | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads", "latent_dim", "nope_dim", "rope_dim", "value_dim")
@@ -68,12 +65,6 @@ class MultiHeadLatentAttentionConfig(Config):
             raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
         if self.position is not None and self.position.width(self.rope_dim) != self.rope_dim:
             raise ValueError(f"dim of Rotary ({self.position.dim}) must be rope_dim ({self.rope_dim})")
-        if not isinstance(self.indexer, Indexer | None):
-            raise TypeError(f"indexer must be an Indexer or None, got {type(self.indexer).__name__}")
-        if self.indexer is not None and self.position is not None and self.indexer.head_dim < self.rope_dim:
-            raise ValueError(
-                f"head_dim of Indexer ({self.indexer.head_dim}) must be at least rope_dim ({self.rope_dim})"
-            )
         self._resolve("scale", self._default_scale)
         check_number("scale", self.scale)
         if self.scale is None or not 0 < self.scale < math.inf:
@@ -103,6 +94,11 @@ class MultiHeadLatentAttentionConfig(Config):
         return None if self.query_dim is None else RMSNormConfig(self.query_dim, self.norm_eps)
 
     @property
+    def query_source(self) -> int:
+        """Width of what queries are made of: their latent, or the input."""
+        return self.d_in if self.query_dim is None else self.query_dim
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Queries, with or without a latent; the latent of keys and values, the shared key; projections; output."""
         d_in, heads, bias = self.d_in, self.num_heads, self.bias
@@ -115,7 +111,7 @@ class MultiHeadLatentAttentionConfig(Config):
                 *below("query_norm", self.query_norm.parameters),
             )
         by_head = Axis("heads", heads)
-        source = d_in if self.query_dim is None else self.query_dim
+        source = self.query_source
         return (
             *query_latent,
             *linear("W_query", source, heads * (self.nope_dim + self.rope_dim), bias=False, axes=(by_head, "embed")),
@@ -125,7 +121,6 @@ class MultiHeadLatentAttentionConfig(Config):
             *linear("W_key", self.latent_dim, heads * self.nope_dim, bias=False, axes=(by_head, "latent")),
             *linear("W_value", self.latent_dim, heads * self.value_dim, bias=False, axes=(by_head, "latent")),
             *linear("out_proj", heads * self.value_dim, self.d_out, bias=bias, axes=("embed", by_head)),
-            *(() if self.indexer is None else below("indexer", self.indexer.parameters_of(d_in, source))),
         )
 
 
@@ -152,30 +147,6 @@ EXAMPLES = (
         MultiHeadLatentAttentionConfig(
             4, 2, 3, 2, 4, 2, query_dim=3, bias=True, position=Rotary(), mask=sliding_window(3), norm_eps=1e-2
         ),
-    ),
-    Example(
-        "deepseek-v3.2",
-        MultiHeadLatentAttentionConfig(
-            6,
-            2,
-            5,
-            3,
-            4,
-            2,
-            query_dim=4,
-            position=Rotary(pairing="interleaved", scaling=_YARN),
-            indexer=Indexer(4, 6, top_k=3),
-        ),
-        mask="padding",
-        dtypes=("float64", "float32", "bfloat16"),
-    ),
-    Example(
-        "glm-5",
-        MultiHeadLatentAttentionConfig(
-            5, 3, 4, 2, 2, 6, query_dim=3, indexer=Indexer(5, 4, top_k=2, pairing="interleaved", norm_eps=1e-2)
-        ),
-        mask="per-head",
-        return_weights=True,
     ),
     Example("one-token", MultiHeadLatentAttentionConfig(4, 2, 3, 2, 2, 2), tokens=1, batch=2, return_weights=True),
 )

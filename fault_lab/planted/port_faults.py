@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attn_bridge.masks import causal, sliding_window
-from attn_bridge.specs import Config, GroupedQueryAttentionConfig
+from attn_bridge.specs import Config, GroupedQueryAttentionConfig, Indexer, SparseIndexedAttentionConfig
 from attn_bridge.specs.position import Alibi, Pairing, RelativeBias, Rotary
 from attn_bridge.weights import Rules
 
@@ -25,6 +25,7 @@ from .port_reads import (
     channels_value_last,
     direction_swapped,
     groups_tiled,
+    indexer_inside_out,
     inside_out,
     maps_interleaved,
     rope_first,
@@ -112,6 +113,18 @@ def _other_bias(changes: Callable[[RelativeBias], RelativeBias]) -> Changes:
         return {} if position == config.position else {"position": position}
 
     return changed
+
+
+def _other_indexer(changes: Callable[[Indexer], Mapping[str, Any]]) -> Changes:
+    """Return the change of a config's indexer."""
+    return lambda config: {"indexer": dataclasses.replace(config.indexer, **changes(config.indexer))}
+
+
+def _indexer_pairing(config: SparseIndexedAttentionConfig) -> Mapping[str, Any]:
+    if config.position is None or config.rope_dim == 2:
+        return {}
+    pairing: Pairing = "half" if config.indexer.pairing == "interleaved" else "interleaved"
+    return {"indexer": dataclasses.replace(config.indexer, pairing=pairing)}
 
 
 def _turning(config: Any) -> int:
@@ -228,6 +241,25 @@ PORT_FAULTS: tuple[PortFault, ...] = (
             "latent-value-inside-out",
             "rows of the values read as (channel head)",
             inside_out("W_value", "value_dim", "num_heads"),
+        ),
+    ),
+    *_faults_of(
+        "SparseIndexedAttention",
+        (
+            "indexed-one-key-more",
+            "one key more chosen for each query",
+            _other_indexer(lambda c: {"top_k": c.top_k + 1}),
+        ),
+        ("indexed-all-keys", "every visible key attended to", _other_indexer(lambda c: {"top_k": 1 << 20})),
+        (
+            "indexed-pairing",
+            "halves of the indexer's channels turned instead of neighbours, or the other way round",
+            _indexer_pairing,
+        ),
+        (
+            "indexed-heads-inside-out",
+            "rows of the indexer's queries read as (channel head)",
+            indexer_inside_out,
         ),
     ),
     *_faults_of(

@@ -104,6 +104,12 @@ def inside_out(layer: str, width: str, heads: str) -> Reads:
     return reads
 
 
+def indexer_inside_out(config: Any) -> tuple[Read, ...]:
+    """Read the rows of an indexer's queries as (channel head)."""
+    order = _order("(c h) -> (h c)", c=config.indexer.head_dim, h=config.indexer.num_heads)
+    return (Read("indexer.W_index_query", "indexer.W_index_query", order),)
+
+
 def groups_tiled(config: Any) -> tuple[Read, ...]:
     """Move every head of queries to the key/value head that it would get, with all that belongs to the head."""
     sizes = {"k": config.num_kv_heads, "g": config.num_heads // config.num_kv_heads}

@@ -27,11 +27,17 @@ from ..random import Rngs
 from ..rms_norm import RMSNorm
 from ..signatures import typed_as
 from ..signatures.attention import BlockCall, LayerCache
+from ..sparse_indexed_attention import SparseIndexedAttention
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
 
 Attention: TypeAlias = (
-    GroupedQueryAttention | MultiHeadLatentAttention | GatedDeltaNet | LinearAttention | DifferentialAttention
+    GroupedQueryAttention
+    | MultiHeadLatentAttention
+    | SparseIndexedAttention
+    | GatedDeltaNet
+    | LinearAttention
+    | DifferentialAttention
 )
 
 ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}

@@ -39,6 +39,7 @@ VALID: dict[str, Any] = {
         NORM,
         GROUPED,
         specs.MultiHeadLatentAttentionConfig(6, 2, 5, 3, 4, 2, query_dim=4),
+        specs.SparseIndexedAttentionConfig(6, 2, 5, 3, 4, 2, query_dim=4, indexer=specs.Indexer(2, 4, 3)),
         specs.Indexer(2, 4, 3),
         CROSS,
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
@@ -186,14 +187,16 @@ RULES: tuple[BadConfig, ...] = (
     *_positive("QKNorm", "eps"),
     BadConfig("QKNorm", {"unit_offset": 1}, TypeError, "unit_offset must be a bool, got int"),
     *_kinds("MultiHeadLatentAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
-    BadConfig(
-        "MultiHeadLatentAttentionConfig", {"indexer": 3}, TypeError, "indexer must be an Indexer or None, got int"
-    ),
+    BadConfig("SparseIndexedAttentionConfig", {"indexer": "x"}, TypeError, "indexer must be an Indexer, got str"),
+    *_kinds("SparseIndexedAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
     _choices("Indexer", "pairing", "'half', 'interleaved'"),
     *_relations(
         "MultiHeadLatentAttentionConfig",
         ({"position": specs.Rotary(dim=2)}, "dim of Rotary (2) must be rope_dim (4)"),
         ({"rope_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+    ),
+    *_relations(
+        "SparseIndexedAttentionConfig",
         ({"indexer": specs.Indexer(2, 3, 1)}, "head_dim of Indexer (3) must be at least rope_dim (4)"),
     ),
     *_relations("CrossAttentionConfig", DIVIDED, SHARED),
@@ -348,8 +351,9 @@ RULES: tuple[BadConfig, ...] = (
     *_kinds(
         "DecoderBlockConfig",
         {
-            "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or GatedDeltaNetConfig or "
-            "LinearAttentionConfig or DifferentialAttentionConfig",
+            "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or "
+            "SparseIndexedAttentionConfig or GatedDeltaNetConfig or LinearAttentionConfig or "
+            "DifferentialAttentionConfig",
             "feed_forward": "FeedForwardConfig or MixtureOfExpertsConfig",
             "norm": NORMS,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -13,14 +14,15 @@ import jax_attn
 import torch_attn
 from attn_bridge import backends, checkpoints, torch_to_flax
 from attn_bridge.masks import documents
-from attn_bridge.reference.multi_head_latent_attention import reference
-from attn_bridge.specs import Indexer, MultiHeadLatentAttentionConfig
+from attn_bridge.reference import multi_head_latent_attention
+from attn_bridge.reference.sparse_indexed_attention import reference
+from attn_bridge.specs import Indexer, MultiHeadLatentAttentionConfig, SparseIndexedAttentionConfig
 from attn_bridge.specs.as_json import as_json, from_json
 from jax_attn.backend import precision
 from torch_attn.backend import to_numpy
 
 INDEXER = Indexer(6, 6, top_k=3)
-CONFIG = MultiHeadLatentAttentionConfig(6, 3, 5, 4, 2, 3, query_dim=4, bias=True, indexer=INDEXER)
+CONFIG = SparseIndexedAttentionConfig(6, 3, 5, 4, 2, 3, query_dim=4, bias=True, indexer=INDEXER)
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 8, 6))
 LEFT = np.arange(8) >= np.array([0, 1, 5])[:, None]
@@ -50,7 +52,7 @@ def twins(config):
     modules = []
     for name in ("torch", "flax"):
         backend = backends.load(name)
-        module = backend.build_blank("MultiHeadLatentAttention", config, "float64")
+        module = backend.build_blank("SparseIndexedAttention", config, "float64")
         weights = draw_weights(config)
         backend.set_weights(module, weights if name == "torch" else torch_to_flax(weights, config.rules()))
         modules.append(module)
@@ -104,8 +106,11 @@ def test_decoding_chooses_the_keys_of_the_full_pass(side, steps, absorbed):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_as_many_keys_as_tokens_are_dense_attention(side):
-    dense, sparse = (CONFIG.replace(indexer=indexer) for indexer in (None, Indexer(6, 6, top_k=8)))
-    assert_same(call(twins(sparse)[side], X)[0], reference(dense, draw_weights(sparse), X)[0])
+    sparse = CONFIG.replace(indexer=Indexer(6, 6, top_k=8))
+    sizes = {field.name: getattr(sparse, field.name) for field in dataclasses.fields(MultiHeadLatentAttentionConfig)}
+    dense = MultiHeadLatentAttentionConfig(**sizes)
+    expected = multi_head_latent_attention.reference(dense, draw_weights(sparse), X)[0]
+    assert_same(call(twins(sparse)[side], X)[0], expected)
 
 
 @pytest.mark.parametrize("largest", [torch_attn.functional.largest, jax_attn.functional.largest])
