@@ -88,10 +88,11 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     from .containers import remote
     from .planning import reading
     from .readers import Filtered
+    from .requests import family_beside
     from .selection import RANDOM_STATE, Selection, random_state_names, unwrap
 
     path = remote.to_path(path)
-    with containers.open_reader(path, format) as reader:
+    with family_beside(path), containers.open_reader(path, format) as reader:
         layout, why = "", ""
         known = manifest.of(reader, path)
         taken, selection = reader, Selection()
@@ -349,7 +350,10 @@ def verify(
             step, item = options.step, options.item
             if step is None and item is None and known is not None:
                 step, item = chosen_again(origin, known.source)
-            with containers.open_reader(origin, options.source_format, step=step, item=item) as opened:
+            with (
+                requests.family_beside(origin),
+                containers.open_reader(origin, options.source_format, step=step, item=item) as opened,
+            ):
                 strip = options.strip
                 if strip is None and known is not None:
                     said = known.source.get("stripped", "")

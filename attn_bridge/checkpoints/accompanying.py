@@ -156,7 +156,7 @@ def _dumped(config: Mapping[str, Any]) -> bytes:
 KNOWN = re.compile(
     r"(special_tokens_map|added_tokens|vocab|normalizer|tekken)\.json|vocab\.txt|merges\.txt"
     r"|tokenizer(_config)?\.json|[\w.-]+\.model(\.v[0-9]+)?|[\w.-]+\.tiktoken|chat_template\.(jinja|json)"
-    r"|generation_config\.json|(\w+_)?(pre)?processor_config\.json"
+    r"|generation_config\.json|(\w+_)?(pre)?processor_config\.json|attn-bridge-family\.toml"
 )
 """Names of the files that are copied."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..models import layouts, rules_file
+from ..models.derived import stored
 from ..printable import printable
 from ..weights import WeightsMismatchError
 from . import accompanying, adapters, configs, containers, manifest, planning, quantised
@@ -51,7 +52,10 @@ class Request(ConvertOptions):
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
         there = stamps_of(source)
-        with containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened:
+        with (
+            family_beside(source),
+            containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened,
+        ):
             keep_wrappers = self.rules is not None or self.to_layout == "same"
             taken, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
             if self.adapter is None:
@@ -66,6 +70,15 @@ class Request(ConvertOptions):
             is_folder = configs.is_folder(target, kind)
             plan = with_files(plan, reader, is_folder)
             yield Prepared(plan, reader, before, target, kind, is_folder, there, options=self)
+
+
+def family_beside(source: Path) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the family that a local source's folder describes is known; a store's is not read.
+
+    Raises:
+        ValueError: the file of the family does not describe one.
+    """
+    return contextlib.nullcontext() if remote.is_remote(source) else stored.used(accompanying.folder_of(source))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ from .reading import multimodal
 from .reading.decoders import make_decoder
 from .reading.differences import differences
 from .reading.model_config import ModelConfig
+from .scope import Scoped
 
 __all__ = [
     "AttentionLayer",
@@ -80,9 +81,10 @@ HAND_WRITTEN: tuple[Any, ...] = (
     t5,
 )
 
-FAMILIES: dict[str, Family] = {
-    name: family for file in (known, *HAND_WRITTEN) for family in file.FAMILIES for name in family.model_types
-}
+FAMILIES: Mapping[str, Family] = Scoped(
+    {name: family for file in (known, *HAND_WRITTEN) for family in file.FAMILIES for name in family.model_types},
+    lambda family: dict.fromkeys(family.model_types, family),
+)
 """``model_type`` -> its family."""
 
 
@@ -296,6 +298,9 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"model_type ({printable(name)}) must be one of {', '.join(choices)}")
+        raise ValueError(
+            f"model_type ({printable(name)}) must be one of {', '.join(choices)}; attn-bridge derive FOLDER may derive "
+            "that of another decoder from transformers"
+        )
     family = FAMILIES[name]
     return family, ModelConfig(given, name, family.defaults, family.aliases)

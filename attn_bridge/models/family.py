@@ -195,6 +195,7 @@ class Family:
         pair: from a config and the names of its tensors to encoder and decoder; None for other models.
         write: from the config of a whole model back to keys of a config.json; None if not supported.
         architecture: the class of `transformers` that runs it.
+        layout: the table of its tensors, where the family is data.
     """
 
     model_types: tuple[str, ...]
@@ -207,6 +208,7 @@ class Family:
     pair: Pair | None = None
     write: Write | None = None
     architecture: str = ""
+    layout: Layout | None = None
 
     @property
     def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:

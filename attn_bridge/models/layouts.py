@@ -39,6 +39,7 @@ from .derived import known
 from .layout import Decoded, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
+from .scope import Scoped
 
 __all__ = [
     "Decoded",
@@ -55,7 +56,7 @@ __all__ = [
     "names",
 ]
 
-_LAYOUTS = {
+_PACKAGED: dict[str, Layout] = {
     one.name: one
     for one in (
         *chapter3.LAYOUTS,
@@ -88,12 +89,18 @@ _LAYOUTS = {
     )
 }
 
-_ALIASES = {
-    f"hf-{kind.replace('_', '-')}": one
-    for one in _LAYOUTS.values()
-    if one.name.startswith("hf-")
-    for kind in one.model_types
-} | _LAYOUTS
+_LAYOUTS: Mapping[str, Layout] = Scoped(_PACKAGED, lambda family: _named_after(family.layout, bare=True))
+
+_ALIASES: Mapping[str, Layout] = Scoped(
+    {
+        f"hf-{kind.replace('_', '-')}": one
+        for one in _PACKAGED.values()
+        if one.name.startswith("hf-")
+        for kind in one.model_types
+    }
+    | _PACKAGED,
+    lambda family: _named_after(family.layout),
+)
 """Layouts by name, and by the ``model_type`` of a config.json."""
 
 _CLOSEST = 3
@@ -110,6 +117,14 @@ _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
 
 class RefusedTensorError(LayoutError):
     """A tensor that a layout refuses; the message names it and the reason."""
+
+
+def _named_after(layout: Layout | None, *, bare: bool = False) -> dict[str, Layout]:
+    """Return a layout by its name and, unless `bare`, by its model types; {} for None."""
+    if layout is None:
+        return {}
+    names = () if bare else (f"hf-{kind.replace('_', '-')}" for kind in layout.model_types)
+    return {layout.name: layout, **dict.fromkeys(names, layout)}
 
 
 def find(name: str) -> Layout:

@@ -14,6 +14,8 @@ from flax import nnx
 
 from attn_bridge.checkpoints import configs, modules
 from attn_bridge.checkpoints.hub import publishing, reading
+from attn_bridge.models.derived import stored
+from attn_bridge.models.family import Family
 
 from ..linear import undrawn
 
@@ -95,6 +97,7 @@ class Pretrained:
         token: str | bool | None = None,
         cache_dir: PathLike | None = None,
         local_files_only: bool = False,
+        family: Family | PathLike | None = None,
         **keywords: Any,
     ) -> Self:
         """Return the model of a folder, in eval mode: one of ours, or one of `transformers` of the same kind.
@@ -105,6 +108,9 @@ class Pretrained:
             token: of the hub; None takes the stored login, False sends no token.
             cache_dir: folder of downloads; None is the hub's own cache.
             local_files_only: use the cache without contacting the hub.
+            family: reads config and names of a model that the package does not know: the result of
+                `attn_bridge.models.derive`, or a file of ``attn-bridge derive``; None takes the folder's own file, if
+                it has one.
             **keywords: of the constructor; parameters take the dtypes of the files. Without ``rngs``, dropout in
                 training draws from ``nnx.Rngs(0)``.
 
@@ -115,12 +121,14 @@ class Pretrained:
         path = reading.find_folder(
             folder, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
         )
-        config, given = configs.read_config(cls.__name__, path), dict(keywords)
+        given = dict(keywords)
         rngs = given.pop("rngs", None) or nnx.Rngs(0)
         kind: Any = cls
-        with undrawn():
-            model: Any = kind(config, rngs=rngs, **given)
-        modules.load("flax", path, model, None, None, adopt=True)
+        with stored.used(path, family):
+            config = configs.read_config(cls.__name__, path)
+            with undrawn():
+                model: Any = kind(config, rngs=rngs, **given)
+            modules.load("flax", path, model, None, None, adopt=True)
         model.eval()
         found: Self = model
         return found

@@ -130,7 +130,7 @@ def test_command_refuses_in_one_line(capsys, tmp_path):
     [
         ([], "give either FOLDER|MODEL_TYPE or --all"),
         (["arcee", "--all"], "give either FOLDER|MODEL_TYPE or --all"),
-        (["--all"], "--all needs a folder to write to (--output)"),
+        (["--all"], "--all needs a folder to write to (--out)"),
     ],
 )
 def test_command_refuses_bad_usage(arguments, message, capsys):

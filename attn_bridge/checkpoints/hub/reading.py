@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...models.derived import stored
 from .. import configs
 from ..containers.base import CheckpointError
 
-WANTED = ["*.safetensors", "*.safetensors.index.json", configs.CONFIG, configs.PARAMS]
+WANTED = ["*.safetensors", "*.safetensors.index.json", configs.CONFIG, configs.PARAMS, stored.FILE]
 """Files that a model is read from."""
 
 _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)

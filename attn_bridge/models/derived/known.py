@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from ...printable import printable
 from .. import gemma, llama, olmo, phi3
-from ..family import Family
 from ..layout import Layout
 from .description import Description, loads
-from .reading import FamilyReader, layout_of
+from .reading import DerivedFamily, FamilyReader, layout_of
 
 _BY_HAND = {layout.name: layout for layout in (llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT)}
 """Layouts that described families may use, and then are listed with."""
@@ -55,7 +56,7 @@ LAYOUTS = tuple(_OWN.values())
 """Layouts that no family written by hand has."""
 
 
-def _families() -> tuple[Family, ...]:
+def _families() -> tuple[DerivedFamily, ...]:
     families = []
     for description in DESCRIPTIONS:
         layout = _OWN.get(description.layout) or _BY_HAND[description.layout]
@@ -66,3 +67,18 @@ def _families() -> tuple[Family, ...]:
 
 
 FAMILIES = _families()
+
+
+def family_of(description: Description) -> DerivedFamily:
+    """Return the family of a description outside the package, with a layout that is for its ``model_type`` as well.
+
+    Raises:
+        ValueError: the layout that it names is not known.
+    """
+    try:
+        layout = copy.copy(layout_for(description))
+    except KeyError:
+        raise ValueError(f"layout ({printable(description.layout)}) of the family is not known") from None
+    if description.model_type not in layout.model_types:
+        layout.model_types += (description.model_type,)
+    return FamilyReader(description, layout).family()

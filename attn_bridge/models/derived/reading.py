@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ... import whole_files
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
@@ -23,13 +26,32 @@ from ..reading.rotary import read_rotary, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from . import experts
-from .description import Description, KeySource
+from .description import Description, KeySource, dumps
 
 SETTINGS = {
     "num_heads": ("num_attention_heads", "n_head"),
     "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
 }
 """Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DerivedFamily(Family):
+    """A family that is data.
+
+    Attributes:
+        description: the data.
+    """
+
+    description: Description = dataclasses.field(kw_only=True)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the family to a TOML file, which ``from_pretrained(folder, family=path)`` reads.
+
+        Raises:
+            ValueError: the file can't be written.
+        """
+        whole_files.write(whole_files.checked(Path(path)), dumps(self.description))
 
 
 class FamilyReader:
@@ -43,10 +65,10 @@ class FamilyReader:
     def __init__(self, description: Description, layout: Layout):
         self.description, self.layout = description, layout
 
-    def family(self) -> Family:
+    def family(self) -> DerivedFamily:
         """Return the family, as the tables of families hold it."""
         description = self.description
-        return Family(
+        return DerivedFamily(
             (description.model_type,),
             self.attention,
             description.defaults,
@@ -55,6 +77,8 @@ class FamilyReader:
             model=self.model,
             write=self.write,
             architecture=description.architecture,
+            layout=self.layout,
+            description=description,
         )
 
     # ---- a config.json to ours

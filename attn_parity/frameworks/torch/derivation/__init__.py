@@ -12,13 +12,25 @@ made.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from attn_bridge import backends
+from attn_bridge.models import families, scope
 from attn_bridge.models.derived.description import Description
+from attn_bridge.models.derived.known import family_of
+from attn_bridge.models.derived.reading import DerivedFamily
+from attn_bridge.models.family import Family
+from attn_bridge.models.reading import multimodal
+from attn_bridge.printable import printable
 
 from . import proof, search, structure, subject
 from .subject import DerivationError
 
-__all__ = ["DerivationError", "derive"]
+__all__ = ["DerivationError", "check", "derive", "derive_family", "read_config"]
 
 
 def derive(model_type: str, *, flax: bool = True) -> Description:
@@ -39,3 +51,77 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
         return dataclasses.replace(description, proof=proof.prove(model, description, flax=flax))
     except proof.WrongError as error:
         raise DerivationError(f"{model.model_class.__name__} could not be proven: {error}") from error
+
+
+def derive_family(config: Mapping[str, Any] | str | os.PathLike[str], *, flax: bool = False) -> DerivedFamily:
+    """Return the proven family of a config, a folder or a ``model_type``; see `attn_bridge.models.derive`."""
+    keys = read_config(config)
+    backends.require("torch", "torch", "transformers")
+    if flax:
+        backends.require("flax", "jax", "flax")
+    family = family_of(derive(keys["model_type"], flax=flax))
+    check_reads(family, keys)
+    return family
+
+
+def read_config(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Return the keys of a causal model's config: those given, those of a folder's config.json, or a name alone.
+
+    Raises:
+        TypeError: `source` is no config, path or name.
+        ValueError: it names no ``model_type``, or the config.json can't be read.
+    """
+    if isinstance(source, Mapping):
+        config: Any = source
+        shown = "config"
+    elif isinstance(source, str) and not Path(source).is_dir():
+        return {"model_type": source}
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source) / "config.json"
+        shown = str(path)
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} can't be read as JSON: {printable(str(error), 200)}") from None
+    else:
+        raise TypeError(
+            f"config must be a config.json as a dict, a folder or a model_type, got {type(source).__name__}"
+        )
+    keys = multimodal.text_of(config) if isinstance(config, Mapping) else {}
+    if not isinstance(keys.get("model_type"), str):
+        raise ValueError(f"{shown} has no model_type")
+    return keys
+
+
+def check_reads(family: Family, keys: Mapping[str, Any]) -> None:
+    """Refuse a config that a proven family does not compute.
+
+    Args:
+        family: the family.
+        keys: the config's; a ``model_type`` alone is not a config.
+
+    Raises:
+        DerivationError: the message names the key.
+    """
+    if len(keys) < 2:
+        return
+    try:
+        with scope.using(family):
+            families.find_decoder(keys)
+    except (TypeError, ValueError) as error:
+        raise DerivationError(f"the family is proven, but not with this config: {error}") from error
+
+
+def check(family: Family, *, flax: bool = False) -> Mapping[str, Any]:
+    """Prove a stored family again with the installed `transformers`, and return the counts of comparisons.
+
+    Raises:
+        DerivationError: `transformers` has no such class, or it computes something else than the family says.
+    """
+    if not isinstance(family, DerivedFamily):
+        raise DerivationError(f"the family of {family.model_types[0]} is code, which the tests prove, not data")
+    model = subject.find(family.description.model_type)
+    try:
+        return proof.prove(model, family.description, flax=flax)
+    except proof.WrongError as error:
+        raise DerivationError(f"{model.model_class.__name__} is not what the family describes: {error}") from error
