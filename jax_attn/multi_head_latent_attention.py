@@ -130,7 +130,7 @@ class MultiHeadLatentAttention(nnx.Module):
     def _index_keys(
         self, x: Float[Array, "b t d"], tables: tuple[Array, Array] | None, latent: Float[Array, "b t 1 l"]
     ) -> Float[Array, "b t 1 c"]:
-        """Return what a cache holds of each token beside its latent: nothing."""
+        """Return the keys of an indexer, which a cache holds with the latents: without channels."""
         return latent[..., :0]
 
     def _choose(

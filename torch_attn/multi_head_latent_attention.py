@@ -133,7 +133,7 @@ class MultiHeadLatentAttention(Resettable):
     def _index_keys(
         self, x: Float[Tensor, "b t d"], tables: tuple[Tensor, Tensor] | None, latent: Float[Tensor, "b t 1 l"]
     ) -> Float[Tensor, "b t 1 c"]:
-        """Return what a cache holds of each token beside its latent: nothing."""
+        """Return the keys of an indexer, which a cache holds with the latents: without channels."""
         return latent[..., :0]
 
     def _choose(

@@ -56,7 +56,7 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
     def _index_keys(
         self, x: Float[Tensor, "b t d"], tables: tuple[Tensor, Tensor] | None, latent: Float[Tensor, "b t 1 l"]
     ) -> Float[Tensor, "b t 1 c"]:
-        """Return what a cache holds of each token beside its latent: the key of the indexer."""
+        """Return the keys of the indexer, which a cache holds with the latents."""
         return self.indexer.keys(x, tables)
 
     def _choose(

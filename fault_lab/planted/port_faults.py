@@ -115,12 +115,12 @@ def _other_bias(changes: Callable[[RelativeBias], RelativeBias]) -> Changes:
     return changed
 
 
-def _other_indexer(changes: Callable[[Indexer], Mapping[str, Any]]) -> Changes:
+def _other_indexer(changes: Callable[[Indexer], Indexer]) -> Changes:
     """Return the change of a config's indexer."""
-    return lambda config: {"indexer": dataclasses.replace(config.indexer, **changes(config.indexer))}
+    return lambda config: {"indexer": changes(config.indexer)}
 
 
-def _indexer_pairing(config: SparseIndexedAttentionConfig) -> Mapping[str, Any]:
+def _indexer_pairing(config: SparseIndexedAttentionConfig) -> Mapping[str, Indexer]:
     if config.position is None or config.rope_dim == 2:
         return {}
     pairing: Pairing = "half" if config.indexer.pairing == "interleaved" else "interleaved"
@@ -248,9 +248,13 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         (
             "indexed-one-key-more",
             "one key more chosen for each query",
-            _other_indexer(lambda c: {"top_k": c.top_k + 1}),
+            _other_indexer(lambda indexer: dataclasses.replace(indexer, top_k=indexer.top_k + 1)),
         ),
-        ("indexed-all-keys", "every visible key attended to", _other_indexer(lambda c: {"top_k": 1 << 20})),
+        (
+            "indexed-all-keys",
+            "every visible key attended to",
+            _other_indexer(lambda indexer: dataclasses.replace(indexer, top_k=1 << 20)),
+        ),
         (
             "indexed-pairing",
             "halves of the indexer's channels turned instead of neighbours, or the other way round",

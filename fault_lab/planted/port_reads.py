@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from attn_bridge.specs import GroupedQueryAttentionConfig, RelativeBias
+from attn_bridge.specs import GroupedQueryAttentionConfig, RelativeBias, SparseIndexedAttentionConfig
 
 Reads = Callable[[Any], "tuple[Read, ...]"]
 """Config -> the replacements of weights."""
@@ -104,7 +104,7 @@ def inside_out(layer: str, width: str, heads: str) -> Reads:
     return reads
 
 
-def indexer_inside_out(config: Any) -> tuple[Read, ...]:
+def indexer_inside_out(config: SparseIndexedAttentionConfig) -> tuple[Read, ...]:
     """Read the rows of an indexer's queries as (channel head)."""
     order = _order("(c h) -> (h c)", c=config.indexer.head_dim, h=config.indexer.num_heads)
     return (Read("indexer.W_index_query", "indexer.W_index_query", order),)
