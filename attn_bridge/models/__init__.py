@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from . import families, layouts
 from .derived.reading import DerivedFamily
@@ -18,7 +17,7 @@ from .derived.reading import DerivedFamily
 __all__ = ["derive", "families", "layouts"]
 
 
-def derive(config: Mapping[str, Any] | str | os.PathLike[str], *, flax: bool = False) -> DerivedFamily:
+def derive(config: Mapping[str, object] | str | os.PathLike[str], *, flax: bool = False) -> DerivedFamily:
     """Derive the family of a decoder from its class in `transformers`, and prove it; takes about a minute.
 
     Args:

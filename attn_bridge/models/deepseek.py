@@ -60,24 +60,22 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     is_sparse = config.model_type in _SPARSE
     position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
     magnitude = _magnitude(config, position.scaling)
-    sizes: dict[str, Any] = {
-        "d_in": config.integer("hidden_size"),
-        "num_heads": heads,
-        "latent_dim": config.integer("kv_lora_rank"),
-        "nope_dim": nope_dim,
-        "rope_dim": rope_dim,
-        "value_dim": config.integer("v_head_dim"),
-        "query_dim": config.integer("q_lora_rank") if is_sparse else config.integer_or_none("q_lora_rank"),
-        "bias": config.flag("attention_bias"),
-        "position": position,
-        "scale": (nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
-        "dropout": config.number_or_none("attention_dropout") or 0.0,
-    }
-    spec: MultiHeadLatentAttentionConfig
+    spec = MultiHeadLatentAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=heads,
+        latent_dim=config.integer("kv_lora_rank"),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        value_dim=config.integer("v_head_dim"),
+        query_dim=config.integer("q_lora_rank") if is_sparse else config.integer_or_none("q_lora_rank"),
+        bias=config.flag("attention_bias"),
+        position=position,
+        scale=(nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+    )
+    variant = "MultiHeadLatentAttention"
     if is_sparse:
-        variant, spec = "SparseIndexedAttention", SparseIndexedAttentionConfig(**sizes, indexer=_indexer(config))
-    else:
-        variant, spec = "MultiHeadLatentAttention", MultiHeadLatentAttentionConfig(**sizes)
+        variant, spec = "SparseIndexedAttention", SparseIndexedAttentionConfig.of(spec, _indexer(config))
     prefix = f"model.layers.{layer}.self_attn."
     return AttentionLayer(variant, spec, layer, {"transformers": table(spec)}, prefix)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 from .base import Example, Parameter, Variant
 from .lightning_indexer import Indexer
@@ -20,6 +21,11 @@ class SparseIndexedAttentionConfig(MultiHeadLatentAttentionConfig):
     """
 
     indexer: Indexer = dataclasses.field(kw_only=True)
+
+    @classmethod
+    def of(cls, latent: MultiHeadLatentAttentionConfig, indexer: Indexer) -> Self:
+        """Return the config of a latent attention with an indexer."""
+        return cls(**{field.name: getattr(latent, field.name) for field in dataclasses.fields(latent)}, indexer=indexer)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -242,10 +242,7 @@ INDEXER = {
 INDEXED = tuple(
     Case(
         name,
-        specs.SparseIndexedAttentionConfig(
-            **{field.name: getattr(LATENT.config, field.name) for field in dataclasses.fields(LATENT.config)},
-            indexer=specs.Indexer(1, 2, top_k=1, norm_eps=3.0),
-        ),
+        specs.SparseIndexedAttentionConfig.of(LATENT.config, specs.Indexer(1, 2, top_k=1, norm_eps=3.0)),
         {**LATENT.parameters, **INDEXER, "indexer.W_index_weights.weight": np.full((1, 2), weight)},
         [[5, 10], [sign * 5, sign * 10]],
         [[[1, 0], [float(sign > 0), float(sign < 0)]]],

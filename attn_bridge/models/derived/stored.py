@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ...printable import printable
 from .. import scope
@@ -46,10 +46,15 @@ def read_family(path: Path) -> DerivedFamily:
     description = loads(text, printable(str(path), 400))
     try:
         family = family_of(description)
-        readers: dict[str, Any] = {
-            name: _guarded(getattr(family, name), path) for name in ("read", "block", "model", "write")
-        }
-        return dataclasses.replace(family, **readers)
+        assert family.block is not None, "families of data are whole decoders"
+        assert family.write is not None, "families of data are whole decoders"
+        return dataclasses.replace(
+            family,
+            read=_guarded(family.read, path),
+            block=_guarded(family.block, path),
+            model=_guarded(family.model, path),
+            write=_guarded(family.write, path),
+        )
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{printable(str(path), 400)}: {printable(str(error), 400)}") from None
 

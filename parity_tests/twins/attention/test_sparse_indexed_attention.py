@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -106,9 +105,8 @@ def test_decoding_chooses_the_keys_of_the_full_pass(side, steps, absorbed):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_as_many_keys_as_tokens_are_dense_attention(side):
-    sparse = CONFIG.replace(indexer=Indexer(6, 6, top_k=8))
-    sizes = {field.name: getattr(sparse, field.name) for field in dataclasses.fields(MultiHeadLatentAttentionConfig)}
-    dense = MultiHeadLatentAttentionConfig(**sizes)
+    dense = MultiHeadLatentAttentionConfig(6, 3, 5, 4, 2, 3, query_dim=4, bias=True)
+    sparse = SparseIndexedAttentionConfig.of(dense, Indexer(6, 6, top_k=8))
     expected = multi_head_latent_attention.reference(dense, draw_weights(sparse), X)[0]
     assert_same(call(twins(sparse)[side], X)[0], expected)
 

@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attn_bridge import backends
 from attn_bridge.models import families, scope
@@ -53,26 +52,26 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
         raise DerivationError(f"{model.model_class.__name__} could not be proven: {error}") from error
 
 
-def derive_family(config: Mapping[str, Any] | str | os.PathLike[str], *, flax: bool = False) -> DerivedFamily:
+def derive_family(config: Mapping[str, object] | str | os.PathLike[str], *, flax: bool = False) -> DerivedFamily:
     """Return the proven family of a config, a folder or a ``model_type``; see `attn_bridge.models.derive`."""
     keys = read_config(config)
     backends.require("torch", "torch", "transformers")
     if flax:
         backends.require("flax", "jax", "flax")
-    family = family_of(derive(keys["model_type"], flax=flax))
+    family = family_of(derive(str(keys["model_type"]), flax=flax))
     check_reads(family, keys)
     return family
 
 
-def read_config(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+def read_config(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, object]:
     """Return the keys of a causal model's config: those given, those of a folder's config.json, or a name alone.
 
     Raises:
-        TypeError: `source` is no config, path or name.
+        TypeError: `source` is of another type.
         ValueError: it names no ``model_type``, or the config.json can't be read.
     """
     if isinstance(source, Mapping):
-        config: Any = source
+        config: object = source
         shown = "config"
     elif isinstance(source, str) and not Path(source).is_dir():
         return {"model_type": source}
@@ -93,7 +92,7 @@ def read_config(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[s
     return keys
 
 
-def check_reads(family: Family, keys: Mapping[str, Any]) -> None:
+def check_reads(family: Family, keys: Mapping[str, object]) -> None:
     """Refuse a config that a proven family does not compute.
 
     Args:
@@ -112,11 +111,11 @@ def check_reads(family: Family, keys: Mapping[str, Any]) -> None:
         raise DerivationError(f"the family is proven, but not with this config: {error}") from error
 
 
-def check(family: Family, *, flax: bool = False) -> Mapping[str, Any]:
-    """Prove a stored family again with the installed `transformers`, and return the counts of comparisons.
+def check(family: Family, *, flax: bool = False) -> Mapping[str, object]:
+    """Prove a stored family again with the installed `transformers`; return the counts of comparisons.
 
     Raises:
-        DerivationError: `transformers` has no such class, or it computes something else than the family says.
+        DerivationError: `transformers` has no such class, or it computes something else than the family describes.
     """
     if not isinstance(family, DerivedFamily):
         raise DerivationError(f"the family of {family.model_types[0]} is code, which the tests prove, not data")
