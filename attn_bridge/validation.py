@@ -410,8 +410,18 @@ def check_reorder(shape: Shape, dtype: str, rows: int, indices: Sequence[int] = 
             raise ValueError(f"index ({index}) must be at least 0 and below the batch of the cache ({rows})")
 
 
-def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:
-    """Check the positions of tokens: integers ``(T,)`` or ``(B, T)``.
+def check_positions(
+    shape: Shape, dtype: str, batch: int, tokens: int, rows: int | None = None, *, every_row: bool = False
+) -> None:
+    """Check the positions of tokens: integers ``(T,)``, ``(B, T)``, or with several positions per token ``(R, B, T)``.
+
+    Args:
+        shape: of the positions.
+        dtype: of the positions.
+        batch: B.
+        tokens: T.
+        rows: R; None where a token has one position.
+        every_row: whether the rows can't be left out.
 
     Raises:
         TypeError: `dtype` is not an integer one.
@@ -419,8 +429,24 @@ def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:
     """
     if not dtype.startswith(("int", "uint")):
         raise TypeError(f"positions must have an integer dtype, got {dtype}")
+    if rows is not None and len(shape) == 3 and shape[0] == rows and shape[1] in (1, batch) and shape[2] == tokens:
+        return
+    if rows is not None and (every_row or len(shape) > 2):
+        raise ValueError(
+            f"positions must have shape (rows, B, T) = {_show((rows, batch, tokens))}, got {_show(shape)}"
+        )
     if len(shape) not in (1, 2) or not _broadcasts(shape, (batch, tokens)) or shape[-1] != tokens:
         raise ValueError(f"positions must have shape (T,) or (B, T) = {_show((batch, tokens))}, got {_show(shape)}")
+
+
+def check_rows_given(batch: int, tokens: int, rows: int) -> None:
+    """Refuse a call without positions where no order of tokens gives them.
+
+    Raises:
+        ValueError: always.
+    """
+    shape = _show((rows, batch, tokens))
+    raise ValueError(f"positions must be given, of shape (rows, B, T) = {shape}: those of an image have no default")
 
 
 def _misfit(shape: Shape, scores_shape: Shape) -> str:

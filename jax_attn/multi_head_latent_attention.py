@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables
@@ -84,8 +84,9 @@ class MultiHeadLatentAttention(nnx.Module):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
                 config's mask applies in addition. S counts the cached tokens, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from the end of the cache.
+            positions: integers ``(T,)`` or ``(B, T)``; a `Rotary` with axes also takes ``(rows, B, T)``, and others for
+                all rows. By default each sequence counts its tokens, without padding on the left, from 0 or from the
+                end of the cache.
             cache: of `init_cache`; `x` follows the tokens in it.
             absorbed: whether queries go to the latents and the context comes from them, instead of keys and values
                 being made of all latents; the same numbers but for rounding. None: for one token with a cache.
@@ -106,7 +107,7 @@ class MultiHeadLatentAttention(nnx.Module):
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
         key_rope = rearrange(self.W_key_rope(batch), "b t c -> b t 1 c")
         query_nope, query_rope = query[..., : config.nope_dim], query[..., config.nope_dim :]
-        at, tables = positions_of(batch, positions, cache, attention_mask), None
+        at, tables = positions_of(batch, positions, cache, attention_mask, config.position), None
         if config.position is not None:
             tables = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
             query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
@@ -114,7 +115,7 @@ class MultiHeadLatentAttention(nnx.Module):
         latent, mask = jnp.concatenate([latent, key_rope], -1), config.mask.restrict(attention_mask)
         index = self._index_keys(batch, tables, latent)
         if cache is not None:
-            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(latent, index, **arguments, num_heads=config.num_heads)
             latent, index, mask = view.key, view.value, view.mask
         mask = self._choose(asking, batch, index, tables, mask)

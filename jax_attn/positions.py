@@ -25,7 +25,7 @@ def rotary_tables(
 
     Args:
         rotary: base and scaling.
-        positions: integers ``(T,)`` or ``(B, T)``, any of them.
+        positions: integers ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for the axes of `rotary`; any of them.
         dim: how many channels turn.
         dtype: float32 or float64, in which everything is computed.
 
@@ -43,7 +43,12 @@ def rotary_tables(
         is_long = positions.max() >= scaling.original_context
         stretched = scaling.long_frequencies(rotary.base, dim)
         frequencies = jnp.where(is_long, jnp.asarray(stretched, dtype), frequencies)
-    angles = positions[..., None].astype(dtype) * frequencies
+    if positions.ndim == 3:  # each pair of channels turns by one of the rows
+        rows = jnp.asarray(rotary.rows(dim))
+        at = rearrange(positions[rows], "i b t -> b t i")
+    else:
+        at = positions[..., None]
+    angles = at.astype(dtype) * frequencies
     return jnp.cos(angles) * rotary.table_factor, jnp.sin(angles) * rotary.table_factor
 
 

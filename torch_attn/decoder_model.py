@@ -91,8 +91,9 @@ class DecoderModel(Pretrained, Resettable):
             tokens: token ids ``(B, T)``.
             attention_mask: bool ``(B, S)`` or integers, ``False`` or 0 for padding, or bool that broadcasts to
                 ``(B, H, T, S)``; S counts the tokens in the cache, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from the end of the cache.
+            positions: integers ``(T,)`` or ``(B, T)``; a `Rotary` with axes also takes ``(rows, B, T)``, and others for
+                all rows. By default each sequence counts its tokens, without padding on the left, from 0 or from the
+                end of the cache.
             cache: of `init_cache`; `tokens` follow those in it.
             last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
             input_ids: another name of `tokens`.

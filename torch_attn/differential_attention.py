@@ -19,7 +19,7 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
@@ -85,8 +85,9 @@ class DifferentialAttention(Resettable):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
                 config's mask applies in addition. S counts the cached tokens, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from the end of the cache.
+            positions: integers ``(T,)`` or ``(B, T)``; a `Rotary` with axes also takes ``(rows, B, T)``, and others for
+                all rows. By default each sequence counts its tokens, without padding on the left, from 0 or from the
+                end of the cache.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return both softmaxes ``(B, H, T, S)``, without ``B`` for 2-D `x`, those of the first
                 half of the heads first.
@@ -102,7 +103,7 @@ class DifferentialAttention(Resettable):
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
-        at = positions_of(batch, positions, cache, attention_mask)
+        at = positions_of(batch, positions, cache, attention_mask, config.position)
         if config.position is not None:
             width = config.position.width(config.head_dim)
             cos, sin = rotary_tables(config.position, at, width, functional.wide_dtype(batch))
@@ -116,7 +117,7 @@ class DifferentialAttention(Resettable):
         attention_mask = self._by_pairs(attention_mask)
         mask = config.mask.restrict(attention_mask)
         if cache is not None:
-            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
             key, value, mask = view.key, view.value, view.mask
         arguments = {"scale": config.scale, "return_weights": return_weights, **functional.attention_arguments(self)}

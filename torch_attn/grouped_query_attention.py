@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
-from .decoding.cache import KeyValueCache, View, positions_of
+from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
@@ -95,8 +95,9 @@ class GroupedQueryAttention(Resettable):
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; the
                 config's mask applies in addition. S counts the tokens in the cache, too.
-            positions: integers ``(T,)`` or ``(B, T)``; by default each row counts its tokens, without padding on the
-                left, from 0 or from the end of the cache. The config's mask counts slots, padding included.
+            positions: integers ``(T,)`` or ``(B, T)``; a `Rotary` with axes also takes ``(rows, B, T)``, and others for
+                all rows. By default each sequence counts its tokens, without padding on the left, from 0 or from the
+                end of the cache. The config's mask counts slots, padding included.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.
@@ -110,19 +111,19 @@ class GroupedQueryAttention(Resettable):
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
-        at = positions_of(batch, positions, cache, attention_mask)
+        at = positions_of(batch, positions, cache, attention_mask, config.position)
         query, key, value = self._heads(batch, at)
         if cache is None:
-            view = View(key, value, config.mask.restrict(attention_mask), at)
+            view = View(key, value, config.mask.restrict(attention_mask), last_of_rows(at))
         else:
-            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
         result = functional.dot_product_attention(
             query,
             view.key,
             view.value,
             mask=view.mask,
-            bias=self._bias(at, view.positions, functional.wide_dtype(batch)),
+            bias=self._bias(last_of_rows(at), view.positions, functional.wide_dtype(batch)),
             scale=config.scale,
             softcap=config.softcap,
             sinks=self.sinks if config.sinks else None,

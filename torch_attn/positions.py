@@ -29,7 +29,7 @@ def rotary_tables(
 
     Args:
         rotary: base and scaling.
-        positions: integers ``(T,)`` or ``(B, T)``, any of them.
+        positions: integers ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for the axes of `rotary`; any of them.
         dim: how many channels turn.
         dtype: float32 or float64, in which everything is computed.
 
@@ -48,7 +48,12 @@ def rotary_tables(
         stretched = scaling.long_frequencies(rotary.base, dim)
         stretched = torch.as_tensor(stretched, device=positions.device).to(dtype)
         frequencies = torch.where(is_long, stretched, frequencies)
-    angles = positions[..., None].to(dtype) * frequencies
+    if positions.ndim == 3:  # each pair of channels turns by one of the rows
+        rows = torch.tensor(rotary.rows(dim), device=positions.device)
+        at = rearrange(positions[rows], "i b t -> b t i")
+    else:
+        at = positions[..., None]
+    angles = at.to(dtype) * frequencies
     return torch.cos(angles) * rotary.table_factor, torch.sin(angles) * rotary.table_factor
 
 

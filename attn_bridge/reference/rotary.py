@@ -11,21 +11,40 @@ from .attention import as_double
 def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarray:
     """Turn pairs of channels by their frequency times the position.
 
-    Shapes: `heads` ``([b,] h, t, c)``, `positions` ``(t,)`` or ``(b, t)``; gives the shape of `heads`.
+    Shapes: `heads` ``([b,] h, t, c)``, `positions` ``(t,)``, ``(b, t)`` or, with axes, ``(rows, b, t)``; gives the shape
+    of `heads`.
     """
     heads, positions = as_double(heads), np.asarray(positions, np.float64)
-    positions = positions[..., None, :] if positions.ndim == 2 else positions
     width = heads.shape[-1] if rotary.dim is None else rotary.dim
     result = heads.copy()
     for pair in range(width // 2):
-        frequency = rotary.base ** (-2.0 * pair / width)
+        row, index, channels = _axis(rotary, pair, width)
+        at = positions[row] if positions.ndim == 3 else positions
+        at = at[..., None, :] if at.ndim == 2 else at
+        frequency = rotary.base ** (-2.0 * index / channels)
         if rotary.scaling is not None:
-            frequency = rotary.scaling.frequencies(rotary.base, width)[pair]
+            frequency = rotary.scaling.frequencies(rotary.base, width)[index]
         one, two = (pair, pair + width // 2) if rotary.pairing == "half" else (2 * pair, 2 * pair + 1)
-        cos, sin = (rotary.table_factor * function(positions * frequency) for function in (np.cos, np.sin))
+        cos, sin = (rotary.table_factor * function(at * frequency) for function in (np.cos, np.sin))
         result[..., one] = heads[..., one] * cos - heads[..., two] * sin
         result[..., two] = heads[..., two] * cos + heads[..., one] * sin
     return result
+
+
+def _axis(rotary: Rotary, pair: int, width: int) -> tuple[int, int, int]:
+    """Return by which row of positions a pair turns, and the index and the number of channels of its frequency."""
+    if rotary.axes is None:
+        return 0, pair, width
+    rows = len(rotary.axes)
+    if rotary.layout == "interleaved":  # as Qwen3-VL has it: every third pair from 1 and from 2, the rest stays time's
+        taken = [row for row in range(1, rows) if pair in range(row, rows * rotary.axes[row], rows)]
+        return (taken or [0])[0], pair, width
+    row, within = 0, pair
+    while within >= rotary.axes[row]:
+        row, within = row + 1, within - rotary.axes[row]
+    if rotary.layout == "axial":
+        return row, within, 2 * rotary.axes[row]
+    return row, row + rows * within if rotary.layout == "strided" else pair, width
 
 
 def number(x: np.ndarray, attention_mask: np.ndarray | None) -> np.ndarray:

@@ -236,6 +236,36 @@ EXAMPLES = (
         GroupedQueryAttentionConfig(16, 4, 1, position=Rotary(pairing="interleaved", scaling=NTKScaling(4.0))),
         batch=None,
     ),
+    Example(
+        "qwen2-vl",
+        GroupedQueryAttentionConfig(10, 4, 2, 8, qkv_bias=True, position=Rotary(axes=(1, 1, 2))),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "qwen3-vl",
+        GroupedQueryAttentionConfig(
+            6,
+            2,
+            1,
+            14,
+            position=Rotary(500.0, dim=12, axes=(3, 2, 1), layout="interleaved", scaling=LinearScaling(2.0)),
+            qk_norm=QKNorm(),
+        ),
+        mask="padding",
+    ),
+    Example(
+        "qwen2-vl-image",
+        GroupedQueryAttentionConfig(
+            12, 2, head_dim=8, qkv_bias=True, out_bias=True, position=Rotary(axes=(2, 2), layout="axial"), mask=full()
+        ),
+        dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "pixtral",
+        GroupedQueryAttentionConfig(8, 2, head_dim=12, position=Rotary(axes=(3, 3), layout="strided"), mask=full()),
+        batch=None,
+    ),
     Example("chunked", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), mask=chunked(3))),
     Example(
         "clipped", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), clip=0.4), dtypes=("float64", "float32")

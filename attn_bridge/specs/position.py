@@ -1,7 +1,7 @@
 """Positions of tokens, as data: rotary with its scalings, ALiBi, relative bias; read by both backends.
 
 Rotary positions turn each pair of channels of query and key by an angle that grows with the position (RoPE, Su et al.,
-arXiv 2104.09864); ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409); a
+arXiv 2104.09864), or with several positions, as of an image's height and width; ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409); a
 relative bias adds a learned number per head and range of distances (T5, Raffel et al., arXiv 1910.10683). Frequencies
 are computed here, in float64, once for both backends; the backends compute the rest from the positions.
 """
@@ -19,6 +19,7 @@ from ..validation import check_number
 
 __all__ = [
     "Alibi",
+    "AxesLayout",
     "LinearScaling",
     "Llama3Scaling",
     "LongRoPEScaling",
@@ -37,6 +38,9 @@ MAX_DISTANCE = (1 << 31) - 1
 
 Pairing = Literal["half", "interleaved"]
 """Which channels turn together: ``half`` the i-th of both halves (Hugging Face), ``interleaved`` neighbours (Meta)."""
+
+AxesLayout = Literal["sections", "interleaved", "axial", "strided"]
+"""Which pairs of channels turn by which row of positions, and how fast: see `Rotary`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +269,9 @@ class LongRoPEScaling(Scaling):
 MAX_DIM = 1 << 20
 """Channels that turn; a head with more is that of a broken config, and its table would fill the memory."""
 
+MAX_AXES = 16
+"""Rows of positions; published models have 2 to 4."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
@@ -275,12 +282,23 @@ class Rotary:
         dim: number of channels that turn, even; None is all of a head.
         pairing: ``"half"`` turns channel ``i`` with ``i + dim // 2``, ``"interleaved"`` ``2 i`` with ``2 i + 1``.
         scaling: stretches the positions.
+        axes: number of pairs of channels that turn by each row of positions ``(rows, B, T)``, such as time, height and
+            width; None where a token has one position.
+        layout: which pairs these are. ``"sections"``: consecutive ones per row (the mrope of Qwen2-VL, arXiv
+            2409.12191). ``"interleaved"``: the rows take turns, and row 0 has the pairs behind the last turn of another
+            (Qwen3-VL, arXiv 2511.21631). In both, pair ``i`` has the frequency that it has without `axes`, so that
+            equal rows are plain positions. ``"axial"``: consecutive ones, and each row has the frequencies of a head
+            of its own width (the image encoder of Qwen2-VL). ``"strided"``: consecutive ones, and row ``r`` of ``R``
+            has the frequencies ``r``, ``r + R``, ``r + 2 R`` and so on (Pixtral, arXiv 2410.07073). The last two are
+            of images, have no default positions, and take no scaling.
     """
 
     base: float = 10000.0
     dim: int | None = None
     pairing: Pairing = "half"
     scaling: Scaling | None = None
+    axes: tuple[int, ...] | None = None
+    layout: AxesLayout = "sections"
 
     def __post_init__(self) -> None:
         check_number("base", self.base)
@@ -295,6 +313,39 @@ class Rotary:
             )
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
             raise TypeError(f"scaling must be a Scaling or None, got {type(self.scaling).__name__}")
+        if self.layout not in get_args(AxesLayout):
+            raise ValueError(
+                f"layout ({printable(repr(self.layout))}) must be one of {', '.join(map(repr, get_args(AxesLayout)))}"
+            )
+        if self.axes is not None:
+            self._check_axes(self.axes)
+        elif self.layout != "sections":
+            raise ValueError(f"layout ({self.layout!r}) of Rotary needs axes")
+
+    def _check_axes(self, axes: Any) -> None:
+        if not isinstance(axes, tuple | list):
+            raise TypeError(f"axes must be a tuple of integers, got {type(axes).__name__}")
+        for place, pairs in enumerate(axes):
+            if isinstance(pairs, bool) or not hasattr(pairs, "__index__"):
+                raise TypeError(f"axes[{place}] must be an integer, got {type(pairs).__name__}")
+            if not 0 <= pairs <= MAX_DIM:
+                raise ValueError(f"axes[{place}] ({printable(pairs)}) must be at least 0 and at most {MAX_DIM}")
+        axes = tuple(pairs.__index__() for pairs in axes)
+        object.__setattr__(self, "axes", axes)
+        if not 2 <= len(axes) <= MAX_AXES:
+            raise ValueError(f"number of axes ({len(axes)}) must be at least 2 and at most {MAX_AXES}")
+        if self.layout == "strided" and len(set(axes)) > 1:
+            raise ValueError(f"axes {axes} must be equal with layout 'strided'")
+        last = max((row + len(axes) * (pairs - 1) for row, pairs in enumerate(axes) if row and pairs), default=0)
+        if self.layout == "interleaved" and last >= sum(axes):
+            raise ValueError(f"axes {axes} must be fewer behind the first: row {last % len(axes)} would turn pair {last}")
+        if self.is_of_image and self.scaling is not None:
+            raise ValueError(f"scaling must be None with layout {self.layout!r}")
+
+    @property
+    def is_of_image(self) -> bool:
+        """Whether rows of positions must be given, since no order of tokens gives them."""
+        return self.axes is not None and self.layout in ("axial", "strided")
 
     @property
     def table_factor(self) -> float:
@@ -305,12 +356,14 @@ class Rotary:
         """Return how many channels of a head turn.
 
         Raises:
-            ValueError: `dim` is not even or above `head_dim`.
+            ValueError: `dim` is not even or above `head_dim`, or `axes` are those of another number of channels.
         """
         dim = head_dim if self.dim is None else self.dim
         self._check_dim(dim)
         if dim > head_dim:
             raise ValueError(f"dim of Rotary ({dim}) must be at most head_dim ({head_dim})")
+        if self.axes is not None:
+            self.rows(dim)
         if self.scaling is not None:
             self.frequencies(dim)  # a scaling with numbers for other channels says so here
         return dim
@@ -318,7 +371,29 @@ class Rotary:
     def frequencies(self, dim: int) -> Floats:
         """Return the frequencies ``(dim // 2,)`` for `dim` turning channels, in radians per position."""
         self._check_dim(dim)
+        if self.axes is not None and self.layout == "axial":
+            return np.concatenate([_plain(self.base, 2 * pairs) for pairs in self.axes])
+        if self.axes is not None and self.layout == "strided":
+            plain = _plain(self.base, dim)
+            return np.concatenate([plain[row :: len(self.axes)] for row in range(len(self.axes))])
         return _plain(self.base, dim) if self.scaling is None else self.scaling.frequencies(self.base, dim)
+
+    def rows(self, dim: int) -> list[int]:
+        """Return the row of positions by which each of the ``dim // 2`` pairs turns; 0 without `axes`.
+
+        Raises:
+            ValueError: `axes` are those of another number of channels.
+        """
+        axes, pairs = self.axes, dim // 2
+        if axes is None:
+            return [0] * pairs
+        if sum(axes) != pairs:
+            hint = ": they count pairs, not channels" if sum(axes) == dim else ""
+            raise ValueError(f"axes {axes} must add up to half the channels that turn ({pairs}){hint}")
+        if self.layout != "interleaved":
+            return [row for row, count in enumerate(axes) for _ in range(count)]
+        turns = [(pair % len(axes), pair // len(axes)) for pair in range(pairs)]
+        return [row if turn < axes[row] else 0 for row, turn in turns]
 
     @staticmethod
     def _check_dim(dim: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attn_bridge.backends import Framework
-from attn_bridge.specs import Config, Variant
+from attn_bridge.specs import Config, Rotary, Variant
 
 from ..sides.dtypes import numpy_dtype
 from ..sides.subject import Array, Arrays
@@ -166,7 +166,7 @@ class CaseNumbers:
 
     def _cast(self, cast: Any) -> CaseNumbers:
         def each(array: Array) -> Any:
-            return array if array.dtype == np.bool_ else cast(array)
+            return cast(array) if array.dtype.kind == "f" else array
 
         return CaseNumbers(
             {name: each(array) for name, array in self.weights.items()},
@@ -196,7 +196,17 @@ def draw(case: TwinCase, variant: Variant, seed: int, weights: Mapping[str, Arra
     takes_mask = variant.returns_weights or bool(variant.examples)
     if takes_mask and case.mask != "none":
         inputs["attention_mask"] = _draw_mask(random, case, getattr(config, "num_heads", 1))
+    position = getattr(config, "position", None)
+    if isinstance(position, Rotary) and position.axes is not None:
+        inputs["positions"] = draw_positions(random, position.axes, case.batch or 1, case.tokens)
     return CaseNumbers(drawn, inputs, [])
+
+
+def draw_positions(random: np.random.Generator, axes: tuple[int, ...], batch: int, tokens: int) -> Array:
+    """Draw positions ``(rows, B, T)`` that grow in each row at a separate rate, with jumps both ways."""
+    grown = np.arange(tokens) * random.integers(1, 4, (len(axes), batch, 1))
+    positions: Array = (grown + random.integers(0, 5, grown.shape)).astype(np.int32)
+    return positions
 
 
 def draw_cotangents(numbers: CaseNumbers, shapes: list[tuple[int, ...]], case: TwinCase, seed: int) -> CaseNumbers:

@@ -94,7 +94,8 @@ class DecoderBlock(Resettable):
         Args:
             x: ``(B, T, D)``.
             attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
-            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            positions: integers ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; the numbers of the
+                tokens by default.
             cache: of `init_cache`; if given, it is returned behind the output.
         """
         arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}

@@ -18,6 +18,7 @@ from torch.types import Device
 
 from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+from attn_bridge.specs import Rotary
 
 from .. import functional
 from ..shards import beside
@@ -336,6 +337,7 @@ def positions_of(
     positions: Int[Tensor, "... T"] | None = None,
     cache: Any = None,
     attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+    position: Any = None,
 ) -> Int[Tensor, "... T"]:
     """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
 
@@ -343,19 +345,25 @@ def positions_of(
 
     Args:
         x: ``(B, T, D)``.
-        positions: ``(T,)`` or ``(B, T)``; None numbers the tokens.
+        positions: ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; None numbers the tokens.
         cache: cache of earlier tokens; a cache without positions continues its length.
         attention_mask: a bool array ``(B, S)``, ``False`` for padding; other masks change nothing.
+        position: of the config.
 
     Raises:
         TypeError: positions that are not integers.
-        ValueError: positions that are neither ``(T,)`` nor ``(B, T)``.
+        ValueError: positions of another shape, or none for a `Rotary` of images.
     """
     batch, tokens, _ = x.shape
+    rows = len(position.axes) if isinstance(position, Rotary) and position.axes is not None else None
+    every_row = rows is not None and position.is_of_image
     if positions is not None:
         dtype = functional.dtype_name(positions)
-        validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
+        shape = functional.shape_of(positions)
+        validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
         return positions
+    if every_row:
+        validation.check_rows_given(batch, tokens, rows)
     length = 0 if cache is None else cache.length
     numbers = torch.arange(length, length + tokens, device=x.device)
     padding = _left_padding(attention_mask, batch, x.device)
@@ -364,6 +372,14 @@ def positions_of(
     if length and hasattr(cache, "positions"):
         return numbers - length + cache.next_positions()
     return numbers
+
+
+def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
+    """Return one position per token, ``(T,)`` or ``(B, T)``: of several rows ``(rows, B, T)`` the largest.
+
+    Text behind an image continues from the largest position of its last token (Qwen2-VL, arXiv 2409.12191).
+    """
+    return positions.amax(0) if positions.ndim == 3 else positions
 
 
 def _left_padding(attention_mask: Any, batch: int, device: Any) -> Int[Tensor, "B 1"] | None:
