@@ -106,7 +106,7 @@ def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=is_2 or bias,
         out_bias=not is_2 and bias,
-        position=read_rotary(config, head_dim_of(config), kind),
+        position=read_rotary(config, head_dim_of(config), kind, sections=True),
         qk_norm=None if is_2 else QKNorm("head", config.number("rms_norm_eps")),
         mask=mask_of(config, layer, kind),
     )

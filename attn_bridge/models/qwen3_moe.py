@@ -36,7 +36,7 @@ def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim_of(config)),
+        position=read_rotary(config, head_dim_of(config), sections=True),
         qk_norm=QKNorm("head", config.number("rms_norm_eps")),
         mask=mask_of(config, layer, "sliding_attention" if slides else "full_attention"),
     )

@@ -166,7 +166,7 @@ class CaseNumbers:
 
     def _cast(self, cast: Any) -> CaseNumbers:
         def each(array: Array) -> Any:
-            return cast(array) if array.dtype.kind == "f" else array
+            return array if array.dtype.kind in "biu" else cast(array)
 
         return CaseNumbers(
             {name: each(array) for name, array in self.weights.items()},

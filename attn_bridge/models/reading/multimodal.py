@@ -36,11 +36,12 @@ TEXT_TYPES = {
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }
 """``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
 
-SECTIONS = ("mrope_section", "mrope_interleaved")
-"""Keys that assign a head's channels to time, height and width: text has the same position in each."""
+SECTIONS = {"qwen2": (16, 24, 24), "qwen3": (24, 20, 20), "qwen3_moe": (24, 20, 20)}
+"""Type of a text model -> pairs of channels per row of positions (time, height, width) if the config has none."""
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,16 +56,25 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         return found
     found["model_type"] = TEXT_TYPES[kind]
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(found.get(key), Mapping):
-            found[key] = _without_sections(found[key])
+    keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(found.get(key), Mapping)]
+    for key in keys or ["rope_parameters"]:
+        found[key] = _with_sections(found.get(key) or {}, found["model_type"])
     return {key: value for key, value in found.items() if not key.endswith("_config") or isinstance(inner, Mapping)}
 
 
-def _without_sections(rotary: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in rotary.items() if key not in SECTIONS}
-    return {key: "default" if key in ("type", "rope_type") and value == "mrope" else value
-            for key, value in kept.items()}  # fmt: skip
+def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
+    """Return rotary values with the pairs of channels per row of positions, and whether the rows take turns.
+
+    `transformers` reads the order off the class, whatever ``mrope_interleaved`` is.
+    """
+    kind = next((rotary[key] for key in ("rope_type", "type") if key in rotary), "default")
+    others = {key: value for key, value in rotary.items() if key not in ("type", "rope_type")}
+    return {
+        **others,
+        "rope_type": "default" if kind == "mrope" else kind,
+        "mrope_section": rotary.get("mrope_section", list(SECTIONS[text_type])),
+        "mrope_interleaved": text_type != "qwen2",
+    }
 
 
 def type_of(config: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...printable import printable
 from ...specs.position import (
+    AxesLayout,
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
@@ -32,6 +33,7 @@ def read_rotary(
     pairing: Pairing = "half",
     partial: bool = False,
     renamed: Mapping[str, str] | None = None,
+    sections: bool = False,
 ) -> Rotary:
     """Return the rotary positions of a layer.
 
@@ -47,6 +49,7 @@ def read_rotary(
         partial: whether the model may rotate a part of each head, by ``partial_rotary_factor``; others ignore it if
             positions are not scaled.
         renamed: ``rope_type`` of its files -> the equivalent type.
+        sections: whether ``mrope_section`` assigns the pairs of channels to rows of positions.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -59,7 +62,27 @@ def read_rotary(
         values = {**values, "rope_type": renamed.get(rope_type(values), rope_type(values))}
     base = values.get("rope_theta", config.get("rope_theta"))
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor")) if partial else None
-    return make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
+    rotary = make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
+    if not sections or values.get("mrope_section") is None:
+        return rotary
+    axes, layout = _axes(config, values, rotary.width(head_dim) // 2)
+    return dataclasses.replace(rotary, axes=axes, layout=layout)
+
+
+def _axes(config: ModelConfig, values: Values, pairs: int) -> tuple[tuple[int, ...], AxesLayout]:
+    """Return the pairs of channels of time, height and width, and how they are laid out.
+
+    As in `transformers`, interleaved height and width end with the head, and time has all other pairs.
+    """
+    sections = values["mrope_section"]
+    if not isinstance(sections, Sequence) or len(sections) != 3 or not all(type(one) is int for one in sections):
+        raise ValueError(
+            f"mrope_section of {config.model_type} must be three integers, got {printable(repr(sections))}"
+        )
+    if not values.get("mrope_interleaved"):
+        return tuple(sections), "sections"
+    height, width = (len(range(row, min(3 * sections[row], pairs), 3)) for row in (1, 2))
+    return (pairs - height - width, height, width), "interleaved"
 
 
 def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
@@ -75,14 +98,23 @@ def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
     if head_dim is not None:
         found["partial_rotary_factor"] = _part(position.dim, head_dim)
     scaling = position.scaling
+    if position.axes is not None:
+        found["rope_scaling"] = {"rope_type": "default", **_write_axes(position)}
     if scaling is not None:
-        found["rope_scaling"] = write_scaling(scaling)
+        found["rope_scaling"] = {**(found["rope_scaling"] or {}), **write_scaling(scaling)}
         context = getattr(scaling, "original_context", None)
         if context is not None:
             found["max_position_embeddings"] = context
             if not isinstance(scaling, NTKScaling):
                 found["max_position_embeddings"] = math.ceil(context * max(1.0, getattr(scaling, "factor", 1.0)))
     return found
+
+
+def _write_axes(position: Rotary) -> dict[str, Any]:
+    """Return the keys that `_axes` reads; `ValueError` if `transformers` has no text model with such positions."""
+    if position.is_of_image or position.axes is None or len(position.axes) != 3:
+        raise ValueError(f"axes {position.axes} with layout {position.layout!r} are no mrope_section")
+    return {"mrope_section": list(position.axes), "mrope_interleaved": position.layout == "interleaved"}
 
 
 def write_nested(positions: Mapping[str, Any]) -> dict[str, Any]:
