@@ -411,7 +411,7 @@ def check_reorder(shape: Shape, dtype: str, rows: int, indices: Sequence[int] = 
 
 
 def check_positions(
-    shape: Shape, dtype: str, batch: int, tokens: int, rows: int | None = None, *, every_row: bool = False
+    shape: Shape, dtype: str, batch: int, tokens: int, rows: int = 0, *, every_row: bool = False
 ) -> None:
     """Check the positions of tokens: integers ``(T,)``, ``(B, T)``, or with several positions per token ``(R, B, T)``.
 
@@ -420,7 +420,7 @@ def check_positions(
         dtype: of the positions.
         batch: B.
         tokens: T.
-        rows: R; None where a token has one position.
+        rows: R; 0 where a token has one position.
         every_row: whether the rows can't be left out.
 
     Raises:
@@ -429,24 +429,25 @@ def check_positions(
     """
     if not dtype.startswith(("int", "uint")):
         raise TypeError(f"positions must have an integer dtype, got {dtype}")
-    if rows is not None and len(shape) == 3 and shape[0] == rows and shape[1] in (1, batch) and shape[2] == tokens:
+    if rows and len(shape) == 3 and shape[0] == rows and shape[1] in (1, batch) and shape[2] == tokens:
         return
-    if rows is not None and (every_row or len(shape) > 2):
-        raise ValueError(
-            f"positions must have shape (rows, B, T) = {_show((rows, batch, tokens))}, got {_show(shape)}"
-        )
+    if rows and (every_row or len(shape) > 2):
+        raise ValueError(f"positions must have shape (rows, B, T) = {_show((rows, batch, tokens))}, got {_show(shape)}")
     if len(shape) not in (1, 2) or not _broadcasts(shape, (batch, tokens)) or shape[-1] != tokens:
         raise ValueError(f"positions must have shape (T,) or (B, T) = {_show((batch, tokens))}, got {_show(shape)}")
 
 
-def check_rows_given(batch: int, tokens: int, rows: int) -> None:
-    """Refuse a call without positions where no order of tokens gives them.
+def check_rows_given(wanted: Shape | None) -> None:
+    """Check that a call without positions needs none.
+
+    Args:
+        wanted: ``(rows, B, T)`` of positions that have no default; None if they have one.
 
     Raises:
-        ValueError: always.
+        ValueError: they have none.
     """
-    shape = _show((rows, batch, tokens))
-    raise ValueError(f"positions must be given, of shape (rows, B, T) = {shape}: those of an image have no default")
+    if wanted is not None:
+        raise ValueError(f"positions of an image must be given, of shape (rows, B, T) = {_show(wanted)}")
 
 
 def _misfit(shape: Shape, scores_shape: Shape) -> str:

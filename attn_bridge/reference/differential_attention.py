@@ -22,8 +22,8 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and both softmaxes ``([b,] h, t, s)``, those of the first half first.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from 0
-    without padding on the left by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from
+    0 without padding on the left by default.
     """
     heads = {"W_query": config.num_heads, "W_key": config.num_kv_heads, "W_value": config.num_kv_heads}
     query, key, value = (

@@ -22,8 +22,8 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, t)``.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from 0
-    without padding on the left by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from
+    0 without padding on the left by default.
     """
     tokens = x.shape[-2]
     positions = number(x, attention_mask) if positions is None else np.asarray(positions)

@@ -25,8 +25,8 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, s)``.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from 0
-    without padding on the left by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from
+    0 without padding on the left by default.
     `choose` returns the keys to attend to, of what queries are made of, the visible keys, and the positions.
     """
     tokens = x.shape[-2]

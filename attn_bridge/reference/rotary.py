@@ -11,8 +11,8 @@ from .attention import as_double
 def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarray:
     """Turn pairs of channels by their frequency times the position.
 
-    Shapes: `heads` ``([b,] h, t, c)``, `positions` ``(t,)``, ``(b, t)`` or, with axes, ``(rows, b, t)``; gives the shape
-    of `heads`.
+    Shapes: `heads` ``([b,] h, t, c)``, `positions` ``(t,)``, ``(b, t)`` or, with axes, ``(rows, b, t)``; gives the
+    shape of `heads`.
     """
     heads, positions = as_double(heads), np.asarray(positions, np.float64)
     width = heads.shape[-1] if rotary.dim is None else rotary.dim

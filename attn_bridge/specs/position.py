@@ -1,9 +1,10 @@
 """Positions of tokens, as data: rotary with its scalings, ALiBi, relative bias; read by both backends.
 
 Rotary positions turn each pair of channels of query and key by an angle that grows with the position (RoPE, Su et al.,
-arXiv 2104.09864), or with several positions, as of an image's height and width; ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409); a
-relative bias adds a learned number per head and range of distances (T5, Raffel et al., arXiv 1910.10683). Frequencies
-are computed here, in float64, once for both backends; the backends compute the rest from the positions.
+arXiv 2104.09864), or with one of several positions, such as those of an image; ALiBi lowers a score by the distance
+times a slope per head (Press et al., arXiv 2108.12409); a relative bias adds a learned number per head and range of
+distances (T5, Raffel et al., arXiv 1910.10683). Frequencies are computed here, in float64, once for both backends; the
+backends compute the rest from the positions.
 """
 
 from __future__ import annotations
@@ -338,7 +339,9 @@ class Rotary:
             raise ValueError(f"axes {axes} must be equal with layout 'strided'")
         last = max((row + len(axes) * (pairs - 1) for row, pairs in enumerate(axes) if row and pairs), default=0)
         if self.layout == "interleaved" and last >= sum(axes):
-            raise ValueError(f"axes {axes} must be fewer behind the first: row {last % len(axes)} would turn pair {last}")
+            raise ValueError(
+                f"axes {axes} must be fewer behind the first: row {last % len(axes)} would turn pair {last}"
+            )
         if self.is_of_image and self.scaling is not None:
             raise ValueError(f"scaling must be None with layout {self.layout!r}")
 

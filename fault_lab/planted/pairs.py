@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_bridge.specs import VARIANTS
+from attn_bridge.specs import VARIANTS, Rotary
+from attn_parity.check.cases import draw_positions
 
 from .mutants import Array, BlockConfig, draw_config
 
@@ -70,6 +71,9 @@ def draw_modern(seed: int, name: str = "") -> Pair:
         inputs["context"] = draw.array(draw.batch, keys, example.context[1])
     if draw.chance():
         inputs["attention_mask"] = draw.mask(tokens if example.context is None else keys)
+    position = getattr(config, "position", None)
+    if isinstance(position, Rotary) and position.axes is not None:
+        inputs["positions"] = draw_positions(random, position.axes, draw.batch, tokens)
     return draw.pair(variant.name, {"config": config}, inputs)
 
 

@@ -32,6 +32,13 @@ from .port_reads import (
     swapped,
     taps_reversed,
 )
+from .row_faults import (
+    frequencies_restarted,
+    rows_in_other_order,
+    sections_in_channels,
+    sections_reversed,
+    turns_for_sections,
+)
 
 Changes = Callable[[Any], Mapping[str, Any]]
 """Config -> the fields that a port has otherwise, nothing where that config has nothing to change."""
@@ -138,7 +145,7 @@ _default_distance = _other_bias(lambda bias: RelativeBias(bias.num_buckets, bidi
 _no_ranges = _other_bias(lambda bias: dataclasses.replace(bias, max_distance=bias.num_per_direction))
 """With as many distances as buckets, no two distances share a bucket, up to 11 of them."""
 _other_sides = _other_bias(lambda bias: dataclasses.replace(bias, bidirectional=not bias.bidirectional))
-_whole_head = _other_position(lambda rope: dataclasses.replace(rope, dim=None))
+_whole_head = _other_position(lambda rope: rope if rope.axes else dataclasses.replace(rope, dim=None))
 
 
 def _otherwise(field: str, value: Callable[[Any], Any]) -> Changes:
@@ -177,6 +184,15 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ("grouped-rope-pairing", "halves turned instead of neighbours, or the other way round", _other_pairing),
         ("grouped-rope-scaling-missing", "scaling of the positions left out", _no_scaling),
         ("grouped-rope-whole-head", "all channels of a head turned instead of the first", _whole_head),
+        ("grouped-rows-reversed", "pairs per row of positions in reverse order", sections_reversed),
+        ("grouped-rows-in-other-order", "rows of positions read as (height, width, time)", rows_in_other_order),
+        (
+            "grouped-rows-take-turns",
+            "consecutive pairs per row for rows in turn, or the reverse",
+            turns_for_sections,
+        ),
+        ("grouped-rows-in-channels", "pairs per row counted in channels", sections_in_channels),
+        ("grouped-rows-restarted", "frequencies that start over in each row, or that do not", frequencies_restarted),
         (
             "grouped-alibi-missing",
             "ALiBi left out",

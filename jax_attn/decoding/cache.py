@@ -416,15 +416,15 @@ def positions_of(
         ValueError: positions of another shape, or none for a `Rotary` of images.
     """
     batch, tokens, _ = x.shape
-    rows = len(position.axes) if isinstance(position, Rotary) and position.axes is not None else None
-    every_row = rows is not None and position.is_of_image
+    rotary = position if isinstance(position, Rotary) and position.axes is not None else None
+    rows = None if rotary is None else len(rotary.axes)
+    every_row = rotary is not None and rotary.is_of_image
     if positions is not None:
         dtype = functional.dtype_name(positions)
         shape = functional.shape_of(positions)
         validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
         return jnp.asarray(positions)
-    if every_row:
-        validation.check_rows_given(batch, tokens, rows)
+    validation.check_rows_given((rows, batch, tokens) if every_row else None)
     length = 0 if cache is None else cache.length
     numbers = jnp.arange(tokens, dtype=jnp.int32)
     padding = _left_padding(attention_mask, batch)

@@ -42,6 +42,11 @@ def attention(query=QUERY, key=KEY, value=VALUE, dtypes=(F32, F32, F32), **optio
 
 
 # Check -> calls that it takes: the last sizes that fit, and all kinds.
+ROWS = [
+    *((shape, "int32", 2, 4, 3) for shape in ((3, 2, 4), (3, 1, 4), (2, 4), (4,))),
+    ((3, 2, 4), "int32", 2, 4, 3, {"every_row": True}),
+]
+
 TAKEN = {
     "check_tokens": [((3, 4), F32), ((2, 6, 4), "bfloat16", {"d_in": 4, "context_length": 6}), ((1, 1), "float64")],
     "check_context": [((2, 1, 4), F32, (2, 7, 6), {"d_context": 4}), ((5, 4), F32, (7, 6), {"d_context": 4})],
@@ -77,7 +82,8 @@ TAKEN = {
     ],
     "check_trim": [(0, 3, 2, True), (3, 3, 2, True), (1, 3, 3, True), (1, 3, 2, False)],
     "check_reorder": [((2,), "int32", 2, (0, 1)), ((2,), "uint8", 2)],
-    "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4)],
+    "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4), *ROWS],
+    "check_rows_given": [(None,)],
 }
 
 # Check, its arguments, and the message; TypeErrors are about kinds and dtypes.
@@ -311,6 +317,16 @@ REFUSED = [
         ("check_positions", (shape, "int32", 2, 4), f"positions must have shape (T,) or (B, T) = (2, 4), got {shape}")
         for shape in ((), (3,), (1,), (2, 1), (3, 4), (1, 2, 4))
     ),
+    *(
+        (
+            "check_positions",
+            (shape, "int32", 2, 4, 3, {"every_row": every_row}),
+            f"positions must have shape (rows, B, T) = (3, 2, 4), got {shape}",
+        )
+        for shapes, every_row in ((((2, 2, 4), (3, 4, 2), (3, 2, 1), (3, 2, 4, 1)), False), (((4,), (2, 4)), True))
+        for shape in shapes
+    ),
+    ("check_rows_given", ((2, 3, 4),), "positions of an image must be given, of shape (rows, B, T) = (2, 3, 4)"),
 ]
 
 

@@ -177,6 +177,14 @@ RULES: tuple[BadConfig, ...] = (
         SHARED,
         ({"position": specs.Rotary(dim=6)}, "dim of Rotary (6) must be at most head_dim (4)"),
         ({"position": ROTARY, "head_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+        (
+            {"position": specs.Rotary(axes=(1, 2))},
+            "axes (1, 2) must add up to half the channels that turn (2)",
+        ),
+        (
+            {"position": specs.Rotary(axes=(3, 1))},
+            "axes (3, 1) must add up to half the channels that turn (2): they count pairs, not channels",
+        ),
     ),
     *_kinds(
         "GroupedQueryAttentionConfig",
@@ -250,7 +258,31 @@ RULES: tuple[BadConfig, ...] = (
         ({"dim": 0}, "dim of Rotary (0) must be even and at least 2"),
         ({"dim": 2 << 20}, "dim of Rotary (2097152) must be at most 1048576"),
     ),
+    *_relations(
+        "Rotary",
+        ({"axes": (4,)}, "number of axes (1) must be at least 2 and at most 16"),
+        ({"axes": (1,) * 17}, "number of axes (17) must be at least 2 and at most 16"),
+        ({"axes": (4, -1)}, "axes[1] (-1) must be at least 0 and at most 1048576"),
+        ({"axes": (4, 2 << 20)}, "axes[1] (2097152) must be at least 0 and at most 1048576"),
+        ({"axes": (1, 3), "layout": "strided"}, "axes (1, 3) must be equal with layout 'strided'"),
+        (
+            {"axes": (1, 2, 1), "layout": "interleaved"},
+            "axes (1, 2, 1) must let rows take turns: pair 4 is beyond the 4 pairs",
+        ),
+        ({"axes": None, "layout": "axial"}, "layout ('axial') of Rotary needs axes"),
+        *(
+            (
+                {"axes": (2, 2), "layout": layout, "scaling": specs.LinearScaling(2.0)},
+                f"scaling must be None with layout {layout!r}",
+            )
+            for layout in ("axial", "strided")
+        ),
+    ),
+    BadConfig("Rotary", {"axes": 4}, TypeError, "axes must be a tuple of integers, got int"),
+    BadConfig("Rotary", {"axes": (4.0, 4)}, TypeError, "axes[0] must be an integer, got float"),
+    BadConfig("Rotary", {"axes": (4, True)}, TypeError, "axes[1] must be an integer, got bool"),
     _choices("Rotary", "pairing", "'half', 'interleaved'"),
+    _choices("Rotary", "layout", "'sections', 'interleaved', 'axial', 'strided'"),
     BadConfig("Rotary", {"base": "x"}, TypeError, "base must be a number, got str"),
     BadConfig("Rotary", {"dim": True}, TypeError, "dim of Rotary must be an integer, got bool"),
     BadConfig("Rotary", {"dim": 4.0}, TypeError, "dim of Rotary must be an integer, got float"),

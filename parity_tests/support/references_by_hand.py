@@ -71,7 +71,7 @@ def piece(name: str, later: list[float], parameters: dict[str, Any] | None = Non
     return Case(name, ONE.replace(**changes), HEAD | (parameters or {}), [[0, 0], [6 * later[1], 0]], [[[1, 0], later]])
 
 
-def rotary(name: str, channel: int, cosine: float, **options: Any) -> Case:
+def rotary(name: str, channel: int, cosine: float, inputs: dict[str, Any] | None = None, **options: Any) -> Case:
     """Return a case with queries and keys that are 1 in one channel: one position apart, their score is `cosine`."""
     same = columns(*2 * [np.eye(4)[channel]])
     parameters = {
@@ -82,7 +82,8 @@ def rotary(name: str, channel: int, cosine: float, **options: Any) -> Case:
     }
     config = specs.GroupedQueryAttentionConfig(2, 1, 1, 4, scale=1.0, position=specs.Rotary(**options))
     later = shares(exp(cosine), exp(1.0))
-    return Case(name, config, parameters, [[2, 0], [2 * later[0] + 6 * later[1], 0]], [[[1, 0], later]])
+    output = [[2, 0], [2 * later[0] + 6 * later[1], 0]]
+    return Case(name, config, parameters, output, [[[1, 0], later]], inputs=inputs or {})
 
 
 def relative(name: str, position: specs.RelativeBias, factors: list[float], weights: Any, **changes: Any) -> Case:
@@ -104,6 +105,8 @@ def normed(query: float, factor: float = 1.0) -> list[float]:
     """Return weights of the second token after norms with an eps of 1: keys 1 and 2, `factor` from the scales."""
     return shares(exp(factor * query / sqrt(2)), exp(factor * query * 2 / sqrt(5)))
 
+
+ROWS = {"positions": np.array([[[7, 10]], [[2, 7]]])}
 
 GROUPS = {
     "W_query.weight": np.zeros((4, 2)),
@@ -196,6 +199,13 @@ GROUPED = (
     rotary("rotary of two channels", 1, math.cos(1.0), base=4.0, dim=2),
     rotary("beyond the rotary channels", 3, 1.0, base=4.0, dim=2),
     rotary("rotary of halved positions", 0, math.cos(1 / 2), scaling=specs.LinearScaling(2.0)),
+    # Two pairs turn by 1 and by 1/2 per position, or both by 1; the rows of positions go up by 3 and by 5.
+    rotary("rotary of the first row", 0, math.cos(3.0), ROWS, base=4.0, axes=(1, 1)),
+    rotary("rotary of the second row", 1, math.cos(5 / 2), ROWS, base=4.0, axes=(1, 1)),
+    rotary("rotary rows in turn", 1, math.cos(5 / 2), ROWS, base=4.0, axes=(1, 1), layout="interleaved"),
+    rotary("rotary rows left over", 1, math.cos(3 / 2), ROWS, base=4.0, axes=(2, 0), layout="interleaved"),
+    rotary("rotary frequencies per row", 1, math.cos(5.0), ROWS, base=4.0, axes=(1, 1), layout="axial"),
+    rotary("rotary frequencies in strides", 1, math.cos(5 / 2), ROWS, base=4.0, axes=(1, 1), layout="strided"),
 )
 
 # ---- the others

@@ -291,9 +291,15 @@ class Port(nnx.Module):
         self.reads = nnx.static(reads)
         self.port = getattr(jax_attn, variant)(config, rngs=rngs)
 
-    def __call__(self, x: Array, attention_mask: Array | None = None, context: Array | None = None) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        attention_mask: Array | None = None,
+        context: Array | None = None,
+        positions: Array | None = None,
+    ) -> Array:
         """Call the variant."""
-        given = {"attention_mask": attention_mask, "context": context}
+        given = {"attention_mask": attention_mask, "context": context, "positions": positions}
         given = {name: one for name, one in given.items() if one is not None}
         graphdef, parameters, rest = nnx.split(self.port, nnx.Param, ...)
         flat = nnx.to_flat_state(parameters)

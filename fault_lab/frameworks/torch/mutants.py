@@ -289,9 +289,15 @@ class Port(nn.Module):
         self.reads = reads
         self.port = getattr(torch_attn, variant)(config)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Call the variant."""
-        given = {"attention_mask": attention_mask, "context": context}
+        given = {"attention_mask": attention_mask, "context": context, "positions": positions}
         given = {name: one for name, one in given.items() if one is not None}
         weights = read(self.reads, dict(self.port.named_parameters()), transposed=False)
         output: Tensor = torch.func.functional_call(self.port, weights, (x,), given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 
 import jax_attn
 import torch_attn
@@ -22,7 +26,9 @@ from attn_bridge import checkpoints, torch_to_flax
 from attn_bridge.models.families import find_decoder
 from attn_bridge.specs import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
+from jax_attn import positions as jax_positions
 from jax_attn.backend import get_weights as get_flax_weights
+from torch_attn import positions as torch_positions
 from torch_attn.backend import get_weights, to_numpy
 
 from ...support.folders import new_folder
@@ -253,3 +259,46 @@ def test_interleaved_sections_end_with_the_head_as_in_transformers(sections, axe
 def test_sections_of_another_width_are_refused(sections, message):
     with pytest.raises(ValueError, match=message):
         find_decoder({"model_type": "qwen2_vl_text", **TEXT, **rotary(*sections)})
+
+
+AXIAL = {"rope_type": "axial", "rope_theta": 70.0}
+
+
+def qwen_tables() -> Any:
+    image = {"embed_dim": 32, "num_heads": 2, "rope_parameters": AXIAL}
+    return qwen2_vl.Qwen2VLVisionRotaryEmbedding(transformers.Qwen2VLConfig(vision_config=image).vision_config)
+
+
+def pixtral_tables() -> Any:
+    config = transformers.PixtralVisionConfig(hidden_size=32, num_attention_heads=2, rope_parameters=AXIAL)
+    return pixtral.PixtralVisionRotaryEmbedding(config)
+
+
+IMAGES: dict[str, tuple[Rotary, Callable[[], Any], Callable[..., Any]]] = {
+    "qwen2_vl": (Rotary(70.0, axes=(4, 4), layout="axial"), qwen_tables, qwen2_vl.apply_rotary_pos_emb_vision),
+    "pixtral": (
+        Rotary(70.0, axes=(4, 4), layout="strided"),
+        pixtral_tables,
+        functools.partial(pixtral.apply_rotary_pos_emb, unsqueeze_dim=-2),
+    ),
+}
+"""Kind of image encoder -> our position, its module of tables, and its function that turns query and key."""
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("side", PACKAGES)
+def test_heads_of_images_turn_as_in_transformers(side, name):
+    rotary, tables, turn = IMAGES[name]
+    random = np.random.default_rng(2)
+    query, rows = random.standard_normal((1, 12, 2, 16)), np.stack(np.divmod(np.arange(12), 4))  # an image of 3 x 4
+    with promoted(), torch.no_grad():
+        cos, sin = tables()(torch.tensor(query), torch.tensor(rows.T))
+        expected, _ = turn(torch.tensor(query[0]), torch.tensor(query[0]), cos, sin)
+    module = torch_positions if side == "torch" else jax_positions
+    as_array, dtype = (torch.tensor, torch.float64) if side == "torch" else (jnp.asarray, jnp.float64)
+    made = module.rotary_tables(rotary, as_array(rows[:, None]), 16, dtype)
+    found = np.asarray(module.apply_rotary(as_array(query), *made, rotary.pairing))[0]
+    assert close(found, to_numpy(expected), limit=1e-13)
+    for layout in {"sections", "axial", "strided"} - {rotary.layout}:
+        made = module.rotary_tables(dataclasses.replace(rotary, layout=layout), as_array(rows[:, None]), 16, dtype)
+        assert not close(np.asarray(module.apply_rotary(as_array(query), *made, "half"))[0], found, limit=1e-2)
