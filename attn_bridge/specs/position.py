@@ -284,14 +284,14 @@ class Rotary:
         pairing: ``"half"`` turns channel ``i`` with ``i + dim // 2``, ``"interleaved"`` ``2 i`` with ``2 i + 1``.
         scaling: stretches the positions.
         axes: number of pairs of channels that turn by each row of positions ``(rows, B, T)``, such as time, height and
-            width; None where a token has one position.
-        layout: which pairs these are. ``"sections"``: consecutive ones per row (the mrope of Qwen2-VL, arXiv
-            2409.12191). ``"interleaved"``: the rows take turns, and row 0 has the pairs behind the last turn of another
-            (Qwen3-VL, arXiv 2511.21631). In both, pair ``i`` has the frequency that it has without `axes`, so that
-            equal rows are plain positions. ``"axial"``: consecutive ones, and each row has the frequencies of a head
-            of its own width (the image encoder of Qwen2-VL). ``"strided"``: consecutive ones, and row ``r`` of ``R``
-            has the frequencies ``r``, ``r + R``, ``r + 2 R`` and so on (Pixtral, arXiv 2410.07073). The last two are
-            of images, have no default positions, and take no scaling.
+            width; None for one position per token.
+        layout: the pairs of a row. ``"sections"``: consecutive pairs (the mrope of Qwen2-VL, arXiv 2409.12191).
+            ``"interleaved"``: rows take turns, and row 0 also has the pairs behind the last turn of another row
+            (Qwen3-VL, arXiv 2511.21631). Both keep the frequencies of a `Rotary` without axes, so that equal rows are
+            plain positions. ``"axial"``: consecutive pairs, whose frequencies start again in each row (the image
+            encoder of Qwen2-VL). ``"strided"``: consecutive pairs, where row ``r`` of ``R`` has the frequencies ``r``,
+            ``r + R``, ``r + 2 R`` and so on (Pixtral, arXiv 2410.07073). The last two are for images: positions must
+            be given, and `scaling` is None.
     """
 
     base: float = 10000.0
@@ -323,15 +323,15 @@ class Rotary:
         elif self.layout != "sections":
             raise ValueError(f"layout ({self.layout!r}) of Rotary needs axes")
 
-    def _check_axes(self, axes: Any) -> None:
-        if not isinstance(axes, tuple | list):
-            raise TypeError(f"axes must be a tuple of integers, got {type(axes).__name__}")
-        for place, pairs in enumerate(axes):
+    def _check_axes(self, values: object) -> None:
+        if not isinstance(values, tuple | list):
+            raise TypeError(f"axes must be a tuple of integers, got {type(values).__name__}")
+        for row, pairs in enumerate(values):
             if isinstance(pairs, bool) or not hasattr(pairs, "__index__"):
-                raise TypeError(f"axes[{place}] must be an integer, got {type(pairs).__name__}")
+                raise TypeError(f"axes[{row}] must be an integer, got {type(pairs).__name__}")
             if not 0 <= pairs <= MAX_DIM:
-                raise ValueError(f"axes[{place}] ({printable(pairs)}) must be at least 0 and at most {MAX_DIM}")
-        axes = tuple(pairs.__index__() for pairs in axes)
+                raise ValueError(f"axes[{row}] ({printable(pairs)}) must be at least 0 and at most {MAX_DIM}")
+        axes = tuple(int(pairs) for pairs in values)
         object.__setattr__(self, "axes", axes)
         if not 2 <= len(axes) <= MAX_AXES:
             raise ValueError(f"number of axes ({len(axes)}) must be at least 2 and at most {MAX_AXES}")
@@ -339,11 +339,14 @@ class Rotary:
             raise ValueError(f"axes {axes} must be equal with layout 'strided'")
         last = max((row + len(axes) * (pairs - 1) for row, pairs in enumerate(axes) if row and pairs), default=0)
         if self.layout == "interleaved" and last >= sum(axes):
-            raise ValueError(
-                f"axes {axes} must be fewer behind the first: row {last % len(axes)} would turn pair {last}"
-            )
+            raise ValueError(f"axes {axes} must let rows take turns: pair {last} is beyond the {sum(axes)} pairs")
         if self.is_of_image and self.scaling is not None:
             raise ValueError(f"scaling must be None with layout {self.layout!r}")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of positions that it turns by, 0 without `axes`."""
+        return len(self.axes or ())
 
     @property
     def is_of_image(self) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from attn_bridge.specs import Rotary
+from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from attn_bridge.specs.position import AxesLayout
 
 
@@ -22,7 +21,7 @@ class OtherOrder(Rotary):
 
 @dataclasses.dataclass(frozen=True)
 class CountedInChannels(Rotary):
-    """Pairs of channels per row taken for twice as many; the last rows get what is left."""
+    """Pairs of channels per row taken for twice as many, so that the last rows get fewer or none."""
 
     def rows(self, dim: int) -> list[int]:
         """Return the row of each pair."""
@@ -30,10 +29,10 @@ class CountedInChannels(Rotary):
         return [row for row, pairs in enumerate(self.axes) for _ in range(2 * pairs)][: dim // 2]
 
 
-def _of_rows(changes: Callable[[Rotary], Rotary]) -> Callable[[Any], Mapping[str, Any]]:
+def _of_rows(changes: Callable[[Rotary], Rotary]) -> Callable[[GroupedQueryAttentionConfig], Mapping[str, Rotary]]:
     """Return the change of a config whose position has rows; none where it has no rows or can't have the change."""
 
-    def changed(config: Any) -> Mapping[str, Any]:
+    def changed(config: GroupedQueryAttentionConfig) -> Mapping[str, Rotary]:
         rope = config.position
         if not isinstance(rope, Rotary) or rope.axes is None:
             return {}

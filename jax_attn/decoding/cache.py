@@ -398,7 +398,7 @@ def positions_of(
     positions: Int[Array, "... T"] | None = None,
     cache: Any = None,
     attention_mask: Mask | Bool[Array, "..."] | None = None,
-    position: Any = None,
+    position: object = None,
 ) -> Int[Array, "... T"]:
     """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
 
@@ -416,9 +416,8 @@ def positions_of(
         ValueError: positions of another shape, or none for a `Rotary` of images.
     """
     batch, tokens, _ = x.shape
-    rotary = position if isinstance(position, Rotary) and position.axes is not None else None
-    rows = None if rotary is None else len(rotary.axes)
-    every_row = rotary is not None and rotary.is_of_image
+    rows = position.num_rows if isinstance(position, Rotary) else 0
+    every_row = isinstance(position, Rotary) and position.is_of_image
     if positions is not None:
         dtype = functional.dtype_name(positions)
         shape = functional.shape_of(positions)

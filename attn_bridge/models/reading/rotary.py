@@ -110,7 +110,7 @@ def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
     return found
 
 
-def _write_axes(position: Rotary) -> dict[str, Any]:
+def _write_axes(position: Rotary) -> dict[str, list[int] | bool]:
     """Return the keys that `_axes` reads; `ValueError` if `transformers` has no text model with such positions."""
     if position.is_of_image or position.axes is None or len(position.axes) != 3:
         raise ValueError(f"axes {position.axes} with layout {position.layout!r} are no mrope_section")
