@@ -22,7 +22,8 @@ def reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, s)``.
 
-    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, from 0 without padding on the left by default.
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from
+    0 without padding on the left by default.
     """
     own = {name.removeprefix("indexer."): array for name, array in parameters.items() if name.startswith("indexer.")}
     rotary = config.position
