@@ -1,8 +1,9 @@
 """Parity: the rule that decides whether two implementations compute the same, and the calls that apply it.
 
 attn_bridge.parity.compare(first, second, inputs) judge any two sides: modules, or functions
-attn_bridge.parity.function(f, weights) a pure function of torch or JAX as a side attn_bridge.parity.train(torch_module,
-flax_module, data) judge whether a pair trains alike attn_bridge.parity.check() judge our own variants
+attn_bridge.parity.function(f, weights) a pure function of torch or JAX as a side attn_bridge.parity.laws(module,
+inputs) judge one side alone by laws attn_bridge.parity.train(torch_module, flax_module, data) judge whether a pair
+trains alike attn_bridge.parity.check() judge our own variants
 attn_bridge.parity.check_model(folder) judge a whole model block by block attn_bridge.parity.mutate() measure the judge
 with planted faults; in a clone attn_bridge.parity.mutate_mesh({"tensor": 2}) the same with faults of many devices
 attn_bridge.parity.strict() a context in which no framework rounds more than it must
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 __all__ = [
     "CheckReport",
+    "LawsError",
+    "LawsReport",
     "ModelReport",
     "MutationReport",
     "ParityError",
@@ -28,6 +31,7 @@ __all__ = [
     "check_model",
     "compare",
     "function",
+    "laws",
     "mutate",
     "mutate_mesh",
     "strict",
@@ -37,6 +41,8 @@ __all__ = [
 if TYPE_CHECKING:
     from attn_parity import (
         CheckReport,
+        LawsError,
+        LawsReport,
         ModelReport,
         ParityError,
         Report,
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
         check_model,
         compare,
         function,
+        laws,
         strict,
         train,
     )

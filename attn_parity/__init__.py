@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CheckReport",
+    "LawsError",
+    "LawsReport",
     "ModelReport",
     "ParityError",
     "Report",
@@ -18,6 +20,7 @@ __all__ = [
     "check_model",
     "compare",
     "function",
+    "laws",
     "strict",
     "train",
 ]
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from .check.model.walk import check_model
     from .check.report import CheckReport
     from .compare.driver import compare
+    from .laws.driver import laws
+    from .laws.report import LawsError, LawsReport
     from .results.findings import TensorVerdict
     from .results.report import ParityError, Report
     from .settings.precision import strict
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckReport": "check.report",
+    "LawsError": "laws.report",
+    "LawsReport": "laws.report",
     "ModelReport": "check.model.report",
     "ParityError": "results.report",
     "Report": "results.report",
@@ -46,6 +53,7 @@ _HOMES = {
     "check_model": "check.model.walk",
     "compare": "compare.driver",
     "function": "sides.function",
+    "laws": "laws.driver",
     "strict": "settings.precision",
     "train": "training.driver",
 }

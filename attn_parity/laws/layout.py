@@ -1,0 +1,149 @@
+"""Axes of a call: which axis of its arrays counts rows of a batch, and which counts positions of a sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..samples import calls
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array
+from .side import NotTriedError, OneSide
+
+TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt", "target", "targets", "tgt_tokens")
+"""Arguments that hold the sequence a decoder continues, where another argument holds the source."""
+
+SHARED = ("positions", "position_ids", "cache_position", "freqs_cis", "cos", "sin", "position_embeddings")
+"""Arguments that all rows may share."""
+
+PAIRWISE = ("attn_mask", "src_mask", "tgt_mask", "memory_mask", "mask", "bias", "attention_bias")
+"""Arguments whose two axes are queries and keys where they have no more."""
+
+SEQUENTIAL = (
+    *("attention", "attn", "attend", "transformer", "recurrent", "rnn", "lstm", "gru", "mamba", "delta", "retention"),
+    *("decoder", "encoder", "causal", "sequence", "query", "conv1d"),
+)
+"""Words of modules that take one sequence where their input has two axes."""
+
+ROWS = 3
+"""Rows of the batch on which laws are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Axes of a side's call.
+
+    Attributes:
+        main: position of the main input among the arrays of the call.
+        batch: axis of the batch in the main input; None without one.
+        time: axis of the sequence in the main input; None without one.
+        is_certain: whether the axis of the batch follows from more than its place.
+    """
+
+    main: int
+    batch: int | None
+    time: int | None
+    is_certain: bool
+
+
+def layout_of(side: OneSide, batch_axis: int | None = None) -> Layout:
+    """Read the axes of a call.
+
+    Args:
+        side: the side, with its call.
+        batch_axis: the axis of the batch, from the caller; None reads it off.
+    """
+    call = side.call
+    names = [name.partition("[")[0] for name in call.named(side.names)]
+    content = [
+        place
+        for place, (name, mask) in enumerate(zip(names, calls.masks(call), strict=True))
+        if not mask and not _is_mask_name(name)
+    ]
+    if not content:
+        return Layout(0, None, None, False)
+    main = next((place for place in content if names[place] in TARGETS), content[0])
+    leaf = call.leaves[main]
+    rank = leaf.ndim if is_float(leaf) else leaf.ndim + 1
+    if batch_axis is not None:
+        return Layout(main, batch_axis, _time(leaf, rank, batch_axis), True)
+    if rank >= 3:
+        firsts = [getattr(child, "batch_first", None) for child in side.parts.values()]
+        batch = 1 if rank == 3 and leaf.ndim > 1 and False in firsts and True not in firsts else 0
+        return Layout(main, batch, _time(leaf, rank, batch), False)
+    is_sequence = any(word in side.words for word in SEQUENTIAL)
+    if rank == 2 and is_sequence:
+        return Layout(main, None, 0, False)
+    has_statistics = any(one.role == "statistic" for one in side.subject.parameters().values())
+    norms = has_statistics or "batchnorm" in side.words.replace("_", "")
+    return Layout(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, norms)
+
+
+def _time(leaf: Array, rank: int, batch: int) -> int | None:
+    return (1 - batch if batch < 2 else 0) if rank == 3 else None
+
+
+def _is_mask_name(name: str) -> bool:
+    return "mask" in name or name in SHARED or name in PAIRWISE
+
+
+def row_axes(side: OneSide, call: Arguments, layout: Layout) -> list[int | None]:
+    """Return, for each array of a call, its axis of the batch; None for one that all rows share.
+
+    Raises:
+        NotTriedError: the call has no axis of a batch.
+    """
+    if layout.batch is None:
+        raise NotTriedError("the input is one sequence: give a batch of them")
+    size = call.leaves[layout.main].shape[layout.batch]
+    names = [name.partition("[")[0] for name in call.named(side.names)]
+    found: list[int | None] = []
+    for place, (name, leaf) in enumerate(zip(names, call.leaves, strict=True)):
+        axis = layout.batch if place == layout.main or not _is_mask_name(name) else 0
+        least = 3 if name in PAIRWISE else 2 if name in SHARED else 1
+        is_row = leaf.ndim >= max(least, axis + 1) and leaf.shape[axis] == size
+        found.append(axis if is_row and (is_float(leaf) or leaf.ndim > axis) else None)
+    return found
+
+
+def rows(call: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> Arguments:
+    """Return the call with some rows of the batch, in an order."""
+    pairs = zip(call.leaves, axes, strict=True)
+    return call.with_leaves([leaf if axis is None else np.take(leaf, list(index), axis) for leaf, axis in pairs])
+
+
+def with_rows(first: Arguments, second: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> Arguments:
+    """Return the first call with some rows of the batch taken from the second."""
+    found = []
+    for one, two, axis in zip(first.leaves, second.leaves, axes, strict=True):
+        if axis is None:
+            found.append(one)
+            continue
+        new = one.copy()
+        at = (slice(None),) * axis + (list(index),)
+        new[at] = two[at]
+        found.append(new)
+    return first.with_leaves(found)
+
+
+def scaled_axes(first: Sequence[Array], second: Sequence[Array]) -> list[tuple[int, ...]]:
+    """Return, for each output, the axes whose sizes differ between two runs."""
+    return [
+        tuple(axis for axis, sizes in enumerate(zip(one.shape, two.shape, strict=True)) if sizes[0] != sizes[1])
+        if one.ndim == two.ndim
+        else ()
+        for one, two in zip(first, second, strict=True)
+    ]
+
+
+def taken(outputs: Sequence[Array], axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> list[Array]:
+    """Return outputs with some positions of their axes; an output without such axes is left out."""
+    found = []
+    for output, own in zip(outputs, axes, strict=True):
+        for axis in own:
+            output = np.take(output, list(index), axis)
+        if own:
+            found.append(output)
+    return found

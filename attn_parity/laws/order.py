@@ -1,0 +1,157 @@
+"""The order of a sequence: causality, and keys in another order where nothing tells their positions."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array
+from .claims import claims_causality, claims_no_positions
+from .layout import Layout
+from .side import SAME, Finding, Gap, NotTriedError, OneSide
+
+TRIPLES = (("query", "key", "value"), ("q", "k", "v"), ("inputs_q", "inputs_k", "inputs_v"))
+"""Names of arguments that hold one sequence three times in self-attention."""
+
+CONTEXTS = ("context", "memory", "encoder_hidden_states", "key_value_states", "inputs_kv")
+"""Names of arguments that hold the tokens that another sequence attends to."""
+
+MOST_POSITIONS = 4
+"""Positions from which on inputs are changed."""
+
+
+def sequence_leaves(side: OneSide, layout: Layout) -> list[int]:
+    """Return the positions of the arrays that hold the main input's sequence: query, key and value, or it alone."""
+    names, leaves = side.call.named(side.names), side.call.leaves
+    main = leaves[layout.main]
+    group = next((group for group in TRIPLES if names[layout.main] in group), ())
+    return [
+        place
+        for place, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+        if place == layout.main or (name in group and leaf.shape[:-1] == main.shape[:-1])
+    ]
+
+
+def changed_from(side: OneSide, layout: Layout, start: int, call: Arguments | None = None) -> Arguments:
+    """Return the call with other content from a position of its sequence on."""
+    call = side.call if call is None else call
+    other = side.redrawn(call, 41)
+    places = sequence_leaves(side, layout)
+    leaves = list(call.leaves)
+    at = (slice(None),) * (layout.time or 0) + (slice(start, None),)
+    for place in places:
+        new = leaves[place].copy()
+        new[at] = other.leaves[place][at]
+        if not is_float(new) and np.array_equal(new, leaves[place]):
+            new[at] = np.roll(leaves[place], 1, layout.time)[at]
+        leaves[place] = new
+    return call.with_leaves(leaves)
+
+
+def before(outputs: list[Array], axis: int, length: int, stop: int) -> list[Array]:
+    """Return the first positions of the outputs that have the sequence on this axis."""
+    return [np.take(one, range(stop), axis) for one in outputs if one.ndim > axis and one.shape[axis] == length]
+
+
+def future(side: OneSide, layout: Layout) -> tuple[Gap, int, int]:
+    """Return how much outputs depend on later positions, from which one, and how many were tried.
+
+    Raises:
+        NotTriedError: the call has no sequence of at least two tokens, or no output has it.
+    """
+    if layout.time is None:
+        raise NotTriedError("the input has no axis of a sequence")
+    leaf = side.call.leaves[layout.main]
+    length = leaf.shape[layout.time]
+    if length < 2:
+        raise NotTriedError("the sequence has one token: give more")
+    axis = layout.time
+    names = [
+        name
+        for name, one in zip(side.structure, side.base, strict=True)
+        if one.ndim > axis and one.shape[axis] == length
+    ]
+    if not names:
+        raise NotTriedError("no output has an element per token")
+    starts = sorted({1, length // 2, length - 2, length - 1} - {0})[-MOST_POSITIONS:]
+    worst, at = SAME, starts[0]
+    for start in starts:
+        outputs = side.outputs(changed_from(side, layout, start))
+        gap = side.gap(before(side.base, axis, length, start), before(outputs, axis, length, start), names)
+        if gap.size > worst.size:
+            worst, at = gap, start
+    return worst, at, len(starts)
+
+
+@functools.cache
+def is_causal(side: OneSide, layout: Layout) -> bool:
+    """Return whether no output of a call depends on later positions."""
+    return future(side, layout)[0].size <= side.limit
+
+
+def causality(side: OneSide, layout: Layout) -> Finding:
+    """Change tokens from a position on, and compare the outputs before it."""
+    gap, start, tried = future(side, layout)
+    claim = claims_causality(side)
+    if gap.size <= side.limit:
+        return Finding(gap, f"outputs before a token do not depend on it ({tried} positions)")
+    if not claim:
+        raise NotTriedError(
+            'the module does not claim to be causal, and outputs see later positions (only=["causality"] asserts it)'
+        )
+    return Finding(
+        gap,
+        f"an output depends on later positions ({claim})",
+        f"with other numbers from position {start} of the sequence on",
+    )
+
+
+def key_permutation(side: OneSide, layout: Layout) -> Finding:
+    """Permute the tokens that queries attend to: a context's, or those of self-attention with its outputs."""
+    names = side.call.named(side.names)
+    contexts = [place for place, name in enumerate(names) if name in CONTEXTS]
+    leaves = list(side.call.leaves)
+    if contexts:
+        leaf = leaves[contexts[0]]
+        axis = layout.time if layout.time is not None and leaf.ndim > layout.time else leaf.ndim - 2
+        if any("mask" in name for name in names):
+            raise NotTriedError("the call has a mask, which names keys by position")
+        order = np.roll(np.arange(leaf.shape[axis]), 1)
+        for place in contexts:
+            if leaves[place].shape == leaf.shape:
+                leaves[place] = np.take(leaves[place], order, axis)
+        gap = side.gap(side.base, side.outputs(side.call.with_leaves(leaves)))
+        how = f"{names[contexts[0]]} in another order"
+        return _decided(side, gap, how, f"with {names[contexts[0]]} in the order {order.tolist()}")
+    if layout.time is None:
+        raise NotTriedError("the input has no axis of a sequence")
+    if any("mask" in name for name in names) or True in (side.given.get("is_causal"), side.given.get("causal")):
+        raise NotTriedError("the call has a mask, which names keys by position")
+    axis, length = layout.time, leaves[layout.main].shape[layout.time]
+    order = np.roll(np.arange(length), 1)
+    for place in sequence_leaves(side, layout):
+        leaves[place] = np.take(leaves[place], order, axis)
+    outputs = side.outputs(side.call.with_leaves(leaves))
+    kept = [
+        (name, np.take(one, order, axis), two)
+        for name, one, two in zip(side.structure, side.base, outputs, strict=True)
+        if one.ndim == leaves[layout.main].ndim and one.shape[axis] == length and one.shape[-1:] != (length,)
+    ]
+    if not kept:
+        raise NotTriedError("no output has an element per token")
+    gap = side.gap(*([pair[which] for pair in kept] for which in (1, 2)), [pair[0] for pair in kept])
+    return _decided(side, gap, "tokens in another order", f"with the tokens in the order {order.tolist()}")
+
+
+def _decided(side: OneSide, gap: Gap, how: str, change: str) -> Finding:
+    claim = claims_no_positions(side)
+    if gap.size <= side.limit:
+        return Finding(gap, how)
+    if not claim:
+        raise NotTriedError(
+            "outputs depend on the order of the tokens, and the module does not claim that they do not "
+            '(only=["keys"] asserts it)'
+        )
+    return Finding(gap, f"the order of the tokens changes the result ({claim})", change)
