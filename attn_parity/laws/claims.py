@@ -45,7 +45,7 @@ def claims_causality(side: OneSide) -> str:
 
 def _by_config(root: Any) -> str:
     config = getattr(root, "config", None)
-    mask = getattr(config, "mask", None)
+    mask: Any = getattr(config, "mask", None)
     if type(mask).__module__.startswith("attn_bridge.") and hasattr(mask, "visibility"):
         # The second of two tokens may see the first, and the first must not see the second.
         sees = mask.visibility(range(1), range(1, 2))

@@ -19,9 +19,11 @@ from ..settings import precision
 from ..sides.libraries import as_side
 from ..sides.modes import Modes
 from .batches import batch_invariance, row_permutation
+from .gradients import gradients
 from .layout import Layout, layout_of
 from .modes import determinism
 from .order import causality, key_permutation
+from .padding import padding_invariance
 from .report import LawsReport, LawVerdict
 from .side import REFUSALS, Finding, NotTriedError, OneSide, failed
 
@@ -29,8 +31,10 @@ LAWS: dict[str, Callable[[OneSide, Layout], Finding]] = {
     "determinism": determinism,
     "batch": batch_invariance,
     "rows": row_permutation,
+    "padding": padding_invariance,
     "causality": causality,
     "keys": key_permutation,
+    "gradients": gradients,
 }
 """Name of a law -> the function that tries it, in the order of the report."""
 
@@ -117,13 +121,15 @@ def _side(module: Any, inputs: Any, output: str | None, device: str | None, seed
 
 def _verdict(name: str, side: OneSide, layout: Layout) -> LawVerdict:
     try:
+        if name != "determinism" and side.drawn_apart.size > side.limit:
+            raise NotTriedError("a call in eval mode draws random numbers")
         finding = LAWS[name](side, layout)
     except NotTriedError as reason:
         return LawVerdict(name, "not tried", str(reason))
     except REFUSALS as error:
         return LawVerdict(name, "not tried", str(failed(error)))
-    is_broken = not finding.gap.size <= side.limit if finding.is_broken is None else finding.is_broken
+    limit = side.limit if finding.limit is None else finding.limit
+    is_broken = not finding.gap.size <= limit if finding.is_broken is None else finding.is_broken
     if not is_broken:
-        return LawVerdict(name, "holds", finding.why, finding.gap.size, side.limit)
-    witness = finding.gap.witness(finding.change)
-    return LawVerdict(name, "broken", finding.why, finding.gap.size, side.limit, witness)
+        return LawVerdict(name, "holds", finding.why, finding.gap.size, limit)
+    return LawVerdict(name, "broken", finding.why, finding.gap.size, limit, finding.gap.witness(finding.change))

@@ -8,17 +8,12 @@ from ..adapters import load_adapter
 from .layout import Layout
 from .side import REFUSALS, Finding, Gap, OneSide
 
-SEEDS = (0, 1)
-"""Seeds of the frameworks' random numbers: code that draws none gives the same for both."""
-
-
 def determinism(side: OneSide, layout: Layout) -> Finding:
     """Compare two calls with other random numbers, and two calls of one module that follow each other."""
     del layout
-    first, second = (side.outputs(side.call, seed=seed) for seed in SEEDS)
-    gap, change = side.gap(first, second), "in a second call, with other random numbers"
+    gap, change = side.drawn_apart, "in a second call, with other random numbers"
     why = "two calls, with other random numbers and one after the other"
-    if gap.size > 0 and gap.size > side.limit:
+    if gap.size > side.limit:
         return Finding(gap, "a call in eval mode draws random numbers", change)
     try:
         again, statistics = _again(side)

@@ -141,7 +141,7 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
     ]
     if not kept:
         raise NotTriedError("no output has an element per token")
-    gap = side.gap(*([pair[which] for pair in kept] for which in (1, 2)), [pair[0] for pair in kept])
+    gap = side.gap([one for _, one, _ in kept], [two for _, _, two in kept], [name for name, _, _ in kept])
     return _decided(side, gap, "tokens in another order", f"with the tokens in the order {order.tolist()}")
 
 

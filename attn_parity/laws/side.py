@@ -23,6 +23,9 @@ from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Module
 from ..verdict.measures import MEANING_LIMIT, ROUNDING_FACTOR
 from .report import Witness
 
+SEEDS = (0, 1)
+"""Seeds of the frameworks' random numbers: code that draws none gives the same for both."""
+
 JITTERED = 8.0
 """Runs without float64 may differ by this many times the largest of two differences under random rounding."""
 
@@ -69,13 +72,15 @@ class Finding:
         gap: the largest difference.
         why: how the law was tried.
         change: what was done between the two runs, for the witness.
-        is_broken: whether the difference is more than rounding; None decides by the side's limit.
+        is_broken: whether the law is broken; None decides by the limit.
+        limit: largest difference that is allowed; None is the side's.
     """
 
     gap: Gap
     why: str
     change: str = ""
     is_broken: bool | None = None
+    limit: float | None = None
 
 
 class OneSide:
@@ -192,6 +197,12 @@ class OneSide:
         return self.outputs(self.call)
 
     @functools.cached_property
+    def drawn_apart(self) -> Gap:
+        """Difference between two calls with other random numbers of the framework."""
+        first, second = (self.outputs(self.call, seed=seed) for seed in SEEDS)
+        return self.gap(first, second)
+
+    @functools.cached_property
     def structure(self) -> list[str]:
         """Name of each output."""
         found = self.run(self.call).structure
@@ -243,7 +254,7 @@ def _reordered(leaf: Array, random: np.random.Generator) -> Array:
     if leaf.dtype == np.bool_ or leaf.size == 0:
         return leaf
     values = np.unique(leaf)
-    return random.choice(values, size=leaf.shape).astype(leaf.dtype)
+    return np.asarray(random.choice(values, size=leaf.shape).astype(leaf.dtype))
 
 
 def _gap(first: Array, second: Array, name: str) -> Gap:

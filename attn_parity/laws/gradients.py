@@ -1,0 +1,157 @@
+"""Gradients: the derivative along a direction equals the difference quotient of the outputs, in float64.
+
+The quotient is central, and taken at several steps: one that converges to another number than the gradient shows a
+wrong gradient; one that does not converge (a jump, a choice of the largest) shows nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..samples import calls
+from ..samples.sampling import cotangents
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array
+from .layout import Layout
+from .side import Finding, Gap, NotTriedError, OneSide
+
+STEPS = (1e-4, 1e-5, 1e-6)
+"""Steps relative to the numbers that move: truncation loses the square of a step, rounding 1e-16 divided by it."""
+
+LIMIT = 1e-5
+"""Largest difference from a quotient that converges, relative to the sum of the absolute terms of the derivative.
+
+At a step of 1e-5 the truncation of a smooth function is of the size 1e-10 times its third derivative, the rounding
+1e-16 / 1e-5 = 1e-11 times the outputs; a wrong factor or a missing term changes a gradient by far more.
+"""
+
+CONVERGED = 0.1
+"""Largest change of a quotient between two steps, relative to its distance from the gradient, that counts as converged."""
+
+MOST_TENSORS = 48
+"""Tensors whose gradients are tried one by one; of more, the largest module's are tried in that many groups."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+    """One tensor to move: its name, where it is, its gradient, and the direction."""
+
+    name: str
+    gradient: Array
+    direction: Array
+    place: int | None = None
+
+
+def gradients(side: OneSide, layout: Layout) -> Finding:
+    """Compare the gradient of each weight and input along a random direction with a difference quotient."""
+    del layout
+    if side.dtype != "float64":
+        raise NotTriedError("difference quotients need float64, which the module has not")
+    shapes = [("", one.shape, "float64" if is_float(one) else one.dtype.name) for one in side.base]
+    if not any(is_float(one) and np.isfinite(one).all() for one in side.base):
+        raise NotTriedError("no output is finite everywhere")
+    given = cotangents(shapes, (side.seed, 51), "float64")
+    given = [
+        one * np.isfinite(base) if is_float(base) else one for one, base in zip(given, side.base, strict=True)
+    ]
+    moves = _directions(side, given)
+    if not moves:
+        raise NotTriedError("no weight and no input has a gradient")
+    worst, count = Gap(0.0, "", (), 0.0, 0.0), 0
+    for group in _groups(moves):
+        gap = _tried(side, group, given)
+        if gap is None:
+            continue
+        count += len(group)
+        if gap.size > LIMIT and len(group) > 1:
+            alone = [one for one in (_tried(side, [move], given) for move in group) if one is not None]
+            gap = max([*alone, gap] if not alone else alone, key=lambda one: one.size)
+        worst = max(worst, gap, key=lambda one: one.size)
+    if not count:
+        raise NotTriedError("difference quotients do not converge: the outputs jump")
+    if worst.size <= LIMIT:
+        return Finding(worst, f"difference quotients of {count} weights and inputs", is_broken=False, limit=LIMIT)
+    why = "a gradient is not the derivative of the outputs"
+    return Finding(worst, why, "by the gradient, along a random direction", is_broken=True, limit=LIMIT)
+
+
+def _directions(side: OneSide, given: list[Array]) -> list[_Direction]:
+    run = side.run(side.call, cotangents=given)
+    random = np.random.default_rng([side.seed, 61])
+    found = []
+    for name, gradient in run.parameter_gradients.items():
+        array = side.weights[name]
+        if gradient.size and np.isfinite(gradient).all():
+            found.append(_Direction(name, gradient, _direction(random, array)))
+    masks, names = calls.masks(side.call), side.call.named(side.names)
+    pairs = zip(names, side.call.leaves, run.input_gradients, masks, strict=True)
+    for place, (name, leaf, slope, is_mask) in enumerate(pairs):
+        if slope is not None and not is_mask and is_float(leaf) and leaf.size and np.isfinite(slope).all():
+            label = f"{name} (input)" if name in run.parameter_gradients else name
+            found.append(_Direction(label, slope, _direction(random, leaf), place))
+    return found
+
+
+def _direction(random: np.random.Generator, array: Array) -> Array:
+    """Return normal numbers of the size of an array's."""
+    size = float(np.sqrt(np.mean(np.square(array.astype(np.float64))))) or 1.0
+    return np.asarray(random.normal(size=array.shape) * size)
+
+
+def _groups(moves: list[_Direction]) -> list[list[_Direction]]:
+    """Return the tensors one by one, or in groups where there are many."""
+    if len(moves) <= MOST_TENSORS:
+        return [[move] for move in moves]
+    return [moves[start::MOST_TENSORS] for start in range(MOST_TENSORS)]
+
+
+def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | None:
+    """Return how far the gradient is from the quotient; None if the quotient does not converge."""
+    terms = [(move.gradient.astype(np.float64) * move.direction) for move in moves]
+    slope = float(sum(term.sum() for term in terms))
+    quotients = []
+    magnitude = 0.0
+    for step in STEPS:
+        ahead, behind = (_outputs(side, moves, sign * step) for sign in (1.0, -1.0))
+        change = [
+            (one - two) / (2 * step) * weight
+            for one, two, weight in zip(ahead, behind, given, strict=True)
+            if is_float(one)
+        ]
+        change = [np.where(np.isfinite(one), one, 0.0) for one in change]
+        quotients.append(float(sum(one.sum() for one in change)))
+        magnitude = max(magnitude, float(sum(np.abs(one).sum() for one in change)))
+    scale = max(magnitude, float(sum(np.abs(term).sum() for term in terms)))
+    if not scale:
+        return Gap(0.0, "", (), 0.0, 0.0)
+    distances = [abs(slope - quotient) / scale for quotient in quotients]
+    best = int(np.argmin(distances))
+    # A floor: sums that cancel leave the rounding of their terms.
+    floor = 1e-16 / STEPS[-1] * _size(side, given) / scale
+    name = moves[0].name if len(moves) == 1 else f"{moves[0].name} and {len(moves) - 1} more"
+    gap = Gap(max(0.0, distances[best] - floor), f"the derivative by {name}", (), quotients[best], slope)
+    if gap.size <= LIMIT:
+        return gap
+    spread = min(abs(one - two) for one, two in zip(quotients, quotients[1:], strict=False)) / scale
+    return gap if spread <= CONVERGED * distances[best] else None
+
+
+def _size(side: OneSide, given: list[Array]) -> float:
+    pairs = zip(side.base, given, strict=True)
+    return float(sum(np.abs(np.where(np.isfinite(one), one, 0.0) * two).sum() for one, two in pairs if is_float(one)))
+
+
+def _outputs(side: OneSide, moves: list[_Direction], step: float) -> list[Array]:
+    weights: Mapping[str, Array] = {
+        **side.weights,
+        **{m.name: side.weights[m.name].astype(np.float64) + step * m.direction for m in moves if m.place is None},
+    }
+    leaves = list(side.call.leaves)
+    for move in moves:
+        if move.place is not None:
+            leaves[move.place] = leaves[move.place].astype(np.float64) + step * move.direction
+    call: Arguments = side.call.with_leaves(leaves)
+    return side.outputs(call, weights=weights)

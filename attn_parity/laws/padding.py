@@ -1,0 +1,227 @@
+"""Padding: what a mask or lengths hide changes no real token, on the right and on the left.
+
+Modules write masks in several ways. Each one that the module takes is tried; the law holds if one of them hides the
+padding, and is broken if the module takes some and none does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array
+from .batches import Batch
+from .layout import Layout, scaled_axes
+from .order import CONTEXTS, sequence_leaves
+from .side import REFUSALS, SAME, Finding, Gap, NotTriedError, OneSide
+
+REAL = ("attention_mask", "padding_mask", "input_mask")
+"""Arguments that are true, or 1, for real tokens."""
+
+HIDDEN = ("key_padding_mask", "src_key_padding_mask", "encoder_padding_mask")
+"""Arguments that are true for padding, as torch's."""
+
+EITHER = ("mask", "attn_mask", "src_mask", "attention_bias", "bias")
+"""Arguments that modules read in several ways."""
+
+LENGTHS = ("lengths", "seq_lengths", "seq_lens", "sequence_lengths", "input_lengths", "valid_length", "x_lengths")
+"""Arguments that count the real tokens of each row."""
+
+POSITIONS = ("positions", "position_ids")
+
+HUGE = -1e9
+"""Added to the scores of padding: its weight is 0 in every precision."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """One way to tell a module where padding is.
+
+    Attributes:
+        name: the argument.
+        shown: how it is given, for the report.
+        make: returns the argument for a bool array ``(B, T)``, true for real tokens.
+        right_only: whether it can't tell padding on the left.
+    """
+
+    name: str
+    shown: str
+    make: Callable[[Array], Array]
+    right_only: bool = False
+
+
+def padding_invariance(side: OneSide, layout: Layout) -> Finding:
+    """Pad a batch on the right, then on the left, and compare its real tokens with those of other padding and none."""
+    ways = list(_ways(side))
+    if not ways:
+        raise NotTriedError("the module takes no mask of padding and no lengths")
+    if layout.time is None or layout.batch is None:
+        raise NotTriedError("the input is not a batch of sequences")
+    if any(name in side.given for name in (*EITHER, *CONTEXTS, "causal_mask")) or len(side.call.leaves) > 4:
+        raise NotTriedError("the call has a mask or a context of its own: give the tokens alone")
+    padded = _Padded(side, layout)
+    found: list[tuple[Gap, str, _Way]] = []
+    refused = ""
+    for way in ways:
+        try:
+            gap, change = padded.gap(way)
+        except REFUSALS as error:
+            refused = refused or str(error)
+            continue
+        found.append((gap, change, way))
+        if gap.size <= side.limit:
+            break
+    if not found:
+        raise NotTriedError(f"no mask that was tried is taken: {' '.join(refused.split())[:160]}")
+    gap, change, way = min(found, key=lambda one: one[0].size)
+    if gap.size > side.limit:
+        tried = ", ".join(dict.fromkeys(one.shown for _, _, one in found))
+        return Finding(gap, f"padding changes the outputs of real tokens (tried {tried})", change)
+    right = f"padding on the right, by {way.shown}"
+    if way.right_only:
+        return Finding(gap, right)
+    try:
+        left, change = padded.gap(way, is_left=True)
+    except REFUSALS:
+        return Finding(gap, right)
+    if left.size > side.limit:
+        return Finding(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
+    return Finding(max(gap, left, key=lambda one: one.size), f"padding on the right and left, by {way.shown}")
+
+
+def _ways(side: OneSide) -> Iterator[_Way]:
+    whole = "input_ids" in side.arguments
+
+    def square(real: Array) -> Array:
+        return real[:, None, None] & np.ones((1, 1, real.shape[1], 1), bool)
+
+    for name in side.arguments:
+        real, hidden = name in REAL or name in EITHER, name in HIDDEN or name in EITHER
+        if real:
+            whole_numbers = _Way(name, f"{name} (B, T), 1 = real", lambda mask: mask.astype(np.int64))
+            bools = _Way(name, f"{name} (B, T), True = real", lambda mask: mask)
+            yield from (whole_numbers, bools) if whole else (bools, whole_numbers)
+            yield _Way(name, f"{name} (B, 1, T, T), True = real", square)
+        if hidden:
+            yield _Way(name, f"{name} (B, T), True = padding", lambda mask: ~mask)
+        if name in EITHER:
+            yield _Way(name, f"{name} (B, 1, T, T), True = padding", lambda mask: ~square(mask))
+        if real:
+            yield _Way(name, f"{name} (B, T, T), True = real", lambda mask: square(mask)[:, 0])
+            yield _Way(name, f"{name} (B, 1, T, T), added", lambda mask: np.where(square(mask), 0.0, HUGE))
+        if name in LENGTHS:
+            yield _Way(name, name, lambda mask: mask.sum(-1).astype(np.int64), right_only=True)
+
+
+class _Padded:
+    """A batch of which all rows but the first are padded."""
+
+    def __init__(self, side: OneSide, layout: Layout):
+        batch = Batch(side, layout)
+        self.side, self.layout, self.batch = side, layout, batch
+        assert layout.time is not None, "checked by the caller"
+        self.time = layout.time
+        self.length = batch.call.leaves[layout.main].shape[self.time]
+        if self.length < 4:
+            raise NotTriedError("the sequence has fewer than four tokens")
+        self.real = self.length - max(1, self.length // 3)
+        self.places = sequence_leaves(side, layout)
+        for place in range(len(batch.call.leaves)):
+            if place not in self.places:
+                raise NotTriedError("the call has arrays other than its tokens")
+
+    def gap(self, way: _Way, *, is_left: bool = False) -> tuple[Gap, str]:
+        """Return how far real tokens move with the padding's content, and from those without padding."""
+        side, size = self.side, self.batch.size
+        kept = range(self.length - self.real, self.length) if is_left else range(self.real)
+        mask = np.ones((size, self.length), bool)
+        mask[1:] = np.isin(np.arange(self.length), list(kept))
+        given: dict[str, Any] = {way.name: way.make(mask)}
+        first = self._call(given)
+        other = side.redrawn(first, 71)
+        leaves = list(first.leaves)
+        for place in self.places:
+            leaves[place] = self._replaced(leaves[place], other.leaves[place], kept)
+        one, two = side.outputs(first), side.outputs(first.with_leaves(leaves))
+        short = side.outputs(self._cut(kept))
+        axes = scaled_axes(one, short)
+        where = "left" if is_left else "right"
+        names = [name for name, own in zip(side.structure, axes, strict=True) if own]
+        if not names:
+            raise NotTriedError("no output has an element per token")
+        real = self._rows(self._kept(one, axes, kept))
+        content = side.gap(real, self._rows(self._kept(two, axes, kept)), names)
+        if content.size > side.limit:
+            return content, f"with other numbers in the padding on the {where}"
+        pooled = self._pooled(one, two, axes)
+        if pooled.size > side.limit:
+            return pooled, f"with other numbers in the padding on the {where}"
+        alone = side.gap(self._rows([output for output, own in zip(short, axes, strict=True) if own]), real, names)
+        if is_left and alone.size > side.limit:
+            return self._with_positions(given, mask, kept, short, axes, names, content)
+        return max(content, alone, key=lambda gap: gap.size), f"with padding on the {where}, and without it before"
+
+    def _with_positions(
+        self, given: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str], gap: Gap
+    ) -> tuple[Gap, str]:
+        """Compare with the tokens' own positions given; without that argument, positions may count padding."""
+        name = next((name for name in POSITIONS if name in self.side.arguments), None)
+        if name is None:
+            return gap, ""
+        positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
+        padded = self.side.outputs(self._call({**given, name: positions}))
+        real = self._rows(self._kept(padded, axes, kept))
+        wanted = self._rows([output for output, own in zip(short, axes, strict=True) if own])
+        alone = self.side.gap(wanted, real, names)
+        return max(gap, alone, key=lambda one: one.size), f"with padding on the left and {name}, and without it before"
+
+    def _call(self, given: dict[str, Any]) -> Arguments:
+        call = self.side.called_with(given, self.batch.call)
+        return call
+
+    def _cut(self, kept: range) -> Arguments:
+        """Return the call of the real tokens alone."""
+        leaves = list(self.batch.call.leaves)
+        for place in self.places:
+            leaves[place] = np.take(leaves[place], list(kept), self.time)
+        return self.batch.call.with_leaves(leaves)
+
+    def _replaced(self, leaf: Array, other: Array, kept: range) -> Array:
+        """Return an array with other content in its padding."""
+        moved = np.moveaxis(leaf.copy(), (self.layout.batch or 0, self.time), (0, 1))
+        rest = np.moveaxis(other, (self.layout.batch or 0, self.time), (0, 1))
+        hidden = [place for place in range(self.length) if place not in kept]
+        if not is_float(leaf) and np.array_equal(moved[1:, hidden], rest[1:, hidden]):
+            rest = np.roll(moved, 1, 1)
+        moved[1:, hidden] = rest[1:, hidden]
+        return np.moveaxis(moved, (0, 1), (self.layout.batch or 0, self.time))
+
+    def _kept(self, outputs: list[Array], axes: list[tuple[int, ...]], kept: range) -> list[Array]:
+        """Return the real tokens of the outputs that have tokens."""
+        found = []
+        for output, own in zip(outputs, axes, strict=True):
+            for axis in own:
+                output = np.take(output, list(kept), axis)
+            if own:
+                found.append(output)
+        return found
+
+    def _rows(self, outputs: list[Array]) -> list[Array]:
+        """Return the rows that are padded."""
+        found = []
+        for output in outputs:
+            axis = next((axis for axis, size in enumerate(output.shape) if size == self.batch.size), None)
+            found.append(output if axis is None else np.take(output, range(1, self.batch.size), axis))
+        return found
+
+    def _pooled(self, one: list[Array], two: list[Array], axes: list[tuple[int, ...]]) -> Gap:
+        """Return how far outputs without tokens move, of a side that does not read the ids of padding."""
+        if not is_float(self.side.call.leaves[self.layout.main]):
+            return SAME
+        names = [name for name, own in zip(self.side.structure, axes, strict=True) if not own]
+        first, second = ([out for out, own in zip(some, axes, strict=True) if not own] for some in (one, two))
+        return self.side.gap(first, second, names) if names else SAME
