@@ -19,6 +19,7 @@ from ..settings import precision
 from ..sides.libraries import as_side
 from ..sides.modes import Modes
 from .batches import batch_invariance, row_permutation
+from .caches import cached, chunked
 from .gradients import gradients
 from .layout import Layout, layout_of
 from .modes import determinism
@@ -33,6 +34,8 @@ LAWS: dict[str, Callable[[OneSide, Layout], Finding]] = {
     "rows": row_permutation,
     "padding": padding_invariance,
     "causality": causality,
+    "cache": cached,
+    "chunks": chunked,
     "keys": key_permutation,
     "gradients": gradients,
 }

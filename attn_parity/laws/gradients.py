@@ -16,9 +16,9 @@ from ..samples.sampling import cotangents
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array
 from .layout import Layout
-from .side import Finding, Gap, NotTriedError, OneSide
+from .side import SAME, Finding, Gap, NotTriedError, OneSide
 
-STEPS = (1e-4, 1e-5, 1e-6)
+STEPS = (1e-5, 1e-6, 1e-7)
 """Steps relative to the numbers that move: truncation loses the square of a step, rounding 1e-16 divided by it."""
 
 LIMIT = 1e-5
@@ -31,8 +31,11 @@ At a step of 1e-5 the truncation of a smooth function is of the size 1e-10 times
 CONVERGED = 0.1
 """Largest change of a quotient between two steps, relative to its distance from the gradient, that counts as converged."""
 
-MOST_TENSORS = 48
-"""Tensors whose gradients are tried one by one; of more, the largest module's are tried in that many groups."""
+GROUPS = 4
+"""Groups of tensors that are moved together; those of a group that fails are moved one by one."""
+
+MOST_ALONE = 24
+"""Most tensors of a group that are moved one by one, those with the largest terms first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,11 @@ class _Direction:
     gradient: Array
     direction: Array
     place: int | None = None
+
+    @property
+    def magnitude(self) -> float:
+        """Sum of the absolute terms of the derivative."""
+        return float(np.abs(self.gradient.astype(np.float64) * self.direction).sum())
 
 
 def gradients(side: OneSide, layout: Layout) -> Finding:
@@ -60,16 +68,18 @@ def gradients(side: OneSide, layout: Layout) -> Finding:
     moves = _directions(side, given)
     if not moves:
         raise NotTriedError("no weight and no input has a gradient")
-    worst, count = Gap(0.0, "", (), 0.0, 0.0), 0
-    for group in _groups(moves):
+    worst, count = SAME, 0
+    for group in (moves[start::GROUPS] for start in range(min(GROUPS, len(moves)))):
         gap = _tried(side, group, given)
-        if gap is None:
-            continue
-        count += len(group)
-        if gap.size > LIMIT and len(group) > 1:
-            alone = [one for one in (_tried(side, [move], given) for move in group) if one is not None]
-            gap = max([*alone, gap] if not alone else alone, key=lambda one: one.size)
-        worst = max(worst, gap, key=lambda one: one.size)
+        if (gap is None or gap.size > LIMIT) and len(group) > 1:
+            alone = sorted(group, key=lambda move: -move.magnitude)[:MOST_ALONE]
+            gaps = [(move, _tried(side, [move], given)) for move in alone]
+            known = [one for _, one in gaps if one is not None]
+            gap = max([*known, *([gap] * (not known and gap is not None))], key=lambda one: one.size, default=None)
+            count += len(known)
+        elif gap is not None:
+            count += len(group)
+        worst = worst if gap is None else max(worst, gap, key=lambda one: one.size)
     if not count:
         raise NotTriedError("difference quotients do not converge: the outputs jump")
     if worst.size <= LIMIT:
@@ -82,10 +92,14 @@ def _directions(side: OneSide, given: list[Array]) -> list[_Direction]:
     run = side.run(side.call, cotangents=given)
     random = np.random.default_rng([side.seed, 61])
     found = []
+    unmoved = _padding_rows(side)
     for name, gradient in run.parameter_gradients.items():
         array = side.weights[name]
         if gradient.size and np.isfinite(gradient).all():
-            found.append(_Direction(name, gradient, _direction(random, array)))
+            direction = _direction(random, array)
+            if name in unmoved:
+                direction[unmoved[name]] = 0.0
+            found.append(_Direction(name, gradient, direction))
     masks, names = calls.masks(side.call), side.call.named(side.names)
     pairs = zip(names, side.call.leaves, run.input_gradients, masks, strict=True)
     for place, (name, leaf, slope, is_mask) in enumerate(pairs):
@@ -95,48 +109,51 @@ def _directions(side: OneSide, given: list[Array]) -> list[_Direction]:
     return found
 
 
+def _padding_rows(side: OneSide) -> dict[str, int]:
+    """Return name of an embedding's table -> its row of padding, which gets no gradient by definition."""
+    found = {}
+    for path, settings in side.subject.settings().items():
+        if isinstance(settings.get("padding_idx"), int):
+            found[f"{path}.weight".lstrip(".")] = settings["padding_idx"]
+    return found
+
+
 def _direction(random: np.random.Generator, array: Array) -> Array:
     """Return normal numbers of the size of an array's."""
     size = float(np.sqrt(np.mean(np.square(array.astype(np.float64))))) or 1.0
     return np.asarray(random.normal(size=array.shape) * size)
 
 
-def _groups(moves: list[_Direction]) -> list[list[_Direction]]:
-    """Return the tensors one by one, or in groups where there are many."""
-    if len(moves) <= MOST_TENSORS:
-        return [[move] for move in moves]
-    return [moves[start::MOST_TENSORS] for start in range(MOST_TENSORS)]
-
-
 def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | None:
     """Return how far the gradient is from the quotient; None if the quotient does not converge."""
-    terms = [(move.gradient.astype(np.float64) * move.direction) for move in moves]
-    slope = float(sum(term.sum() for term in terms))
-    quotients = []
-    magnitude = 0.0
+    slope = float(sum((move.gradient.astype(np.float64) * move.direction).sum() for move in moves))
+    name = moves[0].name if len(moves) == 1 else f"{moves[0].name} and {len(moves) - 1} more"
+    terms = sum(move.magnitude for move in moves)
+    quotients: list[float] = []
+    gap = SAME
     for step in STEPS:
         ahead, behind = (_outputs(side, moves, sign * step) for sign in (1.0, -1.0))
-        change = [
-            (one - two) / (2 * step) * weight
-            for one, two, weight in zip(ahead, behind, given, strict=True)
-            if is_float(one)
-        ]
+        with np.errstate(invalid="ignore"):
+            change = [
+                (one - two) / (2 * step) * weight
+                for one, two, weight in zip(ahead, behind, given, strict=True)
+                if is_float(one)
+            ]
         change = [np.where(np.isfinite(one), one, 0.0) for one in change]
         quotients.append(float(sum(one.sum() for one in change)))
-        magnitude = max(magnitude, float(sum(np.abs(one).sum() for one in change)))
-    scale = max(magnitude, float(sum(np.abs(term).sum() for term in terms)))
-    if not scale:
-        return Gap(0.0, "", (), 0.0, 0.0)
-    distances = [abs(slope - quotient) / scale for quotient in quotients]
-    best = int(np.argmin(distances))
-    # A floor: sums that cancel leave the rounding of their terms.
-    floor = 1e-16 / STEPS[-1] * _size(side, given) / scale
-    name = moves[0].name if len(moves) == 1 else f"{moves[0].name} and {len(moves) - 1} more"
-    gap = Gap(max(0.0, distances[best] - floor), f"the derivative by {name}", (), quotients[best], slope)
-    if gap.size <= LIMIT:
-        return gap
-    spread = min(abs(one - two) for one, two in zip(quotients, quotients[1:], strict=False)) / scale
-    return gap if spread <= CONVERGED * distances[best] else None
+        scale = max(terms, float(sum(np.abs(one).sum() for one in change)))
+        if not scale:
+            return SAME
+        # Sums that cancel leave the rounding of the outputs, divided by the step.
+        floor = float(np.finfo(np.float64).eps) / step * _size(side, given) / scale
+        gap = Gap(
+            max(0.0, abs(slope - quotients[-1]) / scale - floor), f"the derivative by {name}", (), quotients[-1], slope
+        )
+        if gap.size <= LIMIT:
+            return gap
+    spread = min(abs(one - two) for one, two in zip(quotients, quotients[1:], strict=False))
+    distance = min(abs(slope - quotient) for quotient in quotients)
+    return gap if spread <= CONVERGED * distance else None
 
 
 def _size(side: OneSide, given: list[Array]) -> float:

@@ -137,7 +137,7 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
     kept = [
         (name, np.take(one, order, axis), two)
         for name, one, two in zip(side.structure, side.base, outputs, strict=True)
-        if one.ndim == leaves[layout.main].ndim and one.shape[axis] == length and one.shape[-1:] != (length,)
+        if one.ndim == leaves[layout.main].ndim + (not is_float(leaves[layout.main])) and one.shape[axis] == length and one.shape[-1:] != (length,)
     ]
     if not kept:
         raise NotTriedError("no output has an element per token")

@@ -69,7 +69,7 @@ def padding_invariance(side: OneSide, layout: Layout) -> Finding:
     for way in ways:
         try:
             gap, change = padded.gap(way)
-        except REFUSALS as error:
+        except (*REFUSALS, NotTriedError) as error:
             refused = refused or str(error)
             continue
         found.append((gap, change, way))
@@ -86,7 +86,7 @@ def padding_invariance(side: OneSide, layout: Layout) -> Finding:
         return Finding(gap, right)
     try:
         left, change = padded.gap(way, is_left=True)
-    except REFUSALS:
+    except (*REFUSALS, NotTriedError):
         return Finding(gap, right)
     if left.size > side.limit:
         return Finding(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
@@ -180,8 +180,7 @@ class _Padded:
         return max(gap, alone, key=lambda one: one.size), f"with padding on the left and {name}, and without it before"
 
     def _call(self, given: dict[str, Any]) -> Arguments:
-        call = self.side.called_with(given, self.batch.call)
-        return call
+        return self.side.called_with(given, self.batch.call)
 
     def _cut(self, kept: range) -> Arguments:
         """Return the call of the real tokens alone."""

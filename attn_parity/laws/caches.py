@@ -1,0 +1,270 @@
+"""Caches: decoding token by token, and in chunks, gives the outputs of one pass over the whole sequence.
+
+Each convention is a program over the module: its arguments and methods decide which of them apply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..sides.subject import Array
+from .layout import Layout
+from .order import is_causal
+from .side import REFUSALS, Finding, NotTriedError, OneSide, failed
+
+STATES = (
+    *("cache", "kv_cache", "past_key_value", "past_key_values", "layer_past", "past", "past_kv"),
+    *("state", "hx", "h0", "hidden", "hidden_state", "initial_state", "carry", "initial_carry"),
+)
+"""Arguments that take what an earlier call returned behind its output."""
+
+SLICED = ("position_ids", "positions", "cache_position")
+"""Arguments with an element per token, which a piece takes its part of."""
+
+MOST_SINGLE = 6
+"""Last tokens that are decoded one by one; those before them are prefilled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convention:
+    """One way to continue a sequence.
+
+    Attributes:
+        shown: how, for the report.
+        program: ``program(target, pieces, call, *args)`` returns an output per piece; see `_pieces`.
+        full: arguments of the full pass that the cached one implies, from the length of the sequence.
+        is_single: whether it takes one token at a time only.
+    """
+
+    shown: str
+    program: Callable[..., list[Any]]
+    full: Callable[[int], dict[str, Any]] = lambda length: {}
+    is_single: bool = False
+
+
+def cached(side: OneSide, layout: Layout) -> Finding:
+    """Decode the last tokens one by one, and compare with one pass."""
+    length = _length(side, layout)
+    prefill = max(1, length - MOST_SINGLE)
+    return _tried(side, layout, [prefill, *[1] * (length - prefill)], "one by one", is_single=True)
+
+
+def chunked(side: OneSide, layout: Layout) -> Finding:
+    """Continue the sequence in chunks of several tokens, and compare with one pass."""
+    length = _length(side, layout)
+    if length < 4:
+        raise NotTriedError("the sequence has fewer than four tokens")
+    first = max(1, length // 3)
+    sizes = [first, max(2, (length - first) // 2)]
+    return _tried(side, layout, [*sizes, length - sum(sizes)], "in chunks", is_single=False)
+
+
+def _length(side: OneSide, layout: Layout) -> int:
+    if layout.time is None:
+        raise NotTriedError("the input has no axis of a sequence")
+    return int(side.call.leaves[layout.main].shape[layout.time])
+
+
+def _tried(side: OneSide, layout: Layout, sizes: list[int], how: str, *, is_single: bool) -> Finding:
+    conventions = list(_conventions(side, layout))
+    if not conventions:
+        raise NotTriedError("the module takes no cache and no state")
+    if len(sizes) < 2 or 0 in sizes:
+        raise NotTriedError("the sequence is too short")
+    refused = NotTriedError("the cache takes one token at a time")
+    for convention in conventions:
+        if convention.is_single and not is_single:
+            continue
+        own = [1] * sum(sizes) if convention.is_single else sizes
+        if not convention.full(2) and not is_causal(side, layout):
+            raise NotTriedError("outputs of the full pass see later positions, which a cache can't hold yet")
+        try:
+            gap = _gap(side, layout, convention, own)
+        except REFUSALS as error:
+            refused = failed(error)
+            continue
+        except NotTriedError as error:
+            refused = error
+            continue
+        shown = f"{sizes[0]} tokens, then {how}" if not convention.is_single else how
+        return Finding(gap, f"{shown} ({convention.shown})", f"by {convention.shown}, {how}")
+    raise refused
+
+
+def _gap(side: OneSide, layout: Layout, convention: _Convention, sizes: Sequence[int]) -> Any:
+    axis, length = layout.time or 0, sum(sizes)
+
+    def full(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return first_array(target(*args, **kwargs, **convention.full(length)))
+
+    def program(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return convention.program(target, sizes, args, kwargs)
+
+    whole, parts = (_outputs(side, one) for one in (full, program))
+    (expected,) = whole
+    if expected.ndim <= axis or expected.shape[axis] != length:
+        raise NotTriedError("no output has an element per token")
+    got = np.concatenate(parts, axis)
+    return side.gap([expected], [got], side.structure[:1])
+
+
+def _outputs(side: OneSide, program: Callable[..., Any]) -> list[Array]:
+    subject = side.programmed(program)
+    found: list[Array] = subject.run(side.weights_of(subject), side.call, dtype=side.dtype).outputs
+    return found
+
+
+def first_array(result: Any) -> Any:
+    """Return the first array of a return value: the output, which a cache follows."""
+    while not hasattr(result, "shape"):
+        values = list(result.values()) if isinstance(result, Mapping) else result
+        if not isinstance(values, (tuple, list)) or not values:
+            raise TypeError(f"the call returned {type(result).__name__}, and not its output first")
+        result = values[0]
+    return result
+
+
+def _conventions(side: OneSide, layout: Layout) -> Iterator[_Convention]:
+    """Yield the ways to continue a sequence that a side's arguments and methods allow."""
+    arguments, root = side.arguments, side.root
+    main = _main_argument(side, layout)
+    if main is None:
+        return
+    place = functools.partial(_Slicer, main, layout.time or 0, side.names)
+    rows = side.call.leaves[layout.main].shape[layout.batch] if layout.batch is not None else 1
+    if hasattr(root, "init_cache") and "cache" in arguments:
+        yield _Convention("init_cache and cache", functools.partial(_with_init_cache, place, rows))
+    if hasattr(root, "init_cache") and "decode" in arguments and "mask" in arguments:
+        shape = side.call.leaves[layout.main].shape
+        yield _Convention(
+            "init_cache and decode", functools.partial(_with_decode, place, shape), _causal_mask, is_single=True
+        )
+    if "past_key_values" in arguments and "use_cache" in arguments:
+        yield _Convention("past_key_values and use_cache", functools.partial(_with_past, place))
+        return
+    for name in STATES:
+        if name in arguments and name not in side.given and not hasattr(root, "init_cache"):
+            more = {"use_cache": True} if "use_cache" in arguments else {}
+            yield _Convention(f"the argument {name}", functools.partial(_with_state, place, name, more))
+
+
+def _main_argument(side: OneSide, layout: Layout) -> int | str | None:
+    """Return the position or name of the main input; None if it is inside a tuple."""
+    path = side.call.paths[layout.main]
+    key, rest = path[1:].partition("]")[0], path.partition("]")[2]
+    if rest:
+        return None
+    return int(key) if key.isdigit() else key.strip("'\"")
+
+
+class _Slicer:
+    """Cuts the arguments of a call into those of its pieces.
+
+    Args:
+        main: position or name of the main input.
+        axis: its axis of the sequence.
+        names: names of the positional arguments.
+        sizes: tokens of each piece.
+        args: positional arguments of the whole call.
+        kwargs: its keywords.
+    """
+
+    def __init__(
+        self,
+        main: int | str,
+        axis: int,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ):
+        self.main, self.axis, self.names, self.sizes, self.args, self.kwargs = main, axis, names, sizes, args, kwargs
+        self.length = sum(sizes)
+
+    def pieces(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Yield positional and keyword arguments of each piece."""
+        start = 0
+        for size in self.sizes:
+            stop = start + size
+            names = [*self.names[: len(self.args)], *[""] * (len(self.args) - len(self.names))]
+            args = tuple(
+                self._cut(place, name, one, start, stop)
+                for place, (name, one) in enumerate(zip(names, self.args, strict=True))
+            )
+            yield args, {name: self._cut(name, name, one, start, stop) for name, one in self.kwargs.items()}
+            start = stop
+
+    def _cut(self, key: int | str, name: str, value: Any, start: int, stop: int) -> Any:
+        if key == self.main:
+            return value[(slice(None),) * self.axis + (slice(start, stop),)]
+        if getattr(value, "ndim", 0) and value.shape[-1] == self.length:
+            if name in SLICED:
+                return value[..., start:stop]
+            if name == "attention_mask" and value.ndim == 2:
+                return value[:, :stop]
+        return value
+
+
+Place = Callable[[Sequence[int], Sequence[Any], Mapping[str, Any]], _Slicer]
+
+
+def _with_init_cache(
+    place: Place, rows: int, target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    cache, found = target.init_cache(rows, sum(sizes)), []
+    for some, named in place(sizes, args, kwargs).pieces():
+        result = target(*some, **named, cache=cache)
+        found.append(first_array(result))
+        cache = result[-1]
+    return found
+
+
+def _with_decode(
+    place: Place, shape: Sequence[int], target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Any
+) -> list[Any]:
+    target.init_cache(tuple(shape))
+    pieces = place(sizes, args, kwargs).pieces()
+    return [first_array(target(*some, **named, decode=True)) for some, named in pieces]
+
+
+def _causal_mask(length: int) -> dict[str, Any]:
+    return {"mask": np.tril(np.ones((1, 1, length, length), bool)), "decode": False}
+
+
+def _with_past(place: Place, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    past, found = None, []
+    for some, named in place(sizes, args, kwargs).pieces():
+        result = target(*some, **{**named, "past_key_values": past, "use_cache": True})
+        found.append(first_array(result))
+        past = getattr(result, "past_key_values", None)
+        past = result[1] if past is None and isinstance(result, (tuple, list)) and len(result) > 1 else past
+        if past is None:
+            raise TypeError("the call returned no past_key_values")
+    return found
+
+
+def _with_state(
+    place: Place,
+    name: str,
+    more: Mapping[str, Any],
+    target: Any,
+    sizes: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> list[Any]:
+    given: dict[str, Any] = {}
+    found = []
+    for some, named in place(sizes, args, kwargs).pieces():
+        result = target(*some, **{**named, **more, **given})
+        if not isinstance(result, (tuple, list)) or len(result) < 2 or result[-1] is None:
+            raise TypeError(f"the call returned nothing for {name} behind its output")
+        found.append(first_array(result))
+        given = {name: result[-1]}
+    return found
+
+
