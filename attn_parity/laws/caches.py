@@ -266,5 +266,3 @@ def _with_state(
         found.append(first_array(result))
         given = {name: result[-1]}
     return found
-
-

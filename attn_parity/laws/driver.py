@@ -21,6 +21,7 @@ from ..sides.modes import Modes
 from .batches import batch_invariance, row_permutation
 from .caches import cached, chunked
 from .gradients import gradients
+from .heads import head_permutation
 from .layout import Layout, layout_of
 from .modes import determinism
 from .order import causality, key_permutation
@@ -37,6 +38,7 @@ LAWS: dict[str, Callable[[OneSide, Layout], Finding]] = {
     "cache": cached,
     "chunks": chunked,
     "keys": key_permutation,
+    "heads": head_permutation,
     "gradients": gradients,
 }
 """Name of a law -> the function that tries it, in the order of the report."""
@@ -65,8 +67,8 @@ def laws(
             variables)``, an Equinox module, ``(transformed, params)`` of Haiku, a Keras model, or
             ``parity.function(f, weights)``.
         inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
-        only: names of the laws to try: ``determinism``, ``batch``, ``rows``, ``causality``, ``keys``; none for all. A
-            law that not every module obeys (causality, order of keys) is broken, not left out, if it is named here.
+        only: names of the laws to try; none for all. A law that not every module obeys (``causality``, ``keys``) is
+            broken, instead of not tried, if it is named here.
         output: the entry of the return value to judge, such as ``logits``.
         batch_axis: axis of the batch in the main input; None takes axis 0, or axis 1 where a submodule has
             ``batch_first=False``.

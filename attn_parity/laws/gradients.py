@@ -7,6 +7,7 @@ wrong gradient; one that does not converge (a jump, a choice of the largest) sho
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,7 +30,7 @@ At a step of 1e-5 the truncation of a smooth function is of the size 1e-10 times
 """
 
 CONVERGED = 0.1
-"""Largest change of a quotient between two steps, relative to its distance from the gradient, that counts as converged."""
+"""A quotient has converged if two steps change it by no more than this part of its distance from the gradient."""
 
 GROUPS = 4
 """Groups of tensors that are moved together; those of a group that fails are moved one by one."""
@@ -62,9 +63,7 @@ def gradients(side: OneSide, layout: Layout) -> Finding:
     if not any(is_float(one) and np.isfinite(one).all() for one in side.base):
         raise NotTriedError("no output is finite everywhere")
     given = cotangents(shapes, (side.seed, 51), "float64")
-    given = [
-        one * np.isfinite(base) if is_float(base) else one for one, base in zip(given, side.base, strict=True)
-    ]
+    given = [one * np.isfinite(base) if is_float(base) else one for one, base in zip(given, side.base, strict=True)]
     moves = _directions(side, given)
     if not moves:
         raise NotTriedError("no weight and no input has a gradient")
@@ -75,7 +74,7 @@ def gradients(side: OneSide, layout: Layout) -> Finding:
             alone = sorted(group, key=lambda move: -move.magnitude)[:MOST_ALONE]
             gaps = [(move, _tried(side, [move], given)) for move in alone]
             known = [one for _, one in gaps if one is not None]
-            gap = max([*known, *([gap] * (not known and gap is not None))], key=lambda one: one.size, default=None)
+            gap = max(known, key=lambda one: one.size) if known else gap
             count += len(known)
         elif gap is not None:
             count += len(group)
@@ -151,7 +150,7 @@ def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | 
         )
         if gap.size <= LIMIT:
             return gap
-    spread = min(abs(one - two) for one, two in zip(quotients, quotients[1:], strict=False))
+    spread = min(abs(one - two) for one, two in itertools.pairwise(quotients))
     distance = min(abs(slope - quotient) for quotient in quotients)
     return gap if spread <= CONVERGED * distance else None
 

@@ -8,6 +8,7 @@ from ..adapters import load_adapter
 from .layout import Layout
 from .side import REFUSALS, Finding, Gap, OneSide
 
+
 def determinism(side: OneSide, layout: Layout) -> Finding:
     """Compare two calls with other random numbers, and two calls of one module that follow each other."""
     del layout

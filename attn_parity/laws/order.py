@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from ..sides.dtypes import is_float
@@ -85,16 +83,18 @@ def future(side: OneSide, layout: Layout) -> tuple[Gap, int, int]:
     return worst, at, len(starts)
 
 
-@functools.cache
 def is_causal(side: OneSide, layout: Layout) -> bool:
     """Return whether no output of a call depends on later positions."""
-    return future(side, layout)[0].size <= side.limit
+    if side.is_causal is None:
+        side.is_causal = future(side, layout)[0].size <= side.limit
+    return side.is_causal
 
 
 def causality(side: OneSide, layout: Layout) -> Finding:
     """Change tokens from a position on, and compare the outputs before it."""
     gap, start, tried = future(side, layout)
     claim = claims_causality(side)
+    side.is_causal = gap.size <= side.limit
     if gap.size <= side.limit:
         return Finding(gap, f"outputs before a token do not depend on it ({tried} positions)")
     if not claim:
@@ -137,7 +137,9 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
     kept = [
         (name, np.take(one, order, axis), two)
         for name, one, two in zip(side.structure, side.base, outputs, strict=True)
-        if one.ndim == leaves[layout.main].ndim + (not is_float(leaves[layout.main])) and one.shape[axis] == length and one.shape[-1:] != (length,)
+        if one.ndim == leaves[layout.main].ndim + (not is_float(leaves[layout.main]))
+        and one.shape[axis] == length
+        and one.shape[-1:] != (length,)
     ]
     if not kept:
         raise NotTriedError("no output has an element per token")

@@ -153,7 +153,9 @@ class LawsReport:
             ValueError: the file cannot be written.
         """
         target = files.checked(path)
-        data: dict[str, Any] = {"schema": SCHEMA, "passed": self.passed, "summary": self.summary()} | _plain(dataclasses.asdict(self))
+        data: dict[str, Any] = {"schema": SCHEMA, "passed": self.passed, "summary": self.summary()} | _plain(
+            dataclasses.asdict(self)
+        )
         if target is not None:
             files.write(target, json.dumps(data, indent=1, allow_nan=False) + "\n")
         return data

@@ -101,6 +101,7 @@ class OneSide:
         self.weights = self.drawn(subject, self.held)
         self.dtype: str | None = "float64"
         self.lack = ""
+        self.is_causal: bool | None = None
         self.call = call
         try:
             outputs = self.run(call).outputs
