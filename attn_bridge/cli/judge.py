@@ -20,6 +20,7 @@ def add_judge(app: typer.Typer) -> None:
     """Add the commands of the judge; without the package that plants faults, ``mutate`` reports its location."""
     app.command("check")(load_judge("commands.check").check)
     app.command("compare")(load_judge("commands.compare").compare)
+    app.command("laws")(load_judge("commands.laws").laws)
     app.command("dump")(load_judge("commands.dump").dump)
     app.command("compare-dumps")(load_judge("commands.dump").compare_dumps)
     app.command("doctor")(load_judge("commands.doctor").doctor)

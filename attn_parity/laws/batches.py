@@ -86,7 +86,12 @@ def _content(side: OneSide, batch: Batch) -> list[tuple[Gap, str]]:
         rest = [one for one in range(batch.size) if one != row]
         changed = side.outputs(with_rows(batch.call, other, batch.axes, rest))
         own = batch.row(batch.outputs, row)
-        found.append((side.gap(own, batch.row(changed, row), batch.names), f"with other numbers in rows {_list(rest)}"))
+        found.append(
+            (
+                side.gap(own, batch.row(changed, row), batch.names),
+                f"with other numbers in row{'s' * (len(rest) > 1)} {_list(rest)}",
+            )
+        )
         if not batch.takes_one:
             continue
         alone = taken(side.outputs(rows(batch.call, batch.axes, [row])), batch.out, [0])

@@ -24,12 +24,13 @@ from .gradients import gradients
 from .heads import head_permutation
 from .layout import Layout, layout_of
 from .modes import determinism
+from .names import LAWS
 from .order import causality, key_permutation
 from .padding import padding_invariance
 from .report import LawsReport, LawVerdict
 from .side import REFUSALS, Finding, NotTriedError, OneSide, failed
 
-LAWS: dict[str, Callable[[OneSide, Layout], Finding]] = {
+_FUNCTIONS: dict[str, Callable[[OneSide, Layout], Finding]] = {
     "determinism": determinism,
     "batch": batch_invariance,
     "rows": row_permutation,
@@ -41,7 +42,7 @@ LAWS: dict[str, Callable[[OneSide, Layout], Finding]] = {
     "heads": head_permutation,
     "gradients": gradients,
 }
-"""Name of a law -> the function that tries it, in the order of the report."""
+"""Name of a law -> the function that tries it."""
 
 
 def laws(
@@ -128,7 +129,7 @@ def _verdict(name: str, side: OneSide, layout: Layout) -> LawVerdict:
     try:
         if name != "determinism" and side.drawn_apart.size > side.limit:
             raise NotTriedError("a call in eval mode draws random numbers")
-        finding = LAWS[name](side, layout)
+        finding = _FUNCTIONS[name](side, layout)
     except NotTriedError as reason:
         return LawVerdict(name, "not tried", str(reason))
     except REFUSALS as error:

@@ -111,7 +111,7 @@ def _attentions(side: OneSide) -> Iterator[_Attention]:
         groups = groups or _number(config, "num_kv_heads", "num_key_value_heads") or heads
         if isinstance(heads, int) and isinstance(groups, int) and groups > 1 and not heads % groups:
             own = {name[len(path) + bool(path) :]: name for name in side.weights if _below(name, path)}
-            one = _attention(path, heads, groups, own, first)
+            one = _attention(path, heads, groups, own, first, side.weights)
             if one is not None:
                 yield one
 
@@ -124,7 +124,9 @@ def _below(name: str, path: str) -> bool:
     return not path or name.startswith(f"{path}.")
 
 
-def _attention(path: str, heads: int, groups: int, own: Mapping[str, str], first: frozenset[str]) -> _Attention | None:
+def _attention(
+    path: str, heads: int, groups: int, own: Mapping[str, str], first: frozenset[str], weights: Arrays
+) -> _Attention | None:
     def named(words: Sequence[str]) -> dict[str, str]:
         found = {}
         for name, whole in own.items():
@@ -140,8 +142,10 @@ def _attention(path: str, heads: int, groups: int, own: Mapping[str, str], first
     query, key, value = named(QUERY), named(KEY), named(VALUE)
     fused = tuple(own[name] for name in FUSED if name in own) or tuple(named(JOINED).values())
     known = {*query.values(), *key.values(), *value.values(), *fused, *output.values()}
-    # Norms of a head are shared by all; anything else may belong to one of them.
-    if any(whole not in known and "norm" not in name.lower() for name, whole in own.items()):
+    # A norm as wide as a head is shared by all heads; anything else may belong to some of them.
+    width = weights[matrix].shape[1 if matrix in first else 0] // heads
+    rest = {name: weights[whole].shape for name, whole in own.items() if whole not in known}
+    if any("norm" not in name.lower() or shape != (width,) for name, shape in rest.items()):
         return None
     if not (fused and heads == groups) and not (query and key and value):
         return None

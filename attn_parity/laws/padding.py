@@ -33,6 +33,9 @@ LENGTHS = ("lengths", "seq_lengths", "seq_lens", "sequence_lengths", "input_leng
 
 POSITIONS = ("positions", "position_ids")
 
+SLOTS = "padding on the left counts"
+"""Marks a side whose outputs depend on how much padding is on the left, not on what it holds."""
+
 HUGE = -1e9
 """Added to the scores of padding: its weight is 0 in every precision."""
 
@@ -90,7 +93,9 @@ def padding_invariance(side: OneSide, layout: Layout) -> Finding:
         return Finding(gap, right)
     if left.size > side.limit:
         return Finding(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
-    return Finding(max(gap, left, key=lambda one: one.size), f"padding on the right and left, by {way.shown}")
+    counts = "; on the left its slots count as positions" if change == SLOTS else " and left"
+    worst = max(gap, left, key=lambda one: one.size)
+    return Finding(worst, f"padding on the right{counts}, by {way.shown}")
 
 
 def _ways(side: OneSide) -> Iterator[_Way]:
@@ -162,22 +167,21 @@ class _Padded:
             return pooled, f"with other numbers in the padding on the {where}"
         alone = side.gap(self._rows([output for output, own in zip(short, axes, strict=True) if own]), real, names)
         if is_left and alone.size > side.limit:
-            return self._with_positions(given, mask, kept, short, axes, names, content)
+            alone = self._with_positions(given, mask, kept, short, axes, names)
+            if alone.size > side.limit:  # masks and positions may count the slots of padding
+                return content, SLOTS
         return max(content, alone, key=lambda gap: gap.size), f"with padding on the {where}, and without it before"
 
     def _with_positions(
-        self, given: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str], gap: Gap
-    ) -> tuple[Gap, str]:
-        """Compare with the tokens' own positions given; without that argument, positions may count padding."""
+        self, given: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str]
+    ) -> Gap:
+        """Return how far real tokens are from those without padding if they are given their own positions."""
         name = next((name for name in POSITIONS if name in self.side.arguments), None)
-        if name is None:
-            return gap, ""
-        positions = np.maximum(np.cumsum(mask, -1) - 1, 0)
-        padded = self.side.outputs(self._call({**given, name: positions}))
-        real = self._rows(self._kept(padded, axes, kept))
+        if name is not None:
+            given = {**given, name: np.maximum(np.cumsum(mask, -1) - 1, 0)}
+        real = self._rows(self._kept(self.side.outputs(self._call(given)), axes, kept))
         wanted = self._rows([output for output, own in zip(short, axes, strict=True) if own])
-        alone = self.side.gap(wanted, real, names)
-        return max(gap, alone, key=lambda one: one.size), f"with padding on the left and {name}, and without it before"
+        return self.side.gap(wanted, real, names)
 
     def _call(self, given: dict[str, Any]) -> Arguments:
         return self.side.called_with(given, self.batch.call)

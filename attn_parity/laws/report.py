@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,9 @@ LawStatus = Literal["holds", "broken", "not tried"]
 
 SCHEMA = 1
 """Version of the JSON data."""
+
+WIDTH = 100
+"""Characters of a line of text."""
 
 ORDER: tuple[LawStatus, ...] = ("broken", "holds", "not tried")
 
@@ -140,9 +144,11 @@ class LawsReport:
     def __str__(self) -> str:
         width = max((len(law.name) for law in self.laws), default=0)
         lines = [self.summary()]
+        indent = " " * (width + 15)
         for law in sorted(self.laws, key=lambda law: ORDER.index(law.status)):
-            lines.append(f"  {law.name:<{width}}  {law.status:<9}  {law.why}")
-            lines += [f"  {'':<{width}}  {'':<9}  {law.witness}"] if law.witness else []
+            text = f"{law.why}: {law.witness}" if law.witness else law.why
+            first = f"  {law.name:<{width}}  {law.status:<9}  "
+            lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines + ([f"again: {self.command}"] if self.command else []))
 
