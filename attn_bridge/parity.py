@@ -1,12 +1,13 @@
 """Parity: the rule that decides whether two implementations compute the same, and the calls that apply it.
 
-attn_bridge.parity.compare(first, second, inputs) judge any two sides: modules, or functions
-attn_bridge.parity.function(f, weights) a pure function of torch or JAX as a side attn_bridge.parity.laws(module,
-inputs) judge one side alone by laws attn_bridge.parity.train(torch_module, flax_module, data) judge whether a pair
-trains alike attn_bridge.parity.check() judge our own variants
-attn_bridge.parity.check_model(folder) judge a whole model block by block attn_bridge.parity.mutate() measure the judge
-with planted faults; in a clone attn_bridge.parity.mutate_mesh({"tensor": 2}) the same with faults of many devices
-attn_bridge.parity.strict() a context in which no framework rounds more than it must
+- `compare(first, second, inputs)`: judge any two sides, modules or functions
+- `function(f, weights)`: a pure function of torch or JAX as a side
+- `laws(module, inputs)`: judge one side alone by laws
+- `as_precise(got, trusted, oracle)`: judge one tensor by three arrays
+- `train(torch_module, flax_module, data)`: judge whether a pair trains alike
+- `check()`, `check_model(folder)`: judge our own variants, or a whole model block by block
+- `mutate()`, `mutate_mesh({"tensor": 2})`: measure the judge with planted faults, of many devices too; in a clone
+- `strict()`: a context in which no framework rounds more than it must
 
 The judge is the package `attn_parity`, in a layer above this package; its names are loaded on first use.
 """
@@ -24,9 +25,12 @@ __all__ = [
     "ModelReport",
     "MutationReport",
     "ParityError",
+    "Precision",
     "Report",
     "TensorVerdict",
     "TrainingReport",
+    "as_precise",
+    "assert_as_precise",
     "check",
     "check_model",
     "compare",
@@ -45,9 +49,12 @@ if TYPE_CHECKING:
         LawsReport,
         ModelReport,
         ParityError,
+        Precision,
         Report,
         TensorVerdict,
         TrainingReport,
+        as_precise,
+        assert_as_precise,
         check,
         check_model,
         compare,

@@ -13,9 +13,12 @@ __all__ = [
     "LawsReport",
     "ModelReport",
     "ParityError",
+    "Precision",
     "Report",
     "TensorVerdict",
     "TrainingReport",
+    "as_precise",
+    "assert_as_precise",
     "check",
     "check_model",
     "compare",
@@ -34,11 +37,13 @@ if TYPE_CHECKING:
     from .laws.driver import laws
     from .laws.report import LawsError, LawsReport
     from .results.findings import TensorVerdict
+    from .results.precision import Precision
     from .results.report import ParityError, Report
     from .settings.precision import strict
     from .sides.function import function
     from .training.driver import train
     from .training.report import TrainingReport
+    from .verdict.arrays import as_precise, assert_as_precise
 
 _HOMES = {
     "CheckReport": "check.report",
@@ -46,9 +51,12 @@ _HOMES = {
     "LawsReport": "laws.report",
     "ModelReport": "check.model.report",
     "ParityError": "results.report",
+    "Precision": "results.precision",
     "Report": "results.report",
     "TensorVerdict": "results.findings",
     "TrainingReport": "training.report",
+    "as_precise": "verdict.arrays",
+    "assert_as_precise": "verdict.arrays",
     "check": "check.matrix",
     "check_model": "check.model.walk",
     "compare": "compare.driver",

@@ -23,16 +23,17 @@ from .findings import (
 
 if TYPE_CHECKING:
     from ..training.report import TrainingReport
+    from .precision import Precision
 
 
 class ParityError(AssertionError):
     """The two sides are not equal; the message names the differences, their location and the command to run again.
 
     Attributes:
-        report: the `Report`, or the `TrainingReport`.
+        report: the `Report`, the `TrainingReport`, or the `Precision` of three arrays.
     """
 
-    def __init__(self, report: Report | TrainingReport):
+    def __init__(self, report: Report | TrainingReport | Precision):
         self.report = report
         super().__init__(report.explain())
 

@@ -257,6 +257,11 @@ def check_randomness(page: Page) -> None:
     assert page.printed.endswith(f"{dropped}\n")
 
 
+def check_arrays(page: Page) -> None:
+    assert page.printed.startswith("precision ")
+    assert page.names["wrong"].share > 1
+
+
 def check_training(page: Page) -> None:
     names = page.names
     assert [names[name].verdict for name in ("report", "own", "in_train_mode")] == ["equal"] * 3
@@ -293,6 +298,7 @@ def check_extending(page: Page) -> None:
 
 CHECKS = {
     "README.md": check_readme,
+    "docs/arrays.md": check_arrays,
     "docs/backends.md": check_backends,
     "docs/checkpoints.md": check_checkpoints,
     "docs/compare.md": check_compare,
