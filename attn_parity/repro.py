@@ -86,7 +86,7 @@ class Bundle:
 
         self.halves: dict[str, _Half] = {}
         for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):
-            weights = {name: array.copy() for name, array in _weights(side).items()}
+            weights = {name: array.copy() for name, array in weights_of(side).items()}
             self.halves[label] = _Half(_moved(factory, label), weights, factory.sources())
         self.calls = {"inputs.npz": as_arguments(inputs)}
         if second_inputs is not None:
@@ -179,7 +179,7 @@ def example_inputs(folder: Path) -> Any:
     return next((one for one in found if one is not None), None)
 
 
-def _weights(side: Any) -> Arrays:
+def weights_of(side: Any) -> Arrays:
     """Return the arrays of a side by name; of a Linen module's variables and of a tree of weights, by position."""
     framework = backends.framework_of(side)
     assert framework is not None, "it was built"

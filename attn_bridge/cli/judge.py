@@ -23,6 +23,7 @@ def add_judge(app: typer.Typer) -> None:
     app.command("laws")(load_judge("commands.laws").laws)
     app.command("dump")(load_judge("commands.dump").dump)
     app.command("compare-dumps")(load_judge("commands.dump").compare_dumps)
+    app.command("review")(load_judge("commands.review").review)
     app.command("doctor")(load_judge("commands.doctor").doctor)
     try:
         require_fault_lab()

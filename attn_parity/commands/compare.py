@@ -20,6 +20,7 @@ from .outputs import Outputs
 
 if TYPE_CHECKING:
     from ..factories import Factory
+    from ..results.changes import Data
     from ..results.report import Report
 
 MODES = ("eager", "jit")
@@ -175,7 +176,7 @@ def compare(
         "--device": device, "--timeout": _plain(timeout), "--allow": allow, "--baseline": baseline,
         "--separate": separate, "--first-python": first_python, "--second-python": second_python,
     }  # fmt: skip
-    run = Comparison((first, second), call, second_inputs, rules, options, build_seed, timeout)
+    run = Comparison((first, second), call, second_inputs, rules, options, build_seed, timeout, json_file is not None)
     run.check(train, separate, save_repro, chosen["modes"])
     if separate:
         from .separate import run_separately
@@ -233,6 +234,7 @@ class Comparison:
         options: all options by name, for the command that runs it again.
         build_seed: seed while factories run.
         timeout: longest that a call of a side may take, in seconds.
+        with_subjects: whether the report stores digests of code, weights and inputs.
     """
 
     factories: tuple[str, str]
@@ -242,6 +244,7 @@ class Comparison:
     options: Mapping[str, Any]
     build_seed: int
     timeout: float | None
+    with_subjects: bool = False
 
     @property
     def command(self) -> str:
@@ -292,13 +295,37 @@ class Comparison:
             breadcrumbs.note(names=sides)
             if dog is not None:
                 dog.names |= sides
+            # Before the comparison, which gives the sides other weights.
+            subjects = self._subjects(pair, call, second_call) if self.with_subjects else {}
             more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
             more |= {"allow": after.allow}  # what is left of a difference then takes another run
             report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
+            if subjects:
+                report = dataclasses.replace(report, subjects=_with_code(subjects, (ours, theirs)))
             report = after.apply(report)
             if save_repro is None or report.passed:
                 return report, None
             return report, repro.Bundle((ours, theirs), pair, call, second_call, self.rules, self.options)
+
+    def _subjects(self, pair: tuple[object, object], call: object, second_call: object) -> Data:
+        """Return the digests of all subjects but the code, which imports more while it runs."""
+        from ..attestation import subjects
+
+        calls = [call] if second_call is None else [call, second_call]
+        return {
+            **{name: {"weights": subjects.weights(side)} for name, side in zip(subjects.SIDES, pair, strict=True)},
+            "inputs": [subjects.call(given) for given in calls],
+            "rules": None if self.rules is None else subjects.of_file(self.rules),
+            "judge": subjects.judge(),
+        }
+
+
+def _with_code(data: Data, pair: tuple[Factory, Factory]) -> Data:
+    """Return digests with those of the code of both sides."""
+    from ..attestation import subjects
+
+    sides = zip(subjects.SIDES, pair, strict=True)
+    return {**data, **{name: {**data[name], **subjects.code(factory, Path.cwd())} for name, factory in sides}}
 
 
 def _loaded(name: str, what: str, seed: int) -> Factory:

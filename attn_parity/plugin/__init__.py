@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from . import manifest
 from .availability import skip_if_absent, skip_if_not_installed
 from .comparing import Combination, Parity
 from .settings import AXES, SETTINGS, Settings, add_options, read_markers
@@ -39,6 +41,21 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.pluginmanager.register(Summary(config), "attn_bridge_summary")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the manifest where the command line names it: ``pytest --parity-manifest parity.toml::NAME``."""
+    is_manifest = file_path == parent.config.rootpath / manifest.NAME and manifest.is_wanted(parent.config)
+    if is_manifest and parent.session.isinitpath(file_path):
+        return manifest.ManifestFile.from_parent(parent, path=file_path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the pairs of the manifest, before ``-k`` and other options select from all tests."""
+    if manifest.is_wanted(config):
+        manifest.add_items(session, config, items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

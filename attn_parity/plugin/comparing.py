@@ -98,7 +98,7 @@ class Parity:
     def _changes(self, report: Report) -> list[str]:
         """Return the changes since the report of the same comparison in an earlier run, if one exists."""
         folder = self._settings.baseline
-        path = folder and folder / f"{_file_name(self._node.nodeid, self._calls)}.json"
+        path = folder and folder / f"{file_name(self._node.nodeid, self._calls)}.json"
         if path is None:
             return []
         return report.changes_since(path).lines() if path.exists() else ["since the baseline: it was equal, or not run"]
@@ -121,7 +121,7 @@ class Parity:
             ("json", self._settings.json, report.to_json),
         ):
             if folder is not None:
-                path = folder / f"{_file_name(node.nodeid, self._calls)}.{kind}"
+                path = folder / f"{file_name(node.nodeid, self._calls)}.{kind}"
                 folder.mkdir(parents=True, exist_ok=True)
                 write(path)
                 lines.append(f"{kind}: {shown(path, node.config.invocation_params.dir)}")
@@ -142,7 +142,7 @@ def _told(report: Report) -> dict[str, Any]:
     }
 
 
-def _file_name(nodeid: str, call: int) -> str:
+def file_name(nodeid: str, call: int) -> str:
     """Return a name that any file system accepts; the digest distinguishes names that would read the same."""
     readable = re.sub("[^A-Za-z0-9._]+", "-", nodeid)[-100:].strip("-.")
     digest = hashlib.sha256(nodeid.encode()).hexdigest()[:8]

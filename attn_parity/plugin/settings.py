@@ -71,6 +71,8 @@ def add_options(parser: pytest.Parser) -> None:
     )
     group.addoption("--parity-html", metavar="DIR", help="write a page per failing comparison into DIR")
     group.addoption("--parity-json", metavar="DIR", help="write a JSON report per failing comparison into DIR")
+    group.addoption("--parity-manifest", action="store_true", help="run the pairs of parity.toml as tests, too")
+    parser.addini("parity_manifest", "as --parity-manifest: true", type="bool", default=False)
     parser.addini("parity_seeds", "as --parity-seeds")
     parser.addini("parity_devices", "as --parity-device, separated by spaces", type="args")
     parser.addini("parity_dtypes", "as --parity-dtype, separated by spaces", type="args")

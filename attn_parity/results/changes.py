@@ -94,7 +94,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"the baseline {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the baseline {path} is not JSON: {error}") from error
-    if not _is_report(data):
+    if not is_report(data):
         raise ValueError(f"the baseline {path} is not a report of compare, written with --json")
     return dict(data)
 
@@ -105,7 +105,7 @@ def changes(before: Data, now: Data) -> Changes:
     Raises:
         ValueError: the baseline is not a report of `compare`.
     """
-    if not _is_report(before):
+    if not is_report(before):
         raise ValueError("the baseline is not the data of a report of compare, as to_json() gives it")
     old, new = _tensors(before), _tensors(now)
     both = [name for name in new if name in old]
@@ -133,7 +133,7 @@ def changes(before: Data, now: Data) -> Changes:
     )
 
 
-def _is_report(data: Any) -> bool:
+def is_report(data: Any) -> bool:
     """Return whether data has the fields of a report that the comparison reads."""
     if not isinstance(data, Mapping) or data.get("verdict") not in SEVERITY:
         return False

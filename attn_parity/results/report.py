@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .changes import Changes, changes, read
+from .changes import Changes, Data, changes, read
 from .findings import (
     SEVERITY,
     Allowance,
@@ -67,6 +67,8 @@ class Report:
         allowed: differences that were accepted beforehand.
         changes: changes since the baseline; None without one.
         pictures: tensors of the first sample, for the HTML page.
+        subjects: digests of code, weights, inputs and judge, as `attestation.subjects` takes them; empty unless the
+            command line wrote JSON.
     """
 
     verdict: Verdict
@@ -93,6 +95,7 @@ class Report:
     allowed: list[Allowance] = dataclasses.field(default_factory=list)
     changes: Changes | None = None
     pictures: list[Picture] = dataclasses.field(default_factory=list, repr=False)
+    subjects: Data = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         first = self.first_divergence

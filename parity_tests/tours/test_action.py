@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 
 import jax  # noqa: F401 (the pairs need both frameworks)
 import pytest
@@ -155,3 +156,24 @@ def test_it_installs_itself_with_what_is_asked_for(workspace, tmp_path):
 def test_every_input_says_what_it_is():
     for name, one in {**ACTION["inputs"], **ACTION["outputs"]}.items():
         assert one["description"], name
+
+
+def test_a_review_annotates_each_pair_that_is_not_equal(workspace):
+    pair = '[[pair]]\nname = "{0}"\nfirst = "demo/pairs.py:torch_norm"\nsecond = "demo/pairs.py:{1}"\nseeds = 1\n'
+    text = "inputs = 'demo/inputs.npz'\n"
+    pairs = [("right", "flax_norm_with_torch_eps"), ("wrong", "flax_norm"), ("absent", "absent")]
+    (workspace / "parity.toml").write_text("".join(pair.format(*each) + text for each in pairs))
+    identity = ["-c", "user.name=Ann", "-c", "user.email=ann@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "pairs"]):
+        subprocess.run(["git", *words], check=True, capture_output=True, cwd=workspace)
+    found = composite.run(ACTION, workspace, {"command": "review", "install": "false"})
+    assert (found.status, found.outputs["verdict"]) == (2, "inconclusive")
+    [wrong, absent] = errors(found)
+    assert (wrong[0], wrong[2]) == ("demo/pairs.py", "attn-bridge: wrong is different")
+    assert (workspace / wrong[0]).read_text().splitlines()[wrong[1] - 1].startswith("def flax_norm(")
+    assert absent[2] == "attn-bridge: absent is inconclusive"
+    assert absent[3].startswith("demo/pairs.py has no absent")
+    assert "| right | equal |\n| wrong | different |\n| absent | inconclusive |" in found.summary
+    assert (workspace / found.outputs["html"]).name == "report.html"
+    [kept] = found.uploaded.values()
+    assert kept["path"] == "./attn-bridge-report"

@@ -21,7 +21,7 @@ from . import places, workflow
 from .places import Place
 from .workflow import annotation
 
-COMMANDS = ("compare", "pytest", "check")
+COMMANDS = ("compare", "review", "pytest", "check")
 MOST = 10
 """Annotations of one kind that GitHub shows per step."""
 
@@ -31,7 +31,7 @@ class Inputs:
     """Inputs of the action.
 
     Attributes:
-        command: ``compare``, ``pytest`` or ``check``.
+        command: ``compare``, ``review``, ``pytest`` or ``check``.
         first: the first side, as `attn-bridge compare` takes it.
         second: the second side, whose source is annotated.
         arguments: further arguments of the command.
@@ -73,6 +73,8 @@ class Inputs:
             reports = ["--parity-html", str(self.reports), "--parity-json", str(self.reports)]
             junit = ["-o", "junit_family=xunit1", f"--junitxml={self.reports / 'tests.xml'}"]
             return ["-m", "pytest", *reports, *junit, *self.arguments]
+        if self.command == "review":
+            return ["-m", "attn_bridge", "review", *self.arguments, "--out", str(self.reports)]
         files = ["--json", str(self.reports / "report.json")]
         if self.command == "compare":
             sides = [self.first, self.second]
@@ -85,7 +87,8 @@ def main() -> int:
     """Run the action, and return the exit status: that of the command, 2 for invalid inputs."""
     try:
         inputs = Inputs.of(os.environ)
-        inputs.reports.mkdir(parents=True, exist_ok=True)
+        folder = inputs.reports.parent if inputs.command == "review" else inputs.reports
+        folder.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(annotation("error", "attn-bridge", str(error)))
         return 2
@@ -124,6 +127,8 @@ def _of_report(inputs: Inputs, workspace: Path) -> tuple[list[str], str]:
         data = json.loads((inputs.reports / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return [], ""
+    if inputs.command == "review":
+        return _of_review(data, inputs.reports, workspace), str(data["verdict"])
     workflow.summarise([f"## attn-bridge {inputs.command}", "", *card.describe(data)[2:]])
     verdict = str(data.get("verdict") or ("equal" if data.get("passed") else "different"))
     if data.get("passed"):
@@ -134,6 +139,24 @@ def _of_report(inputs: Inputs, workspace: Path) -> tuple[list[str], str]:
         return [annotation("error", f"attn-bridge check: {verdict}", text) for text in texts[:MOST]], verdict
     place = places.of_report(data, inputs.second, Path.cwd(), workspace)
     return [annotation("error", f"attn-bridge: {verdict}", _explained(data), place)], verdict
+
+
+def _of_review(data: places.Data, reports: Path, workspace: Path) -> list[str]:
+    """Return the annotations of a review, one per pair that is not equal; add its pairs to the step's summary."""
+    rows = [f"| {pair['name']} | {pair['verdict']} |" for pair in data["pairs"]]
+    lines = [f"- {line}" for line in (*data["earlier"], *data["notes"])]
+    head = ["## attn-bridge review", "", str(data["summary"]), "", "| pair | verdict |", "|---|---|"]
+    workflow.summarise([*head, *rows, "", *lines])
+    annotations = []
+    for pair in data["pairs"]:
+        if pair["verdict"] != "equal":
+            file = reports / pair["report"] if "report" in pair else None
+            report = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+            line = places.of_report(report, pair["second"], Path.cwd(), workspace)
+            text = _explained(report) if report else str(pair["message"])
+            title = f"attn-bridge: {pair['name']} is {pair['verdict']}"
+            annotations.append(annotation("error", title, text, line))
+    return annotations[:MOST]
 
 
 def _explained(data: Mapping[str, Any]) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+Data = Mapping[str, Any]
+"""JSON-ready data of a report."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -17,7 +20,7 @@ class Place:
     line: int
 
 
-def of_report(report: Mapping[str, Any], factory: str, folder: Path, workspace: Path) -> Place | None:
+def of_report(report: Data, factory: str, folder: Path, workspace: Path) -> Place | None:
     """Return the line to look at first.
 
     Args:

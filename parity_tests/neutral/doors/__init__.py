@@ -1,0 +1,1 @@
+"""Reviews, attestations and the server for agents, without a framework."""
