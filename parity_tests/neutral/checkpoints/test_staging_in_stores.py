@@ -7,7 +7,9 @@ import contextlib
 import numpy as np
 import pytest
 
-fsspec = pytest.importorskip("fsspec", reason="pip install 'attn-bridge[remote]'")
+pytest.importorskip("fsspec", reason="pip install 'attn-bridge[remote]'")
+
+import fsspec
 
 from attn_bridge.checkpoints import manifest
 from attn_bridge.checkpoints.containers import UNFINISHED
