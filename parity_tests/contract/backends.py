@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,14 @@ def adapters(kind: str, package: str | None = __package__) -> Adapters:
 def fixture(found: Adapters) -> Any:
     """Return the fixture that a file of tests calls `backend`: each adapter in turn."""
     return pytest.fixture(scope="session", params=list(found.values()), ids=list(found))(lambda request: request.param)
+
+
+def called(found: Adapters, labels: Collection[str], enough: Collection[str]) -> Collection[str]:
+    """Return the cases of a kernel that always run: all with torch, which compiles nothing beside it, else `enough`.
+
+    The kernels are the same; each framework describes a call to them in its own way.
+    """
+    return labels if "torch" in found else enough
 
 
 def each(found: Adapters, argument: str, table: str) -> pytest.MarkDecorator:

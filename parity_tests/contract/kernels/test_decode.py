@@ -10,13 +10,15 @@ import pytest
 
 from attn_bridge import masks
 from attn_kernels import words
-from parity_tests.contract.backends import adapters, fixture
+from parity_tests.contract.backends import adapters, called, fixture
 from parity_tests.support import cover
 from parity_tests.support.attention_calls import FLOAT32, draw, hold_call, operands, padding, rounded, some
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="the extra cpu is not installed")
 
-backend = fixture(adapters("calls", __package__))
+FOUND = adapters("calls", __package__)
+
+backend = fixture(FOUND)
 
 
 def hidden_rows(batch: int, heads: int, queries: int, keys: int) -> np.ndarray:
@@ -52,6 +54,10 @@ CASES = {
 }
 
 
+DESCRIBED = ("a window", "hidden rows, sinks", "documents", "bias, softcap", "groups of seven", "sixteen queries")
+"""Cases that are described to the kernel in every way."""
+
+
 def hold_case(backend, label, dtype):
     sizes, options = CASES[label]
     inputs = [rounded(one, dtype) for one in operands(**sizes, seed=4)]
@@ -60,17 +66,22 @@ def hold_case(backend, label, dtype):
     hold_call(backend.results, inputs, options, dtype, unit, "cpu_flash")
 
 
-@pytest.mark.parametrize("label", CASES)
+@cover.some("label", list(CASES), called(FOUND, CASES, DESCRIBED))
 def test_it_matches_the_reference(backend, label):
     hold_case(backend, label, "float32")
 
 
-@cover.rotated(("label", "dtype"), list(CASES), ["bfloat16", "float16"])
+@cover.rotated(
+    ("label", "dtype"),
+    list(CASES),
+    ["bfloat16", "float16"],
+    always=called(FOUND, CASES, ("one token", "bias, softcap")),
+)
 def test_it_matches_the_reference_in_16_bits(backend, label, dtype):
     hold_case(backend, label, dtype)
 
 
-@cover.some("seed", range(16), always=(1, 4, 6, 7, 11, 15))
+@cover.some("seed", range(16), called(FOUND, (1, 4, 6, 7, 11, 15), (4, 7)))
 def test_any_sizes_will_do(backend, seed):
     size = np.random.default_rng(900 + seed)
     key_heads, group = size.integers(1, 4), size.integers(1, 8)
@@ -92,9 +103,8 @@ def test_any_sizes_will_do(backend, seed):
     hold_call(backend.results, inputs, options, "float32", FLOAT32, "cpu_flash")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
-def test_nan_reaches_only_rows_that_see_it(backend, place, dtype):
+@cover.rotated(("dtype", "place"), ["float32", "bfloat16", "float16"], range(3))
+def test_nan_reaches_only_rows_that_see_it(backend, dtype, place):
     inputs = operands(queries=3, keys=300, batch=1)
     inputs[place][0, 1 if place == 0 else 298, 1, 3] = np.nan
     found, want = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import masks
-from parity_tests.contract.backends import adapters, fixture
+from parity_tests.contract.backends import adapters, called, fixture
 from parity_tests.support import cover
 from parity_tests.support.attention_calls import draw, hold, hold_call, operands, rounded, some
 
@@ -38,12 +38,22 @@ def _in_pairs():
         adapter.forget()
 
 
-@pytest.mark.parametrize("label", SERVED)
+MULTIPLIED = (
+    *("no mask, odd sizes", "causal, long", "causal, fewer keys", "one token", "causal with padding", "per head"),
+    *("all hidden", "bias, per head", "wider value", "head_dim 1", "head_dim 40", "head_dim 256", "one key head"),
+    *("window with padding", "documents", "softcap", "sinks"),
+)
+"""Cases whose products differ in shape, or in what is done to their results."""
+
+
+@cover.some(
+    "label", SERVED, called(FOUND, MULTIPLIED, ("causal with padding", "bias, per head", "sinks", "wider value"))
+)
 def test_it_matches_the_reference(backend, label):
     hold(backend.results, label, 1, "bfloat16", UNIT, "cpu_flash")
 
 
-@cover.some("seed", range(12), always=(0, 1, 4, 7, 11))
+@cover.some("seed", range(12), called(FOUND, (0, 1, 4, 7, 11), (1,)))
 def test_any_sizes_will_do(backend, seed, monkeypatch):
     """Sizes that are no multiples of a block, a tile or a register, windows and offsets on either side of the keys."""
     if seed % 2:
@@ -68,13 +78,16 @@ def test_any_sizes_will_do(backend, seed, monkeypatch):
     hold_call(backend.results, inputs, options, "bfloat16", UNIT, "cpu_flash")
 
 
-@pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"mask": masks.sliding_window(100)}], ids=str)
+OPTIONS = [{}, {"mask": masks.causal()}, {"mask": masks.sliding_window(100)}]
+
+
+@cover.some("options", OPTIONS, called(FOUND, OPTIONS, OPTIONS[2:]))
 def test_many_blocks_of_odd_sizes(backend, options):
     inputs = [rounded(one, "bfloat16") for one in operands(1, 777, 777, 4, 2, 80, 48, seed=3)]
     hold_call(backend.results, inputs, options, "bfloat16", UNIT, "cpu_flash")
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+@cover.some("place", range(3), called(FOUND, range(3), [1]))
 def test_a_common_part_costs_no_precision(backend, place):
     inputs = operands(1, 1025, 1025, 2, 1, 32, 32, seed=5)
     inputs = [rounded(one + 4.0 * (n == place), "bfloat16") for n, one in enumerate(inputs)]
@@ -90,7 +103,7 @@ def test_query_gradients_do_not_contain_the_keys_common_part(backend):
     np.testing.assert_allclose(found, want, rtol=0, atol=UNIT * np.abs(want).max())
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+@cover.some("place", range(3), called(FOUND, range(3), [2]))
 def test_nan_reaches_only_rows_that_see_it(backend, place):
     inputs = operands(queries=140, keys=140, batch=1)
     inputs[place][0, 70, 1, 3] = np.nan

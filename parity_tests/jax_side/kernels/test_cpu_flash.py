@@ -22,6 +22,7 @@ from attn_kernels.vectors import exponentials, memory
 from jax_attn import functional
 from jax_attn.implementations import blocked, cpu_flash
 
+from ...support import cover
 from .attention_calls import arrays, attend, draw, some, squared
 
 
@@ -85,10 +86,16 @@ def test_all_layouts_of_memory_will_do():
 # ---- numbers that are none, or large
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("place", ["query", "key", "value"])
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF], ids=hex)
-def test_nan_reaches_the_queries_that_see_it(bits, place, dtype):
+@cover.rotated(
+    ("place", "bits", "dtype"),
+    [
+        (("query", "key", "value")[(turn + start) % 3], bits)  # so that each place meets each dtype
+        for start, bits in enumerate((0x7FC00000, 0x7FC00001, 0xFFFFFFFF))
+        for turn in range(3)
+    ],
+    ["float32", "bfloat16", "float16"],
+)
+def test_nan_reaches_the_queries_that_see_it(place, bits, dtype):
     inputs = dict(zip(("query", "key", "value"), arrays(queries=140, keys=140, batch=1), strict=True))
     inputs = {name: one.astype(dtype) for name, one in inputs.items()}
     inputs[place] = inputs[place].at[0, 70, 1, 3].set(np.uint32(bits).view(np.float32).astype(jnp.dtype(dtype)))
@@ -154,37 +161,46 @@ def test_positions_beyond_float32s_integers_are_distinct():
 # ---- transformations
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mask": masks.causal()},
-        {"mask": masks.sliding_window(9)},
-        {"mask": masks.causal() & some(1, 1, 70, 70, seed=3)},
-        {"bias": draw(1, 4, 70, 70, seed=4), "softcap": 2.0, "dropout": 0.3, "rng": jax.random.key(5)},
-    ],
-    ids=["causal", "window", "array", "bias, softcap and dropout"],
-)
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
-        lambda f: jax.vmap(jax.grad(lambda q, k, v: f(q[None], k[None], v[None]), (0, 1, 2))),
-        lambda f: lambda *xs: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([xs[0], 2 * xs[0]]), *xs[1:]),
-        lambda f: lambda q, k, v: jax.vmap(jax.grad(f, (0, 1, 2)), (None, 3, None))(q, jnp.stack([k, 2 * k], 3), v),
-        lambda f: lambda *xs: jax.vmap(jax.vmap(jax.grad(f)))(*(jnp.stack([x, 3 * x])[None] for x in xs)),
-        lambda f: jax.grad(lambda *xs: sum((one**2).sum() for one in jax.grad(f, (0, 1, 2))(*xs)), (0, 1, 2)),
-    ],
-    ids=["checkpoint", "vmap", "vmap of query", "vmap of key", "vmap twice", "second order"],
-)
-def test_transformations(transform, options):
-    inputs = arrays()
-    found, want = (jax.tree.leaves(transform(squared(name, **options))(*inputs)) for name in ("cpu_flash", "reference"))
+OPTIONS = {
+    "bias, softcap and dropout": {
+        "bias": draw(1, 4, 70, 70, seed=4),
+        "softcap": 2.0,
+        "dropout": 0.3,
+        "rng": jax.random.key(5),
+    },
+    "array": {"mask": masks.causal() & some(1, 1, 70, 70, seed=3)},
+    "causal": {"mask": masks.causal()},
+    "window": {"mask": masks.sliding_window(9)},
+}
+TRANSFORMS = {
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
+    "vmap": lambda f: jax.vmap(jax.grad(lambda q, k, v: f(q[None], k[None], v[None]), (0, 1, 2))),
+    "vmap of query": lambda f: (
+        lambda *xs: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([xs[0], 2 * xs[0]]), *xs[1:])
+    ),
+    "vmap of key": lambda f: (
+        lambda q, k, v: jax.vmap(jax.grad(f, (0, 1, 2)), (None, 3, None))(q, jnp.stack([k, 2 * k], 3), v)
+    ),
+    "second order": lambda f: jax.grad(
+        lambda *xs: sum((one**2).sum() for one in jax.grad(f, (0, 1, 2))(*xs)), (0, 1, 2)
+    ),
+    "vmap twice": lambda f: lambda *xs: jax.vmap(jax.vmap(jax.grad(f)))(*(jnp.stack([x, 3 * x])[None] for x in xs)),
+}
+
+
+@cover.rotated(("name", "label"), list(TRANSFORMS), list(OPTIONS))
+def test_transformations(name, label):
+    inputs, options, transform = arrays(), OPTIONS[label], TRANSFORMS[name]
+    found, want = (jax.tree.leaves(transform(squared(one, **options))(*inputs)) for one in ("cpu_flash", "reference"))
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=2e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("axes", [(0, None, None), (None, None, None), (0, 0, 0)], ids=["mask", "none", "all"])
-@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 1, 70, 70), (1, 4, 70, 1)], ids=str)
+@cover.rotated(
+    ("shape", "axes"),
+    [(2, 1, 1, 70), (1, 1, 70, 70), (1, 4, 70, 1)],
+    [(0, None, None), (None, None, None), (0, 0, 0)],
+)
 def test_masks_are_vmapped(shape, axes):
     query, key, value = arrays()
     of_mask, of_query, of_key = axes
@@ -217,8 +233,9 @@ def test_a_key_of_nan_that_is_masked_stays_hidden():
         np.testing.assert_array_equal(found, attend(query, key, value, mask=mask))
 
 
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["bias", "query", "both"])
-@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 4, 70, 70), (2, 4, 70, 70), (70, 70)], ids=str)
+@cover.rotated(
+    ("shape", "axes"), [(2, 1, 1, 70), (1, 4, 70, 70), (2, 4, 70, 70), (70, 70)], [(0, None), (None, 0), (0, 0)]
+)
 def test_biases_are_vmapped(shape, axes):
     query, key, value = arrays()
     of_bias, of_query = axes
@@ -249,8 +266,7 @@ def test_each_of_several_seeds_draws_its_own_dropout():
     assert np.abs(found[0] - found[1]).max() > 0.1 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
-@pytest.mark.parametrize("key", [jax.random.key(5), jax.random.PRNGKey(2**32 - 1)], ids=["typed", "raw"])
+@cover.rotated(("rate", "key"), [0.001, 0.3, 0.999], [jax.random.key(5), jax.random.PRNGKey(2**32 - 1)])
 def test_dropout_keeps_the_weights_that_the_reference_keeps(rate, key):
     """With values that name their key and all weights alike, the context tells which were kept."""
     query = jnp.zeros((2, 130, 3, 8))

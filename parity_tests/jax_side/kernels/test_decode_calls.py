@@ -24,6 +24,7 @@ from jax_attn import functional
 from jax_attn.implementations import cpu_flash
 from jax_attn.operations import few_rows
 
+from ...support import cover
 from .attention_calls import arrays, attend, squared
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="the extra cpu is not installed")
@@ -63,8 +64,7 @@ def step(label: str, dtype: str) -> tuple[Any, list[Any]]:
     return of, [weights, jnp.ones((2, 1, 64), dtype), cache]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("label", MODULES)
+@cover.rotated(("label", "dtype"), list(MODULES), ["float16", "float32", "bfloat16"])
 def test_no_step_copies_or_converts_the_cache(label, dtype):
     of, arguments = step(label, dtype)
     lowered = of.lower(*arguments)
@@ -94,8 +94,7 @@ def test_the_cache_stays_where_it_is():
     assert places == [one.unsafe_buffer_pointer() for one in (cache.key, cache.value)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("label", MODULES)
+@cover.rotated(("label", "dtype"), list(MODULES), ["float32", "bfloat16"])
 def test_steps_match_the_whole_sequence(label, dtype):
     make, config, options = MODULES[label]
     module = make(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)

@@ -12,6 +12,8 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import few_queries
 
+from ...support import cover
+
 RANDOM = np.random.default_rng(0)
 CASES = {
     "one token": (1, 700, masks.causal().offset(690), {}),
@@ -22,7 +24,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@cover.some("name", list(CASES), ["per head", "window", "all hidden"])
 def test_few_queries_matches_the_reference(name):
     queries, keys, mask, options = CASES[name]
     shapes = ((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 5))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from attn_bridge import masks
 from jax_attn import functional
 
+from ...support import cover
 from .attention_calls import operands
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 16, 70])
-@pytest.mark.parametrize("is_causal", [False, True])
+@cover.rotated(("tokens", "is_causal"), [1, 7, 16, 70], [False, True])
 def test_nan_is_not_lost(tokens, is_causal):
     mask = masks.causal() if is_causal else None
     allowed = np.tri(tokens, dtype=bool) if is_causal else np.ones((tokens, tokens), bool)

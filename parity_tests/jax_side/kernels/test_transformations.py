@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import export
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -21,28 +20,34 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import blocked
 
+from ...support import cover
 from .attention_calls import arrays, loss
 
+TRANSFORMS = {
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
+    "jit": lambda f: jax.jit(jax.grad(f, (0, 1, 2))),
+    "vmap": lambda f: jax.vmap(jax.grad(lambda q, k, v: f(q[None], k[None], v[None]), (0, 1, 2))),
+    "vmap of query": lambda f: (
+        lambda *xs: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([xs[0], 2 * xs[0]]), *xs[1:])
+    ),
+    "second order": lambda f: jax.grad(
+        lambda *xs: sum((one**2).sum() for one in jax.grad(f, (0, 1, 2))(*xs)), (0, 1, 2)
+    ),
+}
 
-@pytest.mark.parametrize("loops", ["written out", "rolled"])
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
-        lambda f: jax.jit(jax.grad(f, (0, 1, 2))),
-        lambda f: jax.vmap(jax.grad(lambda q, k, v: f(q[None], k[None], v[None]), (0, 1, 2))),
-        lambda f: lambda *xs: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([xs[0], 2 * xs[0]]), *xs[1:]),
-        lambda f: jax.grad(lambda *xs: sum((one**2).sum() for one in jax.grad(f, (0, 1, 2))(*xs)), (0, 1, 2)),
-    ],
-    ids=["checkpoint", "jit", "vmap", "vmap of query", "second order"],
-)
-def test_transformations(transform, loops, request):
+
+@cover.rotated(("name", "loops"), list(TRANSFORMS), ["rolled", "written out"])
+def test_transformations(name, loops, request):
     if loops == "rolled":
         request.getfixturevalue("rolled")
     inputs = arrays()
-    found, want = (jax.tree.leaves(jax.jit(transform(loss(name)))(*inputs)) for name in ("blocked", "reference"))
+    transform = TRANSFORMS[name]
+    found, want = (jax.tree.leaves(jax.jit(transform(loss(one)))(*inputs)) for one in ("blocked", "reference"))
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=2e-5 * np.abs(wanted).max())
+
+
+LIMITS = {"float32": 3e-5, "bfloat16": 2e-2}
 
 
 def test_shard_map():
@@ -58,10 +63,9 @@ def test_shard_map():
     )
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 3e-5), ("bfloat16", 2e-2)])
-@pytest.mark.parametrize("cotangents", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)])
-def test_the_logarithms_of_the_sums_have_gradients(cotangents, dtype, limit, narrow):
-    inputs = [array.astype(dtype) for array in arrays(queries=140, keys=140)]
+@cover.rotated(("cotangents", "dtype"), [(1.0, 0.0), (0.7, -0.4), (0.0, 1.0)], ["float32", "bfloat16"])
+def test_the_logarithms_of_the_sums_have_gradients(cotangents, dtype, narrow):
+    inputs, limit = [array.astype(dtype) for array in arrays(queries=140, keys=140)], LIMITS[dtype]
     sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
 
     def plain(q, k, v, sinks):
@@ -88,19 +92,18 @@ def test_the_logarithms_of_the_sums_have_gradients(cotangents, dtype, limit, nar
         np.testing.assert_allclose(got.astype("float32"), wanted, rtol=0, atol=limit * max(1e-3, np.abs(wanted).max()))
 
 
-@pytest.mark.parametrize(
-    "derivative",
-    [
-        lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
-        lambda f, x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),)),
-        lambda f, x: jax.vmap(lambda t: jax.jvp(f, (x,), (t,))[1])(jnp.stack([x, jnp.sin(x)])),
-        lambda f, x: jax.jvp(lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])), (x,), (x,)),
-        lambda f, x: jax.grad(lambda x: jax.jvp(f, (x,), (x,))[1])(x),
-        lambda f, x: jax.grad(lambda x: jax.vmap(lambda s: f(s * x))(jnp.arange(1.0, 3.0)).sum())(x),
-    ],
-    ids=["jvp", "jvp of grad", "vmap of jvp", "jvp of vmap", "grad of jvp", "grad of vmap"],
-)
-def test_derivatives_go_forward_at_any_length(derivative):
+DERIVATIVES = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
+    "jvp of grad": lambda f, x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),)),
+    "vmap of jvp": lambda f, x: jax.vmap(lambda t: jax.jvp(f, (x,), (t,))[1])(jnp.stack([x, jnp.sin(x)])),
+    "jvp of vmap": lambda f, x: jax.jvp(lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])), (x,), (x,)),
+    "grad of jvp": lambda f, x: jax.grad(lambda x: jax.jvp(f, (x,), (x,))[1])(x),
+    "grad of vmap": lambda f, x: jax.grad(lambda x: jax.vmap(lambda s: f(s * x))(jnp.arange(1.0, 3.0)).sum())(x),
+}
+
+
+@cover.some("name", list(DERIVATIVES), ["jvp of grad", "vmap of jvp", "grad of vmap"])
+def test_derivatives_go_forward_at_any_length(name):
     query, key, value = arrays(queries=140, keys=140)
 
     def loss(query: jax.Array, name: str | None) -> jax.Array:
@@ -109,8 +112,8 @@ def test_derivatives_go_forward_at_any_length(derivative):
         ).sum()
 
     want, *others = (
-        jax.tree.leaves(derivative(jax.jit(functools.partial(loss, name=name)), query))
-        for name in ("reference", "blocked", "few_queries", None)
+        jax.tree.leaves(DERIVATIVES[name](jax.jit(functools.partial(loss, name=one)), query))
+        for one in ("reference", "blocked", "few_queries", None)
     )
     for got, wanted in itertools.chain.from_iterable(zip(found, want, strict=True) for found in others):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
@@ -125,16 +128,20 @@ def test_programs_of_symbolic_lengths_are_exported():
         np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("spec", "mask"), [
-    ("1", lambda array: None),
-    ("b, 1, 1, {keys}", lambda array: array > 0),
-    ("b, 1, {queries}, {keys}", lambda array: masks.causal() & (array > 0)),
-    ("b, {keys}", lambda array: masks.documents(jnp.int32(array > 0))),
-    ("b,", lambda array: masks.padding(jnp.int32(3 + array))),
-], ids=["none", "keys", "pairs", "documents", "lengths"])  # fmt: skip
-@pytest.mark.parametrize(("queries", "keys"), [(1, 4096), (4, 40), (200, 200)])
-def test_a_batch_may_be_left_open(queries, keys, spec, mask):
+OPEN = {
+    "1": lambda array: None,
+    "b, 1, 1, {keys}": lambda array: array > 0,
+    "b, 1, {queries}, {keys}": lambda array: masks.causal() & (array > 0),
+    "b, {keys}": lambda array: masks.documents(jnp.int32(array > 0)),
+    "b,": lambda array: masks.padding(jnp.int32(3 + array)),
+}
+"""Shape of an array -> the mask that it makes: none, of keys, of pairs, documents, lengths."""
+
+
+@cover.rotated(("spec", "sizes"), list(OPEN), [(1, 4096), (200, 200), (4, 40)])
+def test_a_batch_may_be_left_open(spec, sizes):
     """A program of an open batch is exported and gives what one for a batch gives, whatever this machine picks."""
+    (queries, keys), mask = sizes, OPEN[spec]
     specs = ("b, {queries}, 4, 8", "b, {keys}, 2, 8", "b, {keys}, 2, 8", spec)
     specs = [one.format(queries=queries, keys=keys) for one in specs]
     scope, draw = export.SymbolicScope(), np.random.default_rng(0)
@@ -151,28 +158,6 @@ def test_a_batch_may_be_left_open(queries, keys, spec, mask):
         ]
         inputs = [draw.standard_normal(size, "float32") for size in sizes]
         np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-4, atol=1e-5)
-
-
-def test_shard_map_over_two_devices():
-    program = """
-import jax, jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec as P
-from attn_bridge import masks
-from jax_attn import functional
-mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-q = jax.random.normal(jax.random.key(0), (4, 30, 4, 8))
-k = q[:1] * 1.1
-def loss(name):
-    options = {"mask": masks.causal(), "implementation": name}
-    return lambda q, k: functional.dot_product_attention(q, jnp.broadcast_to(k, q.shape), q, **options) ** 2
-mapped = jax.shard_map(loss("blocked"), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
-got = jax.jit(jax.grad(lambda q, k: mapped(q, k).sum(), (0, 1)))(q, k)
-want = jax.grad(lambda q, k: loss("reference")(q, k).sum(), (0, 1))(q, k)
-for one, two in zip(got, want):
-    assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
-"""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | flags)
 
 
 SHARDED = """
@@ -200,10 +185,22 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         else:
             text = jax.jit(jax.grad(loss("blocked"))).lower(*parts).compile().as_text()
             assert "all-gather" not in text and "all-reduce" not in text
+
+query = jax.random.normal(jax.random.key(0), (4, 30, 4, 8))
+key = query[:1] * 1.1
+mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+def mapped(name):
+    options = {"mask": masks.causal(), "implementation": name}
+    return lambda q, k: functional.dot_product_attention(q, jnp.broadcast_to(k, q.shape), q, **options) ** 2
+blocks = jax.shard_map(mapped("blocked"), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+got = jax.jit(jax.grad(lambda q, k: blocks(q, k).sum(), (0, 1)))(query, key)
+want = jax.grad(lambda q, k: mapped("reference")(q, k).sum(), (0, 1))(query, key)
+for one, two in zip(got, want):
+    assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
 """
 
 
 def test_a_batch_over_two_devices_stays_there():
-    """Data parallelism: nobody gathers the batch, be the sharding in the type of an array or beside it."""
+    """Data parallelism: nobody gathers the batch, be the sharding in the type of an array or beside it, or mapped."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | flags)
