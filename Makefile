@@ -59,7 +59,7 @@ PICK_OPTIMIZED := optimized$(if $(FULL),, and not full)
 # COSTS=build/costs has every lane write what its tests cost; python -m parity_tests.costs reads it.
 costs = $(if $(COSTS),--costs $(COSTS)/$(1).json)
 
-# What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
+# What XLA and LLVM compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
 check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
 check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from . import costs
+from . import compiled_kernels, costs
 
 ROOT = Path(__file__).parent
 
@@ -75,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         loaded = [package for package in BLOCKED[framework] if package in sys.modules]
         assert not loaded, f"{loaded} were imported before they could be blocked"
         sys.meta_path.insert(0, _Blocker(BLOCKED[framework]))
+    compiled_kernels.register(config)
     if path := config.getoption("--costs"):
         costs.register(config, path)
 
