@@ -94,7 +94,7 @@ def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim_of(config), partial=True),
+        position=read_rotary(config, head_dim_of(config), partial=True, sections=config.model_type != "qwen3_next"),
         qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
         mask=mask_of(config, layer, "full_attention"),
         gate=True,
@@ -118,7 +118,7 @@ def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Qwen3.5 on text, where its three kinds of positions are one."""
+    """Return a layer of Qwen3.5."""
     return _read(config, layer, split_table)
 
 

@@ -337,9 +337,9 @@ class Rotary:
             raise ValueError(f"number of axes ({len(axes)}) must be at least 2 and at most {MAX_AXES}")
         if self.layout == "strided" and len(set(axes)) > 1:
             raise ValueError(f"axes {axes} must be equal with layout 'strided'")
-        last = max((row + len(axes) * (pairs - 1) for row, pairs in enumerate(axes) if row and pairs), default=0)
-        if self.layout == "interleaved" and last >= sum(axes):
-            raise ValueError(f"axes {axes} must let rows take turns: pair {last} is beyond the {sum(axes)} pairs")
+        turns = [row + len(axes) * (pairs - 1) for row, pairs in enumerate(axes) if row and pairs]
+        if self.layout == "interleaved" and any(pair >= sum(axes) for pair in turns):
+            raise ValueError(f"axes {axes} must let rows take turns: pair {max(turns)} is beyond the {sum(axes)} pairs")
         if self.is_of_image and self.scaling is not None:
             raise ValueError(f"scaling must be None with layout {self.layout!r}")
 

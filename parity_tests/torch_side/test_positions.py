@@ -47,6 +47,19 @@ def test_compiled_rotary_tables_are_the_eager_ones_in_float64(backend, name):
         torch.testing.assert_close(found, want, rtol=0, atol=1e-14)  # torch's powers are not NumPy's to the last bit
 
 
+@pytest.mark.parametrize("layout", ["sections", "interleaved", "axial", "strided"])
+def test_compiled_tables_of_rows_are_the_eager_ones_in_float64(layout):
+    scaling = NTKScaling(3.3, 8) if layout == "sections" else None
+
+    def tables(positions):
+        return rotary_tables(Rotary(scaling=scaling, axes=(4, 4), layout=layout), positions, 16, torch.float64)
+
+    positions = torch.stack([torch.arange(13), torch.arange(13).flip(0) * 2])[:, None]
+    compiled = torch.compile(tables, fullgraph=True, backend="aot_eager")
+    for found, want in zip(compiled(positions), tables(positions), strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("num_heads", [4, 6])
 def test_compiled_alibi_is_the_eager_one_in_float64(num_heads):
     def bias(positions):

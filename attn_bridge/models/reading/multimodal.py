@@ -37,10 +37,18 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_5_text": "qwen3_5_text",
+    "qwen3_5_moe_text": "qwen3_5_moe_text",
 }
 """``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
 
-SECTIONS = {"qwen2": (16, 24, 24), "qwen3": (24, 20, 20), "qwen3_moe": (24, 20, 20)}
+SECTIONS = {
+    "qwen2": (16, 24, 24),
+    "qwen3": (24, 20, 20),
+    "qwen3_moe": (24, 20, 20),
+    "qwen3_5_text": (11, 11, 10),
+    "qwen3_5_moe_text": (11, 11, 10),
+}
 """Type of a text model -> pairs of channels per row of positions (time, height, width) if the config has none."""
 
 

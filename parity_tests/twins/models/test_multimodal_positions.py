@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 import jax_attn
 import torch_attn
 from attn_bridge import checkpoints, torch_to_flax
-from attn_bridge.models.families import find_decoder
+from attn_bridge.models.families import find_decoder, find_layer
 from attn_bridge.specs import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn import positions as jax_positions
@@ -246,6 +246,13 @@ def test_a_layer_of_transformers_turns_by_rows():
 def test_interleaved_sections_end_with_the_head_as_in_transformers(sections, axes):
     config = {"model_type": "qwen3_vl_text", **TEXT, "head_dim": 20, **rotary(*sections)}
     assert find_decoder(config).blocks[0].attention.position == Rotary(50.0, axes=axes, layout="interleaved")
+
+
+def test_partial_heads_of_qwen3_5_turn_by_rows_in_turn():
+    text = {**TEXT, "head_dim": 32, "layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.Qwen3_5TextConfig(**text, **rotary(4, 2, 2, partial_rotary_factor=0.5))
+    wanted = Rotary(50.0, dim=16, axes=(4, 2, 2), layout="interleaved")
+    assert find_layer(config.to_dict(), 1).config.position == wanted
 
 
 @pytest.mark.parametrize(
