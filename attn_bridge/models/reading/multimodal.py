@@ -42,6 +42,9 @@ TEXT_TYPES = {
 }
 """``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
 
+FIXED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+"""``model_type`` -> values that its class has whatever the config is, where the equivalent type reads them."""
+
 SECTIONS = {
     "qwen2": (16, 24, 24),
     "qwen3": (24, 20, 20),
@@ -63,7 +66,7 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         return found
-    found["model_type"] = TEXT_TYPES[kind]
+    found |= {"model_type": TEXT_TYPES[kind], **FIXED.get(kind, {})}
     keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(found.get(key), Mapping)]
     for key in keys or ["rope_parameters"]:
         found[key] = _with_sections(found.get(key) or {}, found["model_type"])

@@ -205,8 +205,8 @@ def test_a_cache_changes_nothing_and_text_continues_behind_an_image(side):
     call_once = model if side == "torch" else functools.partial(run_by_numpy, operator.call, model)
     cache, parts, stop = model.init_cache(BATCH, TOKENS), [], 0
     with torch.no_grad():
-        # The first part ends in the image; the last tokens are text, whose positions are not given.
-        for count, options in ((6, True), (2, True), (1, True), (1, False), (1, False)):
+        # The image ends with the second part; behind it is text, whose positions are not given.
+        for count, options in ((6, True), (2, True), (1, False), (1, False), (1, False)):
             begin, stop = stop, stop + count
             at = {"positions": as_array(positions[:, :, begin:stop])} if options else {}
             at |= {"attention_mask": as_array(mask[:, :stop])} if begin == 0 else {}
@@ -246,6 +246,13 @@ def test_a_layer_of_transformers_turns_by_rows():
 def test_interleaved_sections_end_with_the_head_as_in_transformers(sections, axes):
     config = {"model_type": "qwen3_vl_text", **TEXT, "head_dim": 20, **rotary(*sections)}
     assert find_decoder(config).blocks[0].attention.position == Rotary(50.0, axes=axes, layout="interleaved")
+
+
+def test_a_layer_next_to_experts_turns_by_rows():
+    text = {**TEXT, "head_dim": 20, **rotary(4, 3, 3), "num_experts": 3, "num_experts_per_tok": 2}
+    config = transformers.Qwen3VLMoeConfig(text_config=text).to_dict()
+    assert find_layer(config, 1).config.position == Rotary(50.0, axes=(4, 3, 3), layout="interleaved")
+    assert find_decoder(config).blocks[0].feed_forward.router.normalise
 
 
 def test_partial_heads_of_qwen3_5_turn_by_rows_in_turn():
