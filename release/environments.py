@@ -33,6 +33,11 @@ EXTRAS: dict[str, tuple[Sequence[str], ...]] = {
     "viz": (("python", "-c", "import matplotlib; import attn_bridge.viz"),),
     "gguf": (("python", "-c", "import gguf; gguf.dequantize"),),
     "keras": (("python", "-c", "import h5py; h5py.h5d"),),
+    "attest": (("python", "-c", "import cryptography; from attn_parity.attestation import envelope"),),
+    "sigstore": (
+        ("python", "-c", "import sigstore.sign, sigstore.verify; from attn_parity.attestation import keyless"),
+    ),
+    "mcp": (("python", "-c", "import mcp.server; from attn_parity.agents import server"),),
     "all": (("attn-bridge", "doctor"), ("attn-bridge", "check")),
 }
 """Extra -> commands that must succeed where it is installed."""

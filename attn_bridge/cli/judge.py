@@ -24,6 +24,8 @@ def add_judge(app: typer.Typer) -> None:
     app.command("dump")(load_judge("commands.dump").dump)
     app.command("compare-dumps")(load_judge("commands.dump").compare_dumps)
     app.command("review")(load_judge("commands.review").review)
+    app.command("attest")(load_judge("commands.attest").attest)
+    app.command("verify-attestation")(load_judge("commands.attest").verify_attestation)
     app.command("doctor")(load_judge("commands.doctor").doctor)
     try:
         require_fault_lab()

@@ -132,9 +132,8 @@ def test_the_recipe_asks_for_what_the_project_asks_for():
     found = recipe()
     assert set(found["run"]) - {"python >=${{ python_min }}"} == conda(PROJECT["project"]["dependencies"])
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = {
-        one for name in ("torch", "jax", "cpu", "remote", "ray", "hub", "gguf", "keras", "viz") for one in extras[name]
-    }
+    names = ("torch", "jax", "cpu", "remote", "ray", "hub", "gguf", "keras", "viz", "attest", "sigstore", "mcp")
+    optional = {one for name in names for one in extras[name]}
     assert set(found["run_constraints"]) == conda(sorted(optional))
     assert f"setuptools {PROJECT['build-system']['requires'][0].removeprefix('setuptools')}" in found["host"]
     text = (versions.ROOT / "recipe" / "recipe.yaml").read_text()
