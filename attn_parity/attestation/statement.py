@@ -113,7 +113,7 @@ def _comparison(name: str, report: object, path: Path) -> AttestedComparison:
             raise AttestationError(f"{path}: the weights of the {side} side have no digest: its kind is not supported")
     states = {_tensor(each): "allowed" if each.get("allowed") else each["verdict"] for each in report["tensors"]}
     words = shlex.split(report["command"])[1:]
-    return Comparison(
+    return AttestedComparison(
         name, report["verdict"], states, words, {key: subjects[key] for key in (*SIDES, "inputs", "rules")}
     )
 

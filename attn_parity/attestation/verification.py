@@ -73,8 +73,8 @@ def _sample(comparison: AttestedComparison, folder: Path, seconds: float) -> Dat
         words = [*_without(list(comparison.words)), "--seeds=1", f"--json={file}"]
         ending = process.run(words, folder, scratch, seconds=seconds)
         try:
-            report = json.loads(file.read_text(encoding="utf-8")) if ending.end == "exit" else None
-        except (OSError, ValueError, RecursionError):
+            report = json.loads(process.content(file)) if ending.end == "exit" else None
+        except (ValueError, RecursionError):
             report = None
     if not isinstance(report, dict) or not changes.is_report(report) or report["verdict"] == "inconclusive":
         line = process.error_line(ending, seconds)

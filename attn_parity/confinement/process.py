@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ PASSED = re.compile(
     "OMP_.*|MKL_.*|OPENBLAS_.*|KMP_.*"
 )
 """Variables that confined code gets; tokens and passwords are in others."""
+
+MAX_REPORT = 1 << 29
+"""Bytes of the largest report that is read."""
 
 MAX_LINE = 2_000
 """Characters of a command's error line."""
@@ -99,6 +103,19 @@ def _path(avoid: Path | None) -> list[str]:
     kept = [entry for entry in entries if entry != own and (avoid is None or not entry.is_relative_to(avoid))]
     installed = any(part in ("site-packages", "dist-packages") for part in own.parts)
     return [str(entry) for entry in (kept if installed else [own, *kept])]
+
+
+def content(path: Path) -> str:
+    """Return the text of a file that confined code wrote: no link, no device, of bounded size; "" for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_REPORT:
+            return ""
+        return stream.read(MAX_REPORT).decode("utf-8", "replace")
 
 
 def error_line(ending: Ending, seconds: float, memory: int | None = None) -> str:

@@ -6,8 +6,6 @@ import dataclasses
 import importlib.machinery
 import importlib.util
 import json
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -20,9 +18,6 @@ from ..results.changes import Data
 from .manifest import ManifestPair, file_of
 
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
-
-MAX_REPORT = 1 << 29
-"""Bytes of the largest report that is read."""
 
 REPORT, PAGE = "report.json", "report.html"
 
@@ -91,7 +86,7 @@ def judge(
     words = [*pair.words, f"--json={out / REPORT}", f"--html={out / PAGE}"]
     writable = (folder,) if is_open else ()
     ending = process.run(words, folder, scratch, writable=writable, avoid=avoid, seconds=seconds)
-    text = _content(out / REPORT) if ending.end == "exit" and ending.status in (0, 1, 2) else ""
+    text = process.content(out / REPORT) if ending.end == "exit" and ending.status in (0, 1, 2) else ""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -103,20 +98,7 @@ def judge(
         reason = f"its report is {data['verdict']}, and its process ended with status {ending.status}"
         return Judgement(pair, "inconclusive", reason)
     message = printable(data.get("summary") or data["verdict"], process.MAX_LINE)
-    return Judgement(pair, data["verdict"], message, data, _content(out / PAGE))
-
-
-def _content(path: Path) -> str:
-    """Return the text of a file that confined code wrote: no link, no device, of bounded size; "" for anything else."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_REPORT:
-            return ""
-        return stream.read(MAX_REPORT).decode("utf-8", "replace")
+    return Judgement(pair, data["verdict"], message, data, process.content(out / PAGE))
 
 
 def _from(pair: ManifestPair, folder: Path, avoid: Path) -> str:

@@ -13,10 +13,11 @@ from attn_bridge import whole_folders as folders
 from attn_bridge.printable import printable
 
 from ..attestation import subjects
+from ..confinement.process import MAX_REPORT
 from ..results.changes import Data
 from ..results.findings import SCHEMA
 from .commit import Commit
-from .judging import MAX_REPORT, Judgement, Verdict
+from .judging import Judgement, Verdict
 
 KIND = "review"
 FILE = "report.json"

@@ -1,0 +1,176 @@
+"""Short answers on reports: the verdict, the worst numbers, and the next step.
+
+In: the data of a report. Out: a text of at most `MAX_BYTES`, whose last line begins with ``next:``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from attn_bridge.printable import printable
+
+from ..results.changes import Data
+
+MAX_BYTES = 1900
+"""Bytes of an answer: agents pay for each; the full report is a resource."""
+
+MAX_LINE = 300
+SHOWN = 5
+
+NEXT = "next: "
+
+
+def limited(lines: Iterable[str], step: str) -> str:
+    """Return lines, as many as fit, and the next step as the last one."""
+    last = f"{NEXT}{printable(step, 500)}"
+    room, kept = MAX_BYTES - len(last.encode()), []
+    for line in lines:
+        text = printable(line, MAX_LINE)
+        room -= len(text.encode()) + 1
+        if room < 0:
+            break
+        kept.append(text)
+    return "\n".join([*kept, last])
+
+
+def on_comparison(data: Data, name: str) -> str:
+    """Return the answer on a report of `compare`, which is stored as `name`."""
+    return limited(_comparison(data, name), _step(data, name))
+
+
+def _comparison(data: Data, name: str) -> Iterator[str]:
+    yield str(data["summary"])
+    first = data.get("first_divergence")
+    if isinstance(first, Mapping):
+        path, second = first.get("path") or "the module itself", first.get("second_path") or "the module itself"
+        yield f"first divergence ({first.get('direction')}): {path} in the first side, {second} in the second"
+        if first.get("hint"):
+            yield f"hint: {first['hint']}"
+    for entry in data.get("allowed", ()):
+        yield f"allowed: {entry['path']}: {entry['reason']}"
+    wrong = [tensor for tensor in data["tensors"] if tensor["verdict"] != "equal" and not tensor.get("allowed")]
+    yield from (_tensor(tensor) for tensor in wrong[:SHOWN])
+    if len(wrong) > SHOWN:
+        yield f"and {len(wrong) - SHOWN} more tensors"
+    missed = [*data.get("unexercised", ()), *data.get("unreached", ())]
+    if missed:
+        yield f"not covered: {', '.join(map(str, missed[:SHOWN]))}"
+    yield from (f"note: {note}" for note in data.get("notes", ())[:SHOWN])
+    yield f"report: {name} (resource parity://reports/{name})"
+
+
+def _tensor(tensor: Data) -> str:
+    share = max((tensor[key] for key in ("meaning_used", "first_used", "second_used") if tensor.get(key)), default=None)
+    used = "" if share is None else f", {share:.3g} of the allowed error"
+    return f"{tensor['name']} ({tensor['dtype']}): {tensor['verdict']}{used}: {tensor.get('message') or 'no message'}"
+
+
+def _step(data: Data, name: str) -> str:
+    first = data.get("first_divergence")
+    if data["verdict"] == "equal":
+        missed = data.get("unexercised") or data.get("unreached")
+        if missed:
+            return "call compare with inputs that reach the parts that are not covered"
+        return "done; call compare with other dtypes or shapes for more evidence"
+    if data["verdict"] == "inconclusive":
+        return "change the inputs or the sides as the summary asks, and call compare again"
+    path = first.get("path") if isinstance(first, Mapping) else None
+    wrong = next((tensor["name"] for tensor in data["tensors"] if tensor["verdict"] != "equal"), "output")
+    return f"call explain with report={name!r} and path={path or wrong!r}, mend the second side, and compare again"
+
+
+# ---- one tensor, one submodule
+
+
+def on_path(data: Data, name: str, path: str) -> str:
+    """Return the answer on one tensor or submodule of a report.
+
+    Raises:
+        ValueError: the report has neither of that name.
+    """
+    tensors = [tensor for tensor in data.get("tensors", ()) if path in (tensor["name"], tensor.get("second_name"))]
+    node = next((each for each in _walk(data.get("tree")) if path in (each.get("path"), each.get("second_path"))), None)
+    if not tensors and node is None:
+        names = [tensor["name"] for tensor in data.get("tensors", ())]
+        names += [str(each["path"]) for each in _walk(data.get("tree")) if each.get("path")]
+        raise ValueError(f"{printable(path)} is no tensor or submodule of {name}; it has {', '.join(names[:20])}")
+    lines = [*(line for tensor in tensors for line in _numbers(tensor)), *([] if node is None else _node(node))]
+    first = data.get("first_divergence")
+    if isinstance(first, Mapping) and path in (first.get("path"), first.get("second_path")):
+        lines.append(f"it is the first divergence: {first.get('message') or first.get('direction')}")
+        lines += [f"hint: {first['hint']}"] if first.get("hint") else []
+    return limited(lines, _step_in(node, name))
+
+
+def _numbers(tensor: Data) -> Iterator[str]:
+    yield _tensor(tensor)
+    yield f"shape {tensor.get('shape')}, {tensor.get('bad')} of {tensor.get('count')} numbers beyond the limit"
+    worst = tensor.get("worst")
+    if isinstance(worst, Mapping):
+        values = ", ".join(f"{key} {worst.get(key)}" for key in ("first", "second", "oracle"))
+        yield f"worst at {worst.get('index')} of sample {worst.get('sample')}: {values} (oracle: float64)"
+    yield f"sample: {tensor.get('sample')}"
+
+
+def _node(node: Data) -> Iterator[str]:
+    yield f"submodule {node.get('path') or 'itself'}: {node.get('first_type')} and {node.get('second_type')}"
+    yield f"verdict {node.get('verdict')}, errors given the same numbers: forward {node.get('forward_error')}, " + (
+        f"backward {node.get('backward_error')}"
+    )
+    if node.get("message"):
+        yield str(node["message"])
+    children = list(node.get("children") or ())
+    yield from (f"  {child.get('path')}: {child.get('verdict') or 'not judged'}" for child in children[: SHOWN * 3])
+
+
+def _step_in(node: Data | None, name: str) -> str:
+    inner = [] if node is None else [child for child in node.get("children") or () if child.get("verdict") != "equal"]
+    wrong = next((child for child in inner if child.get("verdict") in ("different", "precision")), None)
+    if wrong is not None:
+        return f"call explain with report={name!r} and path={wrong.get('path')!r}"
+    return "compare the code of both sides here, mend the second, and call compare again"
+
+
+def _walk(node: object) -> Iterator[Data]:
+    if isinstance(node, Mapping):
+        yield node
+        for child in node.get("children") or ():
+            yield from _walk(child)
+
+
+# ---- laws and plans
+
+
+def on_laws(data: Data, name: str) -> str:
+    """Return the answer on a report of `laws`, which is stored as `name`."""
+    broken = [law for law in data["laws"] if law["status"] == "broken"]
+    lines = [str(data["summary"]), *(_law(law) for law in broken)]
+    others = [law for law in data["laws"] if law["status"] != "broken"]
+    lines += [f"{law['name']}: {law['status']}" for law in others]
+    step = (
+        f"mend {broken[0]['name']}, and call laws again" if broken else "call compare with the original as first side"
+    )
+    return limited([*lines, f"report: {name} (resource parity://reports/{name})"], step)
+
+
+def _law(law: Data) -> str:
+    witness = law.get("witness")
+    line = f"{law['name']}: broken: {law.get('why')}"
+    if not isinstance(witness, Mapping):
+        return line
+    where = f"{witness.get('tensor')}{witness.get('index')}"
+    return f"{line}: {where} is {witness.get('expected')}, and {witness.get('got')} {witness.get('change')}"
+
+
+def on_plan(data: Data, name: str) -> str:
+    """Return the answer on the plan of a conversion, which is stored as `name`."""
+    source, tensors = data["source"], data["tensors"]
+    lines = [
+        f"plan: {len(tensors)} tensors, {data['bytes']} bytes, "
+        f"from {source['format']} ({source['layout']}) to the layout {data['layout']}",
+        *(f"note: {note}" for note in data.get("notes", ())[:SHOWN]),
+        *(f"left out: {entry}" for entry in data.get("left_out", ())[:SHOWN]),
+    ]
+    lines += [f"{each['name']} <- {', '.join(map(str, each['sources']))}: {each['operation']}" for each in tensors]
+    step = "run attn-bridge convert with the same arguments, then attn-bridge verify"
+    return limited([lines[0], f"report: {name} (resource parity://reports/{name})", *lines[1:]], step)

@@ -1,0 +1,113 @@
+"""The Model Context Protocol server: tools and reports, over stdin and stdout.
+
+Source: https://modelcontextprotocol.io, and its Python SDK, `mcp`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+
+import anyio.to_thread
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+import attn_bridge
+
+from .calls import CallError, Calls
+
+INSTRUCTIONS = (
+    "Judge whether a port computes the same as its original, by outputs and every gradient. Call compare first; when "
+    "it differs, call explain on the submodule that it names, mend the code, and compare again. Every answer ends with "
+    "the next step. The full report is the resource parity://reports/NAME."
+)
+
+SIDE = "file.py:factory or module:factory, below the root: a function without arguments that returns a module"
+
+
+def serve(calls: Calls) -> MCPServer:
+    """Return the server of a session."""
+    server = MCPServer("attn-bridge", instructions=INSTRUCTIONS, version=attn_bridge.__version__, log_level="ERROR")
+
+    async def compare(
+        first: str,
+        second: str,
+        inputs: str | None = None,
+        shapes: list[str] | None = None,
+        dtypes: list[str] | None = None,
+        seeds: int | None = None,
+        rules: str | None = None,
+        fixed: list[str] | None = None,
+        vary: list[str] | None = None,
+        allow: dict[str, str] | None = None,
+    ) -> str:
+        return await _run(
+            functools.partial(
+                calls.compare,
+                first,
+                second,
+                inputs,
+                shapes or (),
+                dtypes or (),
+                seeds,
+                rules,
+                fixed or (),
+                vary or (),
+                allow,
+            )
+        )
+
+    async def explain(report: str, path: str) -> str:
+        return await _run(functools.partial(calls.explain, report, path))
+
+    async def laws(
+        side: str, inputs: str | None = None, shapes: list[str] | None = None, only: list[str] | None = None
+    ) -> str:
+        return await _run(functools.partial(calls.laws, side, inputs, shapes or (), only or ()))
+
+    async def convert_plan(
+        source: str,
+        target: str,
+        from_layout: str | None = None,
+        to_layout: str | None = None,
+        rules: str | None = None,
+        dtype: str | None = None,
+    ) -> str:
+        return await _run(functools.partial(calls.convert_plan, source, target, from_layout, to_layout, rules, dtype))
+
+    def report(name: str) -> str:
+        return calls.full(name)
+
+    described = [(compare, COMPARE), (explain, EXPLAIN), (convert_plan, CONVERT_PLAN)]
+    # The command is not in every version.
+    described += [(laws, LAWS)] * (importlib.util.find_spec("attn_parity.commands.laws") is not None)
+    for function, description in described:
+        server.add_tool(function, description=description, structured_output=False)
+    server.resource("parity://reports/{name}", mime_type="application/json", description="A report, whole.")(report)
+    return server
+
+
+COMPARE = (
+    f"Judge whether two sides compute the same outputs and gradients. first, second: {SIDE}. Inputs: shapes, such as "
+    '["2,7,16"], one per positional input, of floats; or inputs, an .npz file; else example_inputs() beside a factory. '
+    "dtypes: float64, float32, bfloat16, float16. rules: a TOML file of names. "
+    "allow: path -> reason of a known difference."
+)
+EXPLAIN = "Show one tensor or one submodule of a report of compare: numbers, the worst element, errors, what is inside."
+LAWS = (
+    f"Try laws that one side must obey alone: batch and padding invariance, causality, caches, gradients. side: {SIDE}."
+    " only: names of laws."
+)
+CONVERT_PLAN = (
+    "Plan the conversion of a checkpoint from its headers; nothing is written. source, target: paths below the root; "
+    "from_layout, to_layout: names of layouts, such as hf-llama, flax, torch."
+)
+
+
+async def _run(call: Callable[[], str]) -> str:
+    """Run a call in a thread, so that the server keeps answering."""
+    try:
+        return await anyio.to_thread.run_sync(call)
+    except CallError as error:
+        raise ToolError(str(error)) from None

@@ -1,0 +1,129 @@
+"""Answers for agents: short, with the next step; and calls that are refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from attn_bridge.cli.app import run
+from attn_parity.agents import answers
+from attn_parity.agents.calls import CallError, Calls
+from attn_parity.confinement import process
+from attn_parity.confinement.keeper import Ending
+
+from ...support.reports import different_report
+
+
+@pytest.fixture
+def calls(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "net.py").write_text("")
+    (root / "out").symlink_to(tmp_path)
+    (tmp_path / "other.py").write_text("")
+    return Calls(root, 1.0, 1 << 30)
+
+
+REFUSED = [
+    (("compare", "net.py", "net.py:B"), "first (net.py) must read file.py:factory or module:factory"),
+    (("compare", "--html=x:B", "net.py:B"), "first (--html=x:B) must read file.py:factory or module:factory"),
+    (("compare", "net.py:A", "../other.py:B"), "../other.py is not below the root "),
+    (("compare", "net.py:A", "out/other.py:B"), "out/other.py is not below the root "),
+    (("compare", "net.py:A", "/etc/x.py:B"), "/etc/x.py is not below the root "),
+    (("compare", "net.py:A", "gone.py:B"), "gone.py does not exist below the root "),
+    (("compare", "net.py:A", "net.py:B", "../x.npz"), "../x.npz is not below the root "),
+    (("compare", "net.py:A", "net.py:B", None, ["x" * 2000]), "is too long"),
+    (("convert_plan", "s3://bucket/x", "y"), "s3://bucket/x must be a path below the root"),
+    (("convert_plan", "net.py", "../y"), "../y is not below the root "),
+    (("laws", "other:\x1b[31m"), "side (other:\\x1b[31m) must read file.py:factory or module:factory"),
+    (("explain", "r1", "output"), "report (r1) is not known; reports: none yet"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_a_call_is_refused_before_anything_runs(call, message, calls, monkeypatch):
+    monkeypatch.setattr(process, "run", lambda *_, **__: pytest.fail("it ran"))
+    name, *arguments = call
+    with pytest.raises(CallError) as error:
+        getattr(calls, name)(*arguments)
+    assert message in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def answered(calls, monkeypatch, data):
+    """Have every command write this report, and return the words of each."""
+    asked = []
+
+    def write(words, folder, scratch, **limits):
+        asked.append((words[:-1], folder, limits))
+        (scratch / "report.json").write_text(json.dumps(data))
+        return Ending("exit", 1, "")
+
+    monkeypatch.setattr(process, "run", write)
+    return asked
+
+
+def test_options_are_single_words_and_reports_are_kept(calls, monkeypatch):
+    asked = answered(calls, monkeypatch, different_report().to_json())
+    text = calls.compare("net.py:A", "m:B", None, ["2,3"], seeds=2, fixed=["--json"], allow={"norm": "eps"})
+    options = ["--shape=2,3", "--seeds=2", "--fixed=--json", "--allow=norm=eps"]
+    limits = {"seconds": 1.0, "memory": 1 << 30}
+    assert asked == [(["compare", "net.py:A", "m:B", *options], calls.root, limits)]
+    assert "report: r1 (resource parity://reports/r1)" in text
+    assert json.loads(calls.full("r1"))["verdict"] == "different"
+    for _ in range(50):
+        calls.compare("net.py:A", "m:B")
+    with pytest.raises(CallError, match=r"^report \(r1\) is not known; reports: r2, "):
+        calls.full("r1")
+
+
+def test_a_forged_report_is_no_answer(calls, monkeypatch):
+    answered(calls, monkeypatch, {"tensors": [1]})
+    with pytest.raises(CallError, match="its process ended without a result"):
+        calls.compare("net.py:A", "m:B")
+
+
+def test_answers_fit_and_end_with_the_next_step():
+    data = different_report().to_json()
+    tensors = [{**data["tensors"][0], "name": f"é{'x' * 280}{number}", "verdict": "different"} for number in range(40)]
+    for text in (answers.on_comparison({**data, "tensors": tensors, "notes": ["n" * 999] * 9}, "r1"),
+                 answers.on_comparison(data, "r1")):  # fmt: skip
+        assert len(text.encode()) <= 2000
+        assert text.splitlines()[-1].startswith("next: call explain with report='r1' and path=")
+    assert answers.limited(["a\x1b[31m\nb"], "go") == "a\\x1b[31m\\nb\nnext: go"
+    equal = {**data, "verdict": "equal", "first_divergence": None, "unexercised": ["fc.bias"]}
+    assert answers.on_comparison(equal, "r1").endswith(
+        "next: call compare with inputs that reach the parts that are not covered"
+    )
+
+
+def test_a_submodule_is_explained_down_to_its_parts():
+    child = {"path": "a.b", "second_path": "a.b", "verdict": "different", "children": []}
+    tree = {"path": "a", "second_path": "A", "verdict": "different", "message": "far off", "children": [child],
+            "first_type": "Block", "second_type": "Block"}  # fmt: skip
+    data = {**different_report().to_json(), "tree": {"path": "", "second_path": "", "children": [tree]}}
+    text = answers.on_path(data, "r1", "A")
+    assert text.startswith("submodule a: Block and Block\nverdict different, ")
+    assert text.endswith("\nfar off\n  a.b: different\nnext: call explain with report='r1' and path='a.b'")
+
+
+def test_a_broken_law_has_its_witness():
+    witness = {"tensor": "output", "index": [0, 1], "expected": 1.0, "got": 2.0, "change": "with another row"}
+    broken = {"name": "batch", "status": "broken", "why": "rows mix", "witness": witness}
+    text = answers.on_laws({"summary": "1 broken", "laws": [broken, {"name": "causality", "status": "holds"}]}, "r2")
+    assert "batch: broken: rows mix: output[0, 1] is 1.0, and 2.0 with another row\ncausality: holds\n" in text
+    assert text.endswith("next: mend batch, and call laws again")
+
+
+def test_without_the_package_the_server_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    monkeypatch.delitem(sys.modules, "attn_parity.agents.server", raising=False)
+    assert run(["mcp", "--root", str(tmp_path)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: mcp is not installed (")
+    assert line.endswith("): pip install 'attn-bridge[mcp]'\n")
+    assert run(["mcp", "--root", str(tmp_path / "gone")]) == 2
+    assert capsys.readouterr().err == f"error: --root {tmp_path / 'gone'} is not a folder\n"
