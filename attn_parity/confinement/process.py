@@ -111,11 +111,14 @@ def content(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""
-    with os.fdopen(descriptor, "rb") as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_REPORT:
             return ""
-        return stream.read(MAX_REPORT).decode("utf-8", "replace")
+        with os.fdopen(os.dup(descriptor), "rb") as stream:
+            return stream.read(MAX_REPORT).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def error_line(ending: Ending, seconds: float, memory: int | None = None) -> str:
