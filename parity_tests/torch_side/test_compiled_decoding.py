@@ -35,6 +35,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+COVER = ("rotary", "rolling chunks", "latent", "differential")
+"""Cases of each kind of cache; with the two below, the other cases only in `make full`."""
+
 MASKED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "padding": {"attention_mask": SHOWN},
@@ -44,7 +47,11 @@ MASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("label", "first", "given"),
-    [*((label, 1, "nothing") for label in CASES), ("grouped", 3, "padding"), ("rolling", 3, "documents")],
+    [
+        *(pytest.param(label, 1, "nothing", marks=[] if label in COVER else [pytest.mark.full]) for label in CASES),
+        ("grouped", 3, "padding"),
+        ("rolling", 3, "documents"),
+    ],
 )
 def test_a_few_graphs_serve_all_steps(label, first, given):
     config, options = CASES[label]

@@ -19,6 +19,7 @@ from attn_bridge.specs.position import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
+from ..support import cover
 from ..support.hf_configs import PUBLISHED
 from ..support.hf_oracle import CASES, LAYERS, build, judge_layer, padding, run, torch_outputs
 
@@ -96,8 +97,7 @@ def assert_close(layer, found, limit=1e-10):
         assert apart <= limit * np.abs(step.output[step.rows]).max(initial=1e-300)
 
 
-@pytest.mark.parametrize("padded", ["none", "left", "right"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "padded"), LAYERS, ["left", "none", "right"])
 def test_a_batch_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded)
     assert_close(layer, torch_outputs(layer))
@@ -109,8 +109,7 @@ def test_large_positions_match_transformers(name, index):
     assert_close(layer, torch_outputs(layer))
 
 
-@pytest.mark.parametrize("padded", ["left", "right"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "padded"), LAYERS, ["right", "left"])
 def test_decoding_with_a_cache_matches_transformers(name, index, padded):
     steps = (6, 1, 1, 3) if padded == "left" else (11, 1, 2)
     layer = run(name, index, padded=padded, tokens=sum(steps), steps=steps, seed=2)
@@ -153,8 +152,7 @@ def test_gradients_match_transformers(name, index):
         assert np.abs(one - other).max() <= 1e-10 * largest, key
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "dtype"), LAYERS, ["float32", "bfloat16"])
 def test_rounding_errors_do_not_exceed_those_of_transformers(name, index, dtype):
     verdict = judge_layer(name, index, dtype, torch_outputs)
     assert verdict.verdict == "equal", verdict.message

@@ -14,6 +14,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
 from attn_bridge.models.layouts import LayoutError
 
+from ..support import cover
 from ..support.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
 from ..support.originals import meta, openais, state_of
 
@@ -29,8 +30,7 @@ def result(model):
         return model(IDS)[0]
 
 
-@pytest.mark.parametrize("shard", ["1GB", "4KB"], ids=["one-file", "shards"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.rotated(("family", "shard"), list(FAMILIES), ["1GB", "4KB"])
 def test_a_folder_comes_back_with_the_same_bytes_and_logits(tmp_path, family, shard):
     layout, kind, config, sizes = FAMILIES[family]
     saved(tmp_path / "hf", kind, config, sizes, shard)

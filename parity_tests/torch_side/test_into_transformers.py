@@ -19,7 +19,7 @@ from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScalin
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
-from ..support import drawn_decoders, drawn_encoder_decoders, encoder_decoder_oracle
+from ..support import cover, drawn_decoders, drawn_encoder_decoders, encoder_decoder_oracle
 from ..support.decoder_oracle import DECODERS, WHOLE, lift, run
 from ..support.hf_configs import LATENT_HEADS
 
@@ -200,8 +200,7 @@ def test_a_decoder_that_was_composed_is_one_of_theirs_too(tmp_path, case):
 WRITTEN = {name: family for name, family in families.FAMILIES.items() if family.write is not None}
 
 
-@pytest.mark.parametrize("changes", [1, 3])
-@pytest.mark.parametrize("name", WRITTEN)
+@cover.rotated(("name", "changes"), list(WRITTEN), [3, 1])
 def test_accepted_drawn_decoders_match_transformers(tmp_path, name, changes):
     of_transformers = (layouts.find(word) for word in layouts.names() if word.startswith("hf-"))
     layout = next(layout for layout in of_transformers if name in layout.model_types)

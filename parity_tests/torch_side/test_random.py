@@ -275,7 +275,11 @@ def draw_masks(stream):
 
 @pytest.mark.parametrize(
     ("draw", "backend", "x64"),
-    [(draw_some, "aot_eager", False), (draw_masks, "aot_eager", True), (draw_masks, "inductor", False)],
+    [
+        (draw_some, "aot_eager", False),
+        (draw_masks, "aot_eager", True),
+        pytest.param(draw_masks, "inductor", False, marks=pytest.mark.full),  # a C++ compiler at work for half a minute
+    ],
 )
 def test_compiled_draws_are_the_same(draw, backend, x64):
     torch._dynamo.reset()

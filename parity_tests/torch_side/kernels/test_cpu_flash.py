@@ -27,6 +27,8 @@ from torch_attn import functional
 from torch_attn.implementations import cpu_flash, sdpa, unavailable
 from torch_attn.random import JaxRngs
 
+from ...support import cover
+
 if importlib.util.find_spec("llvmlite") is None:
     pytest.skip("the extra cpu is not installed", allow_module_level=True)
 
@@ -87,10 +89,9 @@ def test_transformations(transform, options):
     assert_close(*(transform(squared(name, **options))(*inputs) for name in ("cpu_flash", "reference")))
 
 
-@pytest.mark.parametrize("kind", ["bias", "sinks"])
-@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0)], ids=str)
+@cover.rotated(("dims", "kind"), [(0, None), (None, 0), (0, 0)], ["bias", "sinks"])
 @deprecated_by_torch
-def test_biases_and_sinks_are_vmapped(kind, dims):
+def test_biases_and_sinks_are_vmapped(dims, kind):
     query, key, value = tensors()
     shape = (2, 1, 1, 70) if kind == "bias" else (4,)
     given = torch.from_numpy(draw(*shape, seed=8)).float()
@@ -185,8 +186,11 @@ def test_strides_do_not_matter():
 # ---- compilers
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("mask", ["causal", "window after cached keys", "chunks and a prefix", "padding", "documents"])
+@cover.rotated(
+    ("mask", "backend"),
+    ["causal", "window after cached keys", "chunks and a prefix", "padding", "documents"],
+    ["aot_eager", "eager"],
+)
 def test_one_graph_holds_them_forward_and_backward(mask, backend):
     inputs = [one.requires_grad_() for one in tensors(queries=150, keys=150)]
     sinks, seen = torch.tensor([0.3, -1.0, 2.0, 0.1], requires_grad=True), torch.from_numpy(some(2, 150, seed=1))
