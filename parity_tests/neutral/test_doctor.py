@@ -24,6 +24,11 @@ LACKING |= set() if "jax" in INSTALLED else JAX
 """What a lane of the suite blocks, in this process and in those that its tests start: the four lanes run all sets."""
 
 
+def lanes(*, both: bool):
+    """Mark a test that starts a process `full` where one framework is there, or where both are."""
+    return pytest.mark.full if (len(INSTALLED) == 2) is not both and INSTALLED else lambda test: test
+
+
 def row(state="safe", **changes):
     """Return one setting as a table would show it."""
     known = {"framework": "torch", "name": "a.b", "meaning": "what it does", "value": "tf32", "safe": "ieee"}
@@ -49,6 +54,7 @@ def texts(findings):
 # ---- the command
 
 
+@lanes(both=True)
 def test_a_new_process_on_a_cpu_is_safe():
     present = list(INSTALLED)
     if any(INSTALLED[library].kinds() != {"cpu"} for library in present):
@@ -105,6 +111,7 @@ def test_help_gives_an_example_and_the_statuses(capsys):
     assert "Exit status: 0 = nothing unsafe, 1 = an unsafe setting, 2 = bad usage." in text
 
 
+@lanes(both=False)
 @pytest.mark.skipif("torch" not in INSTALLED, reason="needs torch")
 def test_an_environment_that_rounds_fails_the_command_and_is_named():
     variables = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "bf16"}
@@ -306,6 +313,7 @@ def test_the_record_names_the_key_settings_and_stays_short():
     assert expected.items() <= held.items()
 
 
+@lanes(both=False)
 def test_strict_covers_the_installed_frameworks_alone():
     program = """
 from attn_bridge.parity import strict

@@ -14,6 +14,8 @@ from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.checkpoints.quantised import Dequantised
 
+from ...support import cover
+
 FORMATS = {"bf16": (8, -126, 127), "f16": (11, -14, 15), "f32": (24, -126, 127), "f64": (53, -1022, 1023)}
 """Word -> bits of precision, smallest and largest exponent."""
 
@@ -128,8 +130,8 @@ def test_mxfp4_is_the_formula_for_every_code_under_small_and_large_scales(tmp_pa
     assert np.isnan(found["block.0.mlp.mlp2_weight"][-1].astype(np.float64)).all()
 
 
-@pytest.mark.parametrize(
-    ("shape", "block", "said"),
+@cover.rotated(
+    ("shape", "block", "said", "kinds"),
     [
         ((300, 200), (128, 128), None),
         ((256, 128), (128, 128), {"weight_block_size": [128, 128]}),
@@ -138,9 +140,10 @@ def test_mxfp4_is_the_formula_for_every_code_under_small_and_large_scales(tmp_pa
         ((9, 7), (1, 2), {"weight_block_size": [1, 2]}),
         ((20, 30), (20, 30), {"weight_block_size": None}),
     ],
+    [("bf16", "float32"), ("f16", "bfloat16"), ("f32", "float8_e8m0fnu")],
 )
-@pytest.mark.parametrize(("word", "scale"), [("bf16", "float32"), ("f16", "bfloat16"), ("f32", "float8_e8m0fnu")])
-def test_float8_by_blocks_is_the_formula(tmp_path, shape, block, said, word, scale):
+def test_float8_by_blocks_is_the_formula(tmp_path, shape, block, said, kinds):
+    word, scale = kinds
     numbers, scales = float8(shape, block, scale=scale)
     if said is not None:
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))

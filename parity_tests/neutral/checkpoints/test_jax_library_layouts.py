@@ -16,6 +16,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
 
+from ...support import cover
 from ...support.tunix_models import CASES, known_states
 
 STATES = known_states()
@@ -97,8 +98,7 @@ def assert_same_bits(found, wanted):
         assert found[key].tobytes() == array.tobytes(), key
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
+@cover.rotated(("name", "dtype"), list(CASES), DTYPES)
 def test_a_model_of_transformers_becomes_tunixs_and_comes_back_bit_for_bit(tmp_path, name, dtype):
     case = CASES[name]
     hf, own = theirs(name, dtype)
@@ -116,8 +116,7 @@ def test_a_model_of_transformers_becomes_tunixs_and_comes_back_bit_for_bit(tmp_p
     assert checkpoints.verify(tmp_path / "tunix", tmp_path / "back").passed
 
 
-@pytest.mark.parametrize("ours", ["torch", "flax"])
-@pytest.mark.parametrize("name", CASES)
+@cover.rotated(("name", "ours"), list(CASES), ["torch", "flax"])
 def test_tunixs_own_files_become_ours_and_those_of_transformers(tmp_path, name, ours):
     hf, own = theirs(name, seed=1)
     source = folder(tmp_path / "tunix", name, own)
@@ -205,9 +204,12 @@ def test_a_config_of_a_multimodal_model_says_the_heads_of_its_text(tmp_path):
     assert_same_bits(checkpoints.read(tmp_path / "back"), inside)
 
 
-@pytest.mark.parametrize("container", ["tunix", "tunix.npz", "tunix.msgpack", "tunix.orbax"])
-@pytest.mark.parametrize("name", ["llama3-tied", "qwen3-moe", "gemma3-own-keys"])
-def test_names_of_variables_that_are_nodes_of_their_own(tmp_path, name, container):
+@cover.rotated(
+    ("container", "name"),
+    ["tunix", "tunix.npz", "tunix.msgpack", "tunix.orbax"],
+    ["llama3-tied", "qwen3-moe", "gemma3-own-keys"],
+)
+def test_names_of_variables_that_are_nodes_of_their_own(tmp_path, container, name):
     hf, own = theirs(name, np.float32)
     case, source = CASES[name], folder(tmp_path / "hf", name, hf)
     checkpoints.convert(source, tmp_path / container, to_layout=case.layout, settings={"value": 1})

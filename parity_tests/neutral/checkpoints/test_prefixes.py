@@ -14,6 +14,7 @@ from attn_bridge.checkpoints.readers import Stripped
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
+from ...support import cover
 from .checkpoint_files import sharded, tree
 
 FRONTS = ["module.", "model.", "state.net.model."]
@@ -43,9 +44,8 @@ def with_prefix(prefix, arrays):
     return {prefix + name: array for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("prefix", FRONTS)
-@pytest.mark.parametrize("file", ["x.safetensors", "x.npz", "x.dcp", "x.pt"])
-def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, prefix, file):
+@cover.rotated(("file", "prefix"), ["x.safetensors", "x.npz", "x.dcp", "x.pt"], FRONTS)
+def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, file, prefix):
     source = write(tmp_path / file, with_prefix(prefix, arrays) | {"step": np.arange(3)})
     with pytest.raises(LayoutError, match=f"names begin with {prefix}, .* without it \\(--strip {prefix}\\)"):
         checkpoints.plan(source, tmp_path / "out")
@@ -61,7 +61,7 @@ def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, prefix, file)
     assert checkpoints.verify(source, tmp_path / "out").passed
 
 
-@pytest.mark.parametrize("workers", [2, 5])
+@cover.some("workers", [2, 5], [2])
 def test_workers_take_it_away_alike(tmp_path, arrays, workers):
     source = write(tmp_path / "x.dcp", with_prefix("model.", arrays))
     checkpoints.convert(source, tmp_path / "one", strip="model.", workers=1)

@@ -29,6 +29,7 @@ from attn_bridge.cli.app import run
 from attn_parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.stored_checkpoints import ours
+from parity_tests.support import cover
 
 SIZES = [3, 500_000, 17, 0, 1_200_001, 1_100_000, 9, 3_000_001, 40_000, 1, 1_300_000, 2_200_000, 1_100_000, 5]
 """Elements of tensors of 42 MB: large ones, small ones, an empty one, and one that is cut."""
@@ -52,7 +53,7 @@ def large(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.some("name", NAMES, ["x.safetensors", "folder", "ocdbt"])
 def test_whoever_publishes_has_the_store_copy_what_is_large(store, large, tmp_path, monkeypatch, name):
     sent = []
     read_part = joining.read_part
@@ -88,9 +89,10 @@ def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large
     assert len(read) <= 2
 
 
-@pytest.mark.parametrize(("workers", "reads", "sent"), [(1, 30, 4), (3, 30, 6)])
-def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers, reads, sent):
+@cover.some("counts", [(1, 30, 4), (3, 30, 6)], [(1, 30, 4)])
+def test_many_requests_are_under_way_at_once(store, large, monkeypatch, counts):
     """The store answers once so many are under way: a conversion that waits for one before the next would fail."""
+    workers, reads, sent = counts
     monkeypatch.setattr(faults, "TRIES", 1)
     monkeypatch.setitem(s3.WAIT, "read_timeout", 300)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
@@ -199,8 +201,7 @@ def test_parts_of_a_file_whose_publication_is_killed_are_not_kept_by_the_store(s
     assert not store.uploads
 
 
-@pytest.mark.parametrize("killed", ["the command", "it and what its workers are forked from"])
-@pytest.mark.parametrize("moment", ["opening", "writing"])
+@cover.rotated(("moment", "killed"), ["writing", "opening"], ["the command", "it and what its workers are forked from"])
 def test_workers_end_with_the_process_that_started_them(store, large, moment, killed):
     checkpoints.convert(large / "x.npz", "s3://bucket/source.safetensors", to_layout="same")
     held, inherited = os.pipe()
