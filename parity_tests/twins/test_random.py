@@ -22,6 +22,8 @@ from jax_attn.random import TorchRngs
 from torch_attn import random
 from torch_attn.random import JaxRngs
 
+from ..support import cover
+
 SIZE = 60
 """Elements that JAX draws per case; a shape only groups them, and a shorter draw is a prefix."""
 
@@ -201,9 +203,8 @@ def assert_same_calls(torch_module: nn.Module, flax_module: Any, x: np.ndarray) 
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize(
-    "streams", [{"default": 3}, {"default": 3, "dropout": 9}, {"params": 4, "dropout": 9}], ids=str
+@cover.rotated(
+    ("name", "streams"), list(MODULES), [{"default": 3}, {"default": 3, "dropout": 9}, {"params": 4, "dropout": 9}]
 )
 def test_torch_modules_start_and_drop_as_flax(name: str, streams: dict[str, int]) -> None:
     make, ids = MODULES[name]

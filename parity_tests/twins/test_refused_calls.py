@@ -25,6 +25,8 @@ from attn_bridge.specs import (
     MultiHeadLatentAttentionConfig,
 )
 
+from ..support import cover
+
 X = np.random.default_rng(0).normal(size=(2, 6, 8))
 
 MODULES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -96,9 +98,8 @@ def begun(label: str) -> list[tuple[Any, Any, Any, np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("refused", REFUSED)
-@pytest.mark.parametrize("label", MODULES)
-def test_a_refused_token_may_be_tried_again(label, refused):
+@cover.rotated(("refused", "label"), list(REFUSED), list(MODULES))
+def test_a_refused_token_may_be_tried_again(refused, label):
     given, message = REFUSED[refused]
     with jax.enable_x64(True):
         for module, wrap, kept, want in begun(label):

@@ -18,6 +18,8 @@ from attn_bridge import masks
 from attn_bridge.reference.grouped_query_attention import reference
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, RelativeBias, Rotary
 
+from ...support import cover
+
 BATCH, TOKENS, WIDTH = 3, 9, 10
 STEPS = (4, 2, 1, 1, 1)
 SIZES = (WIDTH, 6, 2, 4)
@@ -64,10 +66,11 @@ def flax_step(graphdef, state, x, options, cache):
     return nnx.merge(graphdef, state)(x, **options, cache=cache)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("rolling", [False, True])
-@pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("framework", ["torch", "flax"])
+@cover.rotated(
+    ("name", "rolling", "padding", "framework"),
+    [(name, *way) for name in CONFIGS for way in ((False, False), (False, True), (True, True), (True, False))],
+    ["torch", "flax"],
+)
 def test_decoding_equals_the_full_pass(name, rolling, padding, framework):
     if rolling and CONFIGS[name].mask.reach is None:
         with pytest.raises(ValueError, match="rolling"):

@@ -20,6 +20,8 @@ from attn_bridge.specs.as_json import as_json, from_json
 from jax_attn.backend import precision
 from torch_attn.backend import to_numpy
 
+from ...support import cover
+
 INDEXER = Indexer(6, 6, top_k=3)
 CONFIG = SparseIndexedAttentionConfig(6, 3, 5, 4, 2, 3, query_dim=4, bias=True, indexer=INDEXER)
 RANDOM = np.random.default_rng(0)
@@ -71,9 +73,8 @@ def assert_same(ours, expected, limit=1e-12):
     assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("side", [0, 1])
-def test_each_query_attends_to_its_best_visible_keys(side, name):
+@cover.rotated(("name", "side"), list(MASKS), [0, 1])
+def test_each_query_attends_to_its_best_visible_keys(name, side):
     expected, weights = reference(CONFIG, draw_weights(CONFIG), X, MASKS[name])
     assert 1 <= (np.abs(weights) > 0).sum(-1).max() <= INDEXER.top_k
     assert_same(call(twins(CONFIG)[side], X, attention_mask=MASKS[name])[0], expected)
@@ -88,10 +89,8 @@ def test_keys_of_other_documents_are_not_chosen(side):
     assert_same(both[0], np.concatenate(apart, 1))
 
 
-@pytest.mark.parametrize("absorbed", [False, True])
-@pytest.mark.parametrize("steps", [(3, 1, 1, 3), (1,) * 8])
-@pytest.mark.parametrize("side", [0, 1])
-def test_decoding_chooses_the_keys_of_the_full_pass(side, steps, absorbed):
+@cover.rotated(("side", "absorbed", "steps"), [(0, False), (0, True), (1, False), (1, True)], [(3, 1, 1, 3), (1,) * 8])
+def test_decoding_chooses_the_keys_of_the_full_pass(side, absorbed, steps):
     module = twins(CONFIG)[side]
     full, cache, parts, stop = call(module, X, attention_mask=LEFT)[0], module.init_cache(3, 9), [], 0
     assert cache.value.shape == (3, 9, 1, INDEXER.head_dim)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import shutil
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -26,6 +26,7 @@ from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
 from ...support import gguf_files, hf_folders
+from ..interpreted import run_by_numpy
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
@@ -100,6 +101,19 @@ FORMS: list[tuple[str, str, dict[str, int]]] = [
 EVERYWHERE = ("llama", "flax", {"value": 1})
 """The form that goes through every container; the others take turns, as readers and writers know no layout."""
 
+REST = {
+    *(
+        (model, "flax")
+        for model in ("llama", "gpt2", "bert", "bart", "llama-tied", "qwen2", "qwen3", "gemma3", "gpt-oss")
+    ),
+    *((model, "flax") for model in ("olmo2", "mixtral", "qwen3-moe", "phi3")),
+    ("qwen2", "vllm"),
+    *((model, "maxtext") for model in ("llama-tied", "qwen3")),
+    *((model, f"keras-{model}") for model in ("llama", "qwen2", "qwen3")),
+    *(("llama-tied", layout) for layout in ("meta-llama", "tunix-llama3")),
+}
+"""Models and layouts that other forms have, each in another pair: `make full` runs them."""
+
 CASES = [
     *((*EVERYWHERE, container) for container in CONTAINERS),
     *((*form, list(CONTAINERS)[number % len(CONTAINERS)]) for number, form in enumerate(FORMS)),
@@ -159,15 +173,10 @@ def theirs(name: str, model: Any) -> np.ndarray:
     return (found.last_hidden_state if name == "bert" else found.logits).numpy()
 
 
-@nnx.jit
-def called(model: nnx.Module, given: tuple[Any, ...]) -> jax.Array:
-    return model(*given)
-
-
 def run(side: str, name: str, model: Any) -> np.ndarray:
     given = {"whisper": (SOUND, IDS), "bart": (IDS, IDS)}.get(name, (IDS,))
     if side == "flax":
-        return np.asarray(called(model, given))
+        return np.asarray(run_by_numpy(operator.call, model, *given))
     with torch.no_grad():
         return model(*map(torch.from_numpy, given)).numpy()
 
@@ -177,7 +186,10 @@ def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def assert_loads(path: Path, name: str, source: Original) -> None:
-    """Check that a checkpoint gives both backends the weights of the original bit for bit, and its logits."""
+    """Check that a checkpoint gives both backends the weights of the original bit for bit, and its logits.
+
+    The model of Flax gave them with these weights before: calling it again would show nothing else.
+    """
     for side, (package, backend) in SIDES.items():
         model, wanted = source.models[side], source.weights[side]
         backend.set_weights(model, {key: np.full_like(array, np.nan) for key, array in wanted.items()})
@@ -186,12 +198,20 @@ def assert_loads(path: Path, name: str, source: Original) -> None:
         assert {key: array.tobytes() for key, array in found.items()} == {
             key: array.tobytes() for key, array in wanted.items()
         }
-        assert_close(run(side, name, model), source.logits)
+        if side == "torch":
+            assert_close(run(side, name, model), source.logits)
 
 
 @pytest.mark.parametrize(
     ("name", "layout", "settings", "container"),
-    [pytest.param(*case, id="-".join([*case[:2], *case[2], case[3]])) for case in CASES],
+    [
+        pytest.param(
+            *case,
+            id="-".join([*case[:2], *case[2], case[3]]),
+            marks=[pytest.mark.full] if case[:2] in REST and not case[2] else [],
+        )
+        for case in CASES
+    ],
 )
 def test_a_conversion_and_its_way_back_load(tmp_path, original, name, layout, settings, container):
     source = original(name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 from flax import linen, nnx
 
 from attn_bridge import parity
+
+from ...support import cover
 
 
 class Mixer(torch.nn.Module):
@@ -69,9 +70,8 @@ PORTS = {"NNX": Port, "NNX, sorted by name": lambda fault: nnx.clone(Port(fault)
 PLACES = {"activation": "between ch1 and ch2", "residual": "between ch2 and the outputs"}
 
 
-@pytest.mark.parametrize("kind", PORTS)
-@pytest.mark.parametrize("fault", ["", *PLACES])
-def test_a_fault_is_placed_where_it_is(fault, kind):
+@cover.rotated(("kind", "fault"), list(PORTS), ["activation", "residual", ""])
+def test_a_fault_is_placed_where_it_is(kind, fault):
     x = np.random.default_rng(0).normal(size=(2, 7, 16)).astype("float32")
     report = parity.compare(Mixer(), PORTS[kind](fault), x)
     if not fault:

@@ -14,6 +14,8 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
 
+from ...support import cover
+
 T = transformers
 IDS = np.random.default_rng(3).integers(1, 31, size=(2, 11))
 SIZES = {
@@ -65,8 +67,11 @@ def folders(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("package", [torch_attn, jax_attn], ids=["torch", "flax"])
-@pytest.mark.parametrize(("name", "layout", "settings"), CASES)
+@cover.rotated(
+    ("name", "layout", "settings", "package"),
+    [*CASES[::2], *CASES[:0:-2]],  # so that each package reads both forms
+    [torch_attn, jax_attn],
+)
 def test_a_folder_is_read_as_it_is(tmp_path, folders, name, layout, settings, package):
     source, wanted = folders[name]
     there = checkpoints.convert(source, tmp_path / "there", to_layout=layout, settings=settings).target

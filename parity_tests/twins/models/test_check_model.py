@@ -231,7 +231,7 @@ STRETCHED = {
 }
 
 
-@pytest.mark.parametrize("scaling", STRETCHED)
+@cover.some("scaling", list(STRETCHED), always=["longrope"])
 def test_decoding_past_a_change_of_angles_is_equal(shallow, tmp_path, scaling):
     """Cached keys stay turned by the angles of their time, here and in `transformers`."""
     model = torch_attn.DecoderModel.from_pretrained(shallow)
@@ -273,7 +273,7 @@ def test_decoding_is_judged_where_the_angles_stay(case):
     assert decoding.steps(block.replace(attention=attention), tokens) == steps
 
 
-@pytest.mark.parametrize("oracle", ["transformers", "torch"])
+@cover.some("oracle", ["transformers", "torch"], always=["torch"])
 def test_large_weights_are_judged_as_small_ones_are(shallow, tmp_path, monkeypatch, oracle):
     monkeypatch.setattr(large, "LARGE", 64)
     arrays = changed(shallow, tmp_path / "wrong")

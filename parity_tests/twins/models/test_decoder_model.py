@@ -164,7 +164,7 @@ def ours_of(model: Any, name: str) -> dict[str, np.ndarray]:
         return get_weights(torch_attn.DecoderModel.from_pretrained(folder))
 
 
-@cover.some("name", NAMES, KINDS)
+@cover.some("name", NAMES, ["gemma2", "gpt-oss", "qwen3-next"])
 def test_64_greedy_tokens_are_those_of_transformers(side, name):
     oracle = run(name, "left")
     with promoted(), torch.no_grad():
@@ -182,7 +182,7 @@ def test_64_greedy_tokens_are_those_of_transformers(side, name):
     np.testing.assert_array_equal(np.asarray(found), wanted.numpy())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.some("name", NAMES, KINDS)
 def test_either_backend_reads_what_the_other_saved(name, tmp_path):
     load("torch", name).save_pretrained(tmp_path / "torch")
     load("flax", name).save_pretrained(tmp_path / "flax")

@@ -150,7 +150,7 @@ def p_value(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(stats.chisquare(observed[present], expected[present], sum_check=False).pvalue)
 
 
-@pytest.mark.parametrize("case", DISTRIBUTIONS)
+@cover.some("case", list(DISTRIBUTIONS), always=["cold", "both"])
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(side, case):
     options = DISTRIBUTIONS[case]
     ids = run("llama").ids[:1, :4]
@@ -163,7 +163,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(side, case):
     assert p_value(tokens, other / other.sum()) < 1e-4
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.6}], ids=str)
+@cover.some("options", [{}, {"top_k": 3}, {"top_p": 0.6}], always=[{}, {"top_p": 0.6}])
 def test_tokens_that_are_as_likely_are_drawn_as_often(side, options):
     logits = np.array([[0.0, 2.0, 1.0, 2.0, -3.0, 2.0, 2.0, 1.0]], np.float32)
     numbers = np.random.default_rng(0).random(DRAWS, np.float32)
@@ -177,7 +177,7 @@ def test_the_first_of_the_likeliest_is_taken(side):
     assert pick(side, logits, np.zeros(3, np.float32)).tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-45, 1e-300])
+@cover.some("temperature", [1e-3, 1e-20, 1e-45, 1e-300], always=[1e-3, 1e-300])
 def test_the_coldest_temperatures_take_the_likeliest_token(side, temperature):
     logits = np.random.default_rng(1).normal(size=(50, 9)).astype(np.float32) * np.float32(1e10)
     numbers = np.random.default_rng(2).random(50, np.float32)
@@ -186,10 +186,11 @@ def test_the_coldest_temperatures_take_the_likeliest_token(side, temperature):
         np.testing.assert_array_equal(found, logits.argmax(-1))
 
 
-@pytest.mark.parametrize(
-    "options", [{"top_k": 5}, {"top_p": 0.3}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.75}], ids=str
+@cover.rotated(
+    ("options", "spread"),
+    [{"top_k": 5}, {"top_p": 0.3}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.75}],
+    [1.0, 0.3, 5.0],
 )
-@pytest.mark.parametrize("spread", [0.3, 1.0, 5.0])
 def test_the_tokens_drawn_from_are_those_that_transformers_keeps(side, options, spread):
     logits = np.random.default_rng(7).normal(size=(15, 17)).astype(np.float32) * spread
     options = {"temperature": 1.5, **options}
@@ -270,7 +271,7 @@ def test_a_step_that_fails_leaves_the_modes(monkeypatch):
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@cover.some("name", ["llama", "gpt2"], always=["gpt2"])
 def test_torch_compiles_the_model_whole_and_refuses_unknown_ids(name):
     model = load("torch", name)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -24,7 +24,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
-from ...support import originals
+from ...support import cover, originals
 from ...support.decoder_oracle import TOKENS, VOCABULARY, lift, make
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
@@ -218,9 +218,8 @@ def logits_of(side: str, folder: Path) -> np.ndarray:
     return np.asarray(model(jnp.asarray(IDS)))
 
 
-@pytest.mark.parametrize("side", PACKAGES)
-@pytest.mark.parametrize("name", CASES)
-def test_an_original_has_the_logits_of_transformers(side, name):
+@cover.rotated(("name", "side"), list(CASES), list(PACKAGES))
+def test_an_original_has_the_logits_of_transformers(name, side):
     _, own, wanted = made(name)
     found = logits_of(side, own)
     assert found.dtype == wanted.dtype == np.float64
@@ -242,8 +241,7 @@ def test_an_original_becomes_a_folder_of_transformers(tmp_path, name):
     assert np.abs(found - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("layout", ["flax", "torch"])
-@pytest.mark.parametrize("name", ["meta llama 2", "mixtral", "gpt-oss", "the book's qwen 3, tied"])
+@cover.rotated(("name", "layout"), ["meta llama 2", "mixtral", "gpt-oss", "the book's qwen 3, tied"], ["flax", "torch"])
 def test_an_original_becomes_a_folder_of_ours_that_loads(tmp_path, name, layout):
     _, own, wanted = made(name)
     checkpoints.convert(own, tmp_path / "ours", to_layout=layout)
@@ -251,10 +249,8 @@ def test_an_original_becomes_a_folder_of_ours_that_loads(tmp_path, name, layout)
         assert np.abs(logits_of(side, tmp_path / "ours") - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("side", PACKAGES)
-@pytest.mark.parametrize("vocabulary", [True, False], ids=["llama 3", "llama 2"])
-@pytest.mark.parametrize("parts", [2, 4])
-def test_files_of_several_devices_are_put_together(tmp_path, side, parts, vocabulary):
+@cover.rotated(("vocabulary", "parts", "side"), [(True, 2), (False, 4), (True, 4), (False, 2)], list(PACKAGES))
+def test_files_of_several_devices_are_put_together(tmp_path, vocabulary, parts, side):
     _, own, wanted = made("meta llama 3")
     state = torch.load(own / "consolidated.00.pth", weights_only=True)
     config = {"vocab_size": VOCABULARY + 1} | json.loads((own / "params.json").read_text())

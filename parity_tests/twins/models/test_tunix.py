@@ -16,7 +16,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
 
-from ...support import tunix_models
+from ...support import cover, tunix_models
 from ...support.tunix_models import CASES
 
 IDS = np.random.default_rng(5).integers(0, 31, size=(2, 9))
@@ -75,8 +75,7 @@ def noise(name):
 # ---- Orbax
 
 
-@pytest.mark.parametrize("way", ["standard", "step of tunix", "pure dict"])
-@pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3-moe", "gemma3"])
+@cover.rotated(("name", "way"), ["llama3", "qwen2", "qwen3-moe", "gemma3"], ["standard", "step of tunix", "pure dict"])
 def test_an_orbax_state_round_trips_through_transformers(tmp_path, name, way):
     arrays, case = saved(tmp_path, name), CASES[name]
     held = state(arrays)
@@ -112,8 +111,7 @@ def test_an_orbax_state_round_trips_through_transformers(tmp_path, name, way):
 # ---- ours
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@cover.rotated(("name", "backend"), list(CASES), list(BACKENDS))
 def test_a_tunix_folder_with_a_config_loads(tmp_path, name, backend):
     saved(tmp_path, name)
     kind = BACKENDS[backend].DecoderModel
@@ -123,8 +121,7 @@ def test_a_tunix_folder_with_a_config_loads(tmp_path, name, backend):
     assert np.abs(found - exact).max() <= 16 * own
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["llama3-tied", "gemma3-own-keys"])
+@cover.rotated(("name", "backend"), ["llama3-tied", "gemma3-own-keys"], list(BACKENDS))
 def test_our_models_round_trip_through_tunix_folders(tmp_path, name, backend):
     arrays, package = saved(tmp_path, name), BACKENDS[backend]
     model = package.DecoderModel.from_pretrained(tmp_path / "hf")
