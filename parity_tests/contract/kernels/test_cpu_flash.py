@@ -78,9 +78,8 @@ def test_caps_of_any_size(backend, softcap):
     hold_call(backend.results, inputs, options, "float32", FLOAT32, "cpu_flash")
 
 
-@pytest.mark.parametrize(("dtype", "tokens", "common"), [("float32", 200, 30.0), ("bfloat16", 2049, 4.0)])
-@pytest.mark.parametrize("heads", [1, 2])
-def test_bias_gradients_keep_precision_with_a_common_key_part(backend, heads, dtype, tokens, common):
+@cover.rotated(("dtype", "tokens", "common", "heads"), [("float32", 200, 30.0), ("bfloat16", 2049, 4.0)], [1, 2])
+def test_bias_gradients_keep_precision_with_a_common_key_part(backend, dtype, tokens, common, heads):
     """Nor where heads share it, and another implementation computes its gradient."""
     inputs = operands(1, tokens, tokens, 2, 2, seed=5)
     inputs = [rounded(one + common * (n > 0), dtype) for n, one in enumerate(inputs)]

@@ -202,5 +202,6 @@ for one, two in zip(got, want):
 
 def test_a_batch_over_two_devices_stays_there():
     """Data parallelism: nobody gathers the batch, be the sharding in the type of an array or beside it, or mapped."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | flags)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=environment)
