@@ -78,9 +78,9 @@ def test_models_of_every_kind_of_block_go_there_and_back(name):
         assert all(key.startswith(outside) for key in theirs)
         assert_same_bits(layout.to_canonical(theirs, **SIZES), canonical)
         assert layout.decode(shapes(theirs), SIZES).restore.get("prefix", "") == prefix
-        in_flax = layouts.find("flax").from_canonical(canonical)
-        assert layouts.detect(in_flax).name == "flax"
-        assert_same_bits(layouts.find("flax").to_canonical(in_flax), canonical)
+    in_flax = layouts.find("flax").from_canonical(canonical)
+    assert layouts.detect(in_flax).name == "flax"
+    assert_same_bits(layouts.find("flax").to_canonical(in_flax), canonical)
 
 
 @cover.some("prefixes", ["the first", "all"], ["the first"])
