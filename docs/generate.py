@@ -40,7 +40,7 @@ MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
-    *("docs/report.svg", "docs/compare.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
+    *("docs/report.svg", "docs/compare.md", "docs/laws.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
     *(
         "docs/mutants.md",
         "docs/mesh-mutants.md",

@@ -154,7 +154,7 @@ def compare(
             reference=reference,
             fixed=fixed,
             vary=vary,
-            output=_entry(output),
+            output=entry_of(output),
             progress=progress or (lambda what, done, total: None),
             fold=True,
         )
@@ -167,7 +167,8 @@ def compare(
     return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
 
 
-def _entry(output: str | None) -> str | None:
+def entry_of(output: str | None) -> str | None:
+    """Return the entry of a return value to judge; raise ValueError for what is not a name."""
     if output is not None and not (isinstance(output, str) and all(output.split("."))):
         raise ValueError(f"output ({output!r}) must be the name of an entry, such as logits or hidden_states.0")
     return output

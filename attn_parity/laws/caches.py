@@ -147,6 +147,9 @@ def _conventions(side: OneSide, layout: Layout) -> Iterator[_Convention]:
     if "past_key_values" in arguments and "use_cache" in arguments:
         yield _Convention("past_key_values and use_cache", functools.partial(_with_past, place))
         return
+    if "return_carry" in arguments and "initial_carry" in arguments:
+        yield _Convention("initial_carry and return_carry", functools.partial(_with_carry, place))
+        return
     for name in STATES:
         if name in arguments and name not in side.given and not hasattr(root, "init_cache"):
             more = {"use_cache": True} if "use_cache" in arguments else {}
@@ -245,6 +248,16 @@ def _with_past(place: Place, target: Any, sizes: Sequence[int], args: Any, kwarg
         past = result[1] if past is None and isinstance(result, (tuple, list)) and len(result) > 1 else past
         if past is None:
             raise TypeError("the call returned no past_key_values")
+    return found
+
+
+def _with_carry(place: Place, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    given: dict[str, Any] = {}
+    found = []
+    for some, named in place(sizes, args, kwargs).pieces():
+        carry, outputs = target(*some, **{**named, **given, "return_carry": True})
+        found.append(outputs)
+        given = {"initial_carry": carry}
     return found
 
 

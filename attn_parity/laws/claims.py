@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..sides.dtypes import is_float
 from .side import OneSide
 
 FLAGS = ("is_causal", "causal")
 """Attributes and arguments of modules that are causal where they are true."""
 
-CAUSAL_WORDS = frozenset({"causal", "gpt", "autoregressive"})
+CAUSAL_WORDS = frozenset({"causal", "autoregressive"})
 """Words in the name of a module or function that claim causality."""
+
+MODEL_WORDS = frozenset({"gpt"})
+"""The same of whole models, which take ids; their layers may get the mask from outside."""
 
 ATTENTION_WORDS = frozenset({"attention", "attn"})
 
@@ -38,7 +42,8 @@ def claims_causality(side: OneSide) -> str:
         if value is False:
             return ""
     name = getattr(side.root, "__name__", side.name) if not side.parts else side.name
-    if CAUSAL_WORDS & set(words_of(name)):
+    takes_ids = not is_float(side.call.leaves[0])
+    if (CAUSAL_WORDS | (MODEL_WORDS if takes_ids else frozenset())) & set(words_of(name)):
         return f"its name is {name}"
     return _by_config(side.root) or _by_attributes(side) or _by_parts(side)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.driver import choose, uncompiled
+from ..compare.driver import choose, entry_of, uncompiled
 from ..compare.prepare import subject_of
 from ..interrupts import orderly_interrupts
 from ..pair import weights_held
@@ -117,7 +117,7 @@ def laws(
 def _side(module: Any, inputs: Any, output: str | None, device: str | None, seed: int, only: Iterable[str]) -> OneSide:
     """Return the side with its call in eval mode."""
     subject = subject_of(module, device)
-    subject.entry = output
+    subject.entry = entry_of(output)
     held = weights_held(subject, shown(subject.framework))
     call = calls.in_dtype(calls.as_arguments(inputs), calls.common_dtype(held))
     call, _ = Modes.of(subject, call).in_eval_mode(call, subject.name)

@@ -71,17 +71,20 @@ def head_permutation(side: OneSide, layout: Layout) -> Finding:
     found = list(_attentions(side))[:MOST_MODULES]
     if not found:
         raise NotTriedError("no attention tells its heads (num_heads, and projections of query, key, value and output)")
+    names = side.structure[:1]
     worst, where = Gap(0.0, "", (), 0.0, 0.0), ""
     for one in found:
         gaps = [
-            side.gap(side.base, side.outputs(side.call, weights={**side.weights, **changed}))
+            # Further outputs, such as weights and caches, may have an axis of heads.
+            side.gap(side.base[:1], side.outputs(side.call, weights={**side.weights, **changed})[:1], names)
             for changed in _permuted(side.weights, one)
         ]
         if not gaps:
             raise NotTriedError(f"the weights of {one.path or side.name} have other shapes than their heads say")
         gap = min(gaps, key=lambda gap: gap.size)
         if gap.size > worst.size or not where:
-            worst, where = gap, one.path or side.name
+            names = side.structure[:1]
+    worst, where = gap, one.path or side.name
     if worst.size > side.limit:
         why = f"the heads of {where} are not independent: channels are split or joined in another way"
         return Finding(worst, why, f"with the heads of {where} in another order")

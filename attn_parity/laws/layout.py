@@ -68,6 +68,8 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Layout:
     leaf = call.leaves[main]
     rank = leaf.ndim if is_float(leaf) else leaf.ndim + 1
     if batch_axis is not None:
+        if not 0 <= batch_axis < leaf.ndim:
+            raise ValueError(f"batch_axis ({batch_axis}) must be an axis of the first input, which has {leaf.ndim}")
         return Layout(main, batch_axis, _time(leaf, rank, batch_axis), True)
     if rank >= 3:
         firsts = [getattr(child, "batch_first", None) for child in side.parts.values()]

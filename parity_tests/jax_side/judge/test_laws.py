@@ -1,0 +1,178 @@
+"""Laws of JAX sides: each is broken by a side with that fault, and by no right one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jax_attn
+from attn_bridge import parity, specs
+
+from ...support.bad_calls import D_IN, MODULES
+from ...support.cover import some
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 5, 4)).astype("float32")
+
+
+class Attention(nnx.Module):
+    """Causal attention with a cache, heads and a mask of padding, and a place for a fault."""
+
+    def __init__(self, fault: str = ""):
+        rngs = nnx.Rngs(0)
+        self.fault, self.num_heads = fault, 2
+        self.query, self.key, self.value, self.out_proj = (nnx.Linear(4, 4, rngs=rngs) for _ in range(4))
+
+    def __call__(self, x, attention_mask=None, cache=None, is_causal=True):
+        query, key, value = (self.split(project(x)) for project in (self.query, self.key, self.value))
+        if cache is not None:
+            key = jnp.concatenate([cache[0], key], 2)
+            value = jnp.concatenate([jnp.roll(cache[1], 1, 2) if self.fault == "cache" else cache[1], value], 2)
+        scores = query @ key.swapaxes(-1, -2)
+        tokens, keys = scores.shape[-2:]
+        seen = jnp.tril(jnp.ones((tokens, keys), bool), keys - tokens + (self.fault == "causality"))
+        scores = jnp.where(seen, scores, -jnp.inf)
+        if attention_mask is not None:
+            hidden = -3.0 if self.fault == "padding" else -1e30
+            scores = jnp.where(attention_mask[:, None, None].astype(bool), scores, hidden)
+        context = (jax.nn.softmax(scores) @ value).swapaxes(1, 2).reshape(x.shape)
+        return self.out_proj(context), (key, value)
+
+    def split(self, x):
+        batch, tokens, width = x.shape
+        if self.fault == "heads":
+            return x.reshape(batch, self.num_heads, tokens, width // self.num_heads)
+        return x.reshape(batch, tokens, self.num_heads, width // self.num_heads).swapaxes(1, 2)
+
+
+@jax.custom_vjp
+def wrong_tanh(x):
+    """Return the tanh, whose gradient is 1 % too large."""
+    return jnp.tanh(x)
+
+
+wrong_tanh.defvjp(lambda x: (jnp.tanh(x), x), lambda x, gradient: (1.01 * gradient * (1 - jnp.tanh(x) ** 2),))
+
+
+class Drawing(nnx.Module):
+    """A module that draws in eval mode."""
+
+    def __init__(self):
+        self.rngs = nnx.Rngs(0)
+
+    def __call__(self, x):
+        return x * jax.random.bernoulli(self.rngs(), 0.5, x.shape)
+
+
+class Averaging(nnx.Module):
+    """A norm that moves its running mean in eval mode."""
+
+    def __init__(self):
+        self.mean = nnx.BatchStat(jnp.zeros(4))
+
+    def __call__(self, x):
+        normed = x - self.mean.get_value()
+        self.mean.set_value(0.9 * self.mean.get_value() + 0.1 * x.mean((0, 1)))
+        return normed
+
+
+class BatchNorm(linen.Module):
+    """A norm by the statistics of the batch."""
+
+    @linen.compact
+    def __call__(self, x):
+        scale = self.param("scale", linen.initializers.ones, (4,))
+        centred = x - x.mean((0, 1))
+        return scale * centred
+
+
+def initialised(module):
+    """Return a Linen module with its variables."""
+    return module, module.init(jax.random.key(0), X)
+
+
+FAULTS = {
+    "determinism: a draw": ("determinism", Drawing),
+    "determinism: statistics": ("determinism", Averaging),
+    "batch: statistics of a batch": ("batch", lambda: initialised(BatchNorm())),
+    "rows: the first is special": (
+        "rows",
+        lambda: parity.function(lambda _, x: (x - x.mean(1, keepdims=True)).at[0].mul(2), {}, framework="jax"),
+    ),
+    "padding: it leaks": ("padding", lambda: Attention("padding")),
+    "causality: a mask off by one": ("causality", lambda: Attention("causality")),
+    "cache: a position late": ("cache", lambda: Attention("cache")),
+    "chunks: a position late": ("chunks", lambda: Attention("cache")),
+    "heads: no transpose": ("heads", lambda: Attention("heads")),
+    "gradients: a factor": (
+        "gradients",
+        lambda: parity.function(lambda weights, x: wrong_tanh(x @ weights["a"]), {"a": jnp.ones((4, 3))}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_broken_law_is_named_with_a_witness(name):
+    law, make = FAULTS[name]
+    (found,) = parity.laws(make(), X, only=law).broken
+    assert found.name == law
+    assert found.witness.expected != found.witness.got
+    assert found.size > found.limit
+
+
+def test_the_right_attention_obeys_all_laws_that_are_tried():
+    report = parity.laws(Attention(), X).raise_for_broken()
+    held = {law.name for law in report.laws if law.status == "holds"}
+    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks", "heads", "gradients"}
+
+
+def right_modules():
+    """Return name -> maker of a stock module."""
+    return {
+        "linear": lambda: nnx.Linear(4, 3, rngs=nnx.Rngs(0)),
+        "batch norm": lambda: nnx.BatchNorm(4, rngs=nnx.Rngs(0)),
+        "attention": lambda: nnx.MultiHeadAttention(2, 4, decode=False, dropout_rate=0.1, rngs=nnx.Rngs(0)),
+        "lstm": lambda: nnx.RNN(nnx.LSTMCell(4, 2, rngs=nnx.Rngs(0))),
+        "linen dense": lambda: initialised(linen.Dense(3)),
+        "linen batch norm": lambda: initialised(linen.BatchNorm(use_running_average=True)),
+        "linen attention": lambda: initialised(linen.MultiHeadDotProductAttention(2)),
+        "linen lstm": lambda: initialised(linen.RNN(linen.LSTMCell(2))),
+        "linen convolution": lambda: initialised(linen.Conv(3, (3,))),
+        "cumulative sum": lambda: parity.function(lambda _, x: jnp.cumsum(x, 1), {}, framework="jax"),
+    }
+
+
+RIGHT = ("linear", "batch norm", "attention", "lstm", "linen dense", "linen batch norm", "linen attention")
+RIGHT += ("linen lstm", "linen convolution", "cumulative sum")
+
+
+@some("name", RIGHT, always=("batch norm", "attention", "linen dense", "cumulative sum"))
+def test_stock_modules_break_no_law(name):
+    report = parity.laws(right_modules()[name](), X).raise_for_broken()
+    status = {law.name: law.status for law in report.laws}
+    assert [status[law] for law in ("determinism", "batch", "rows", "gradients")] == ["holds"] * 4
+    if name in ("attention", "lstm", "linen lstm"):
+        assert status["cache"] == "holds"
+
+
+@some("variant", specs.VARIANTS, always=(specs.find_variant("MultiHeadAttention"),))
+def test_our_variants_break_no_law(variant):
+    if variant.is_function:
+        side = parity.function(lambda _, x: getattr(jax_attn, variant.name)(x), {}, framework="jax")
+        inputs = {"x": X}
+    elif variant.examples:
+        example = variant.examples[0]
+        side = getattr(jax_attn, variant.name)(config=example.config, rngs=nnx.Rngs(0))
+        inputs = {"x": RANDOM.normal(size=(2, 5, example.config.d_in)).astype("float32")}
+        if example.context is not None:
+            inputs["context"] = RANDOM.normal(size=(2, *example.context)).astype("float32")
+    else:
+        arguments = MODULES.get(variant.name, {"emb_dim": D_IN})
+        side = getattr(jax_attn, variant.name)(**arguments, rngs=nnx.Rngs(0))
+        inputs = {"x": RANDOM.normal(size=(2, 5, D_IN)).astype("float32")}
+    report = parity.laws(side, inputs).raise_for_broken()
+    status = {law.name: law.status for law in report.laws}
+    assert [status[law] for law in ("determinism", "batch", "rows", "gradients")] == ["holds"] * 4

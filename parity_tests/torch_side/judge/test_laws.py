@@ -1,0 +1,385 @@
+"""Laws of torch modules: each is broken by a module with that fault, and by no right one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_attn
+from attn_bridge import parity, specs
+from attn_bridge.cli.app import run as run_command
+
+from ...support.bad_calls import D_IN, MODULES
+from ...support.cover import some
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(3, 6, 8)).astype("float32")
+IMAGES = RANDOM.normal(size=(2, 3, 6, 6)).astype("float32")
+IDS = RANDOM.integers(3, 32, (2, 8))
+
+
+class Attention(nn.Module):
+    """Causal attention with a cache, heads and a mask of padding, and a place for a fault."""
+
+    def __init__(self, fault: str = ""):
+        super().__init__()
+        self.fault, self.num_heads = fault, 2
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out_proj = nn.Linear(8, 8)
+
+    def forward(self, x, attention_mask=None, cache=None, is_causal=True):
+        batch, tokens, width = x.shape
+        query, key, value = (self.split(project(x)) for project in (self.query, self.key, self.value))
+        if cache is not None:
+            key = torch.cat([cache[0], key], 2)
+            value = torch.cat([cache[1].roll(1, 2) if self.fault == "cache" else cache[1], value], 2)
+        scores = query @ key.transpose(-1, -2)
+        keys = scores.shape[-1]
+        hidden = torch.ones(tokens, keys, dtype=torch.bool).triu(keys - tokens + 1 + (self.fault == "causality"))
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if attention_mask is not None:
+            shown = attention_mask[:, None, None].to(torch.bool)
+            scores = scores.masked_fill(~shown, -3.0 if self.fault == "padding" else -1e30)
+        context = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, tokens, width)
+        return self.out_proj(context), (key, value)
+
+    def split(self, x):
+        batch, tokens, width = x.shape
+        if self.fault == "heads":
+            return x.reshape(batch, self.num_heads, tokens, width // self.num_heads)
+        return x.reshape(batch, tokens, self.num_heads, width // self.num_heads).transpose(1, 2)
+
+
+class WrongTanh(torch.autograd.Function):
+    """The tanh with a gradient that is 1 % too large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 1.01 * gradient * (1 - x.tanh() ** 2)
+
+
+class WrongGradient(nn.Module):
+    """A layer before `WrongTanh`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(WrongTanh.apply(self.layer(x)))
+
+
+class Drawing(nn.Module):
+    """A dropout that eval mode does not switch off."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+class Counting(nn.Module):
+    """A call that changes the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Averaging(nn.Module):
+    """A norm that moves its running mean in eval mode, after it has used it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(8))
+
+    def forward(self, x):
+        normed = x * 2
+        self.running_mean.mul_(0.9).add_(0.1 * x.mean((0, 1)))
+        return normed
+
+
+class FirstRow(nn.Module):
+    """A module that treats the first row of a batch in another way."""
+
+    def forward(self, x):
+        centred = x - x.mean(1, keepdim=True)
+        return torch.cat([centred[:1] * 2, centred[1:]])
+
+
+class Indexed(nn.MultiheadAttention):
+    """Attention that adds the position of each key to it."""
+
+    def forward(self, query, key, value, **options):
+        at = torch.arange(key.shape[1], dtype=key.dtype)[:, None]
+        return super().forward(query, key + at, value, **options)
+
+
+FAULTS = {
+    "determinism: a draw": ("determinism", Drawing, X),
+    "determinism: a count": ("determinism", Counting, X),
+    "determinism: statistics": ("determinism", Averaging, X),
+    "batch: statistics of a batch": ("batch", lambda: nn.BatchNorm1d(8, track_running_stats=False), X[:, 0]),
+    "batch: the same of images": ("batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), IMAGES),
+    "rows: the first is special": ("rows", FirstRow, X),
+    "padding: it leaks": ("padding", lambda: Attention("padding"), X),
+    "causality: a mask off by one": ("causality", lambda: Attention("causality"), X),
+    "cache: a position late": ("cache", lambda: Attention("cache"), X),
+    "chunks: a position late": ("chunks", lambda: Attention("cache"), X),
+    "keys: positions": ("keys", lambda: Indexed(8, 2, batch_first=True), (X, X, X)),
+    "heads: no transpose": ("heads", lambda: Attention("heads"), X),
+    "gradients: a factor": ("gradients", WrongGradient, X),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_broken_law_is_named_with_a_witness(name):
+    law, make, inputs = FAULTS[name]
+    module = make()
+    report = parity.laws(module, inputs)
+    (found,) = [one for one in report.broken if one.name == law]
+    assert found.witness is not None
+    assert found.witness.expected != found.witness.got
+    assert found.size > found.limit
+    with pytest.raises(parity.LawsError, match=law):
+        report.raise_for_broken()
+
+
+def test_the_right_attention_obeys_all_laws_that_are_tried():
+    report = parity.laws(Attention(), X).raise_for_broken()
+    held = {law.name for law in report.laws if law.status == "holds"}
+    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks", "heads", "gradients"}
+
+
+def test_the_witness_of_a_mask_off_by_one_is_the_position_before():
+    report = parity.laws(Attention("causality"), X, only="causality")
+    (law,) = report.broken
+    start = int(law.witness.change.split("position ")[1].split()[0])
+    assert law.witness.index[1] == start - 1
+
+
+def right_modules():
+    """Return name -> maker of a stock module, and its inputs."""
+    triple = (X, X, X)
+    causal = {"query": X, "key": X, "value": X, "attn_mask": np.triu(np.ones((6, 6), bool), 1), "is_causal": True}
+    return {
+        "linear": (lambda: nn.Linear(8, 3), X),
+        "batch norm": (lambda: nn.BatchNorm1d(8), X[:, 0]),
+        "group norm": (lambda: nn.GroupNorm(2, 6), X),
+        "network": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)), IMAGES),
+        "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), triple),
+        "attention, sequence first": (lambda: nn.MultiheadAttention(8, 2, dropout=0.1), triple),
+        "attention, masked": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), causal),
+        "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), X),
+        "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), (X, X[:, :5])),
+        "lstm": (lambda: nn.LSTM(8, 4, bidirectional=True, batch_first=True), X),
+        "gru, sequence first": (lambda: nn.GRU(8, 4), X),
+        "embedding with padding": (lambda: nn.Embedding(32, 4, padding_idx=3), IDS),
+        "loss": (lambda: parity.function(lambda _, x, y: nn.functional.mse_loss(x, y), {}), (X, 2 * X)),
+        "one sequence": (lambda: parity.function(lambda _, x: torch.softmax(x @ x.T, -1) @ x, {}), X[0]),
+        "dropout": (lambda: nn.Dropout(0.5), X),
+    }
+
+
+@pytest.mark.parametrize("name", right_modules())
+def test_stock_modules_break_no_law(name):
+    make, inputs = right_modules()[name]
+    parity.laws(make(), inputs).raise_for_broken()
+
+
+def foreign_models():
+    """Return name -> maker of a tiny random model of transformers."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small |= {"vocab_size": 32, "max_position_embeddings": 16}
+    llama = {**small, "num_key_value_heads": 1, "head_dim": 4}
+    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    gpt2 = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 32}
+    return {
+        "GPT2LMHeadModel": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**gpt2)),
+        "LlamaForCausalLM": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama)),
+        "MistralForCausalLM": lambda: transformers.MistralForCausalLM(
+            transformers.MistralConfig(sliding_window=4, **llama)
+        ),
+        "BertModel": lambda: transformers.BertModel(transformers.BertConfig(**small)),
+        "T5EncoderModel": lambda: transformers.T5EncoderModel(transformers.T5Config(**t5)),
+        "BloomForCausalLM": lambda: transformers.BloomForCausalLM(
+            transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2, vocab_size=32)
+        ),
+    }
+
+
+FOREIGN = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "BertModel", "T5EncoderModel")
+FOREIGN += ("BloomForCausalLM",)
+
+
+@some("name", FOREIGN, always=("GPT2LMHeadModel", "BertModel"))
+def test_models_of_transformers_break_no_law(name):
+    report = parity.laws(foreign_models()[name](), {"input_ids": IDS}).raise_for_broken()
+    held = {law.name for law in report.laws if law.status == "holds"}
+    assert {"determinism", "batch", "padding", "gradients"} <= held
+    assert ("causality" in held, "cache" in held) == (("CausalLM" in name or "GPT" in name),) * 2
+
+
+def variant_cases():
+    """Return the id of every example of every variant."""
+    ids = []
+    for variant in specs.VARIANTS:
+        ids += [f"{variant.name} {example.name}" for example in variant.examples] or [variant.name]
+    return ids
+
+
+def variant_case(case: str):
+    """Return the side and the inputs of an example of a variant."""
+    name, _, example = case.partition(" ")
+    variant = specs.find_variant(name)
+    if variant.is_function:
+        return parity.function(lambda _, x: getattr(torch_attn, name)(x), {}, framework="torch"), X
+    if not example:
+        arguments = MODULES.get(name, {"emb_dim": D_IN})
+        return getattr(torch_attn, name)(**arguments), RANDOM.normal(size=(2, 5, D_IN)).astype("float32")
+    found = next(one for one in variant.examples if one.name == example)
+    inputs = {"x": RANDOM.normal(size=(2, 5, found.config.d_in)).astype("float32")}
+    if found.context is not None:
+        inputs["context"] = RANDOM.normal(size=(2, *found.context)).astype("float32")
+    return getattr(torch_attn, name)(config=found.config), inputs
+
+
+FIRST = [next(case for case in variant_cases() if case.split()[0] == variant.name) for variant in specs.VARIANTS]
+
+
+@some("case", variant_cases(), always=FIRST)
+def test_our_variants_break_no_law(case):
+    side, inputs = variant_case(case)
+    report = parity.laws(side, inputs).raise_for_broken()
+    status = {law.name: law.status for law in report.laws}
+    assert [status[name] for name in ("determinism", "batch", "rows", "gradients")] == ["holds"] * 4
+
+
+# ---- when a law is tried
+
+
+def test_an_encoder_is_not_called_acausal_unless_asked():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    (law,) = [one for one in parity.laws(layer, X).laws if one.name == "causality"]
+    assert (law.status, law.why.split(",")[0]) == ("not tried", "the module does not claim to be causal")
+    (law,) = parity.laws(layer, X, only=["causality"]).laws
+    assert law.status == "broken"
+
+
+def test_an_axis_that_may_be_the_sequence_is_not_called_a_batch():
+    side = parity.function(lambda _, x: torch.cumsum(x, 0), {})
+    status = {law.name: law.status for law in parity.laws(side, X).laws}
+    assert status["batch"] == "not tried"
+    assert [law.name for law in parity.laws(side, X, only="batch").broken] == ["batch"]
+    assert parity.laws(side, X, only="batch", batch_axis=1).passed
+
+
+def test_a_module_is_left_as_it_was():
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(6), nn.Dropout(0.1)).train()
+    before = {name: one.clone() for name, one in module.state_dict().items()}
+    parity.laws(module, X)
+    assert module.training
+    assert all(one.training for one in module.modules())
+    assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    assert all(one.grad is None for one in module.parameters())
+
+
+def test_a_straight_jump_is_not_called_a_wrong_gradient():
+    side = parity.function(lambda _, x: torch.where(x > 0, x, x.detach() - x.detach()), {})
+    assert not parity.laws(side, X, only="gradients").broken
+
+
+def test_another_seed_gives_the_same_verdicts():
+    reports = [parity.laws(Attention("padding"), X, seed=seed) for seed in range(3)]
+    assert len({tuple((law.name, law.status) for law in report.laws) for report in reports}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": "batches"}, r"only \(batches\) must be one of determinism, batch, rows"),
+        ({"output": ""}, r"output \(''\) must be the name of an entry"),
+        ({"batch_axis": 3}, r"batch_axis \(3\) must be an axis of the first input, which has 3"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        parity.laws(nn.Linear(8, 3), X, **options)
+
+
+# ---- the command
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class CausalSum(nn.Module):
+    def forward(self, x):
+        print("noise")
+        return x.flip(1).cumsum(1)
+
+
+class Right(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+
+def loss():
+    from attn_bridge import parity
+    return parity.function(lambda _, x: torch.rand(()) + x.sum(), {})
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_the_command_exits_with_1_if_a_law_is_broken(file, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run_command(["laws", f"{file}:CausalSum", "--shape", "2,5,4", "--json", str(report)]) == 1
+    shown = capsys.readouterr()
+    assert "noise" not in shown.out
+    assert "causality    broken" in shown.out
+    assert "again: attn-bridge laws" in shown.out
+    (law,) = [one for one in json.loads(report.read_text())["laws"] if one["status"] == "broken"]
+    assert law["name"] == "causality"
+    assert len(law["witness"]["index"]) == 3
+
+
+def test_the_command_exits_with_0_if_all_hold(file, capsys):
+    assert run_command(["laws", f"{file}:Right", "--shape", "2,5,4", "--only", "batch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shape", "2,5,4", "--only", "speed"], "--only (speed) must be one of determinism"),
+        ([], "there are no inputs: give --inputs FILE.npz or --shape"),
+        (["--shape", "2,5,4", "--seed", "-1"], "--seed (-1) must be at least 0"),
+        (["--shape", "2,5,4", "--only", "padding"], "no law could be tried: the module takes no mask"),
+    ],
+)
+def test_the_command_exits_with_2_and_one_line(file, words, message, capsys):
+    assert run_command(["laws", f"{file}:Right", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
