@@ -4,6 +4,7 @@
 - `function(f, weights)`: a pure function of torch or JAX as a side
 - `laws(module, inputs)`: judge one side alone by laws
 - `as_precise(got, trusted, oracle)`: judge one tensor by three arrays
+- `record(module)`: store the calls of a module, to compare a port on them
 - `train(torch_module, flax_module, data)`: judge whether a pair trains alike
 - `check()`, `check_model(folder)`: judge our own variants, or a whole model block by block
 - `mutate()`, `mutate_mesh({"tensor": 2})`: measure the judge with planted faults, of many devices too; in a clone
@@ -26,6 +27,7 @@ __all__ = [
     "MutationReport",
     "ParityError",
     "Precision",
+    "Recording",
     "Report",
     "TensorVerdict",
     "TrainingReport",
@@ -38,6 +40,7 @@ __all__ = [
     "laws",
     "mutate",
     "mutate_mesh",
+    "record",
     "strict",
     "train",
 ]
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         ModelReport,
         ParityError,
         Precision,
+        Recording,
         Report,
         TensorVerdict,
         TrainingReport,
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
         compare,
         function,
         laws,
+        record,
         strict,
         train,
     )

@@ -14,6 +14,7 @@ __all__ = [
     "ModelReport",
     "ParityError",
     "Precision",
+    "Recording",
     "Report",
     "TensorVerdict",
     "TrainingReport",
@@ -24,6 +25,7 @@ __all__ = [
     "compare",
     "function",
     "laws",
+    "record",
     "strict",
     "train",
 ]
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from .compare.driver import compare
     from .laws.driver import laws
     from .laws.report import LawsError, LawsReport
+    from .recorded.calls import Recording, record
     from .results.findings import TensorVerdict
     from .results.precision import Precision
     from .results.report import ParityError, Report
@@ -52,6 +55,7 @@ _HOMES = {
     "ModelReport": "check.model.report",
     "ParityError": "results.report",
     "Precision": "results.precision",
+    "Recording": "recorded.calls",
     "Report": "results.report",
     "TensorVerdict": "results.findings",
     "TrainingReport": "training.report",
@@ -62,6 +66,7 @@ _HOMES = {
     "compare": "compare.driver",
     "function": "sides.function",
     "laws": "laws.driver",
+    "record": "recorded.calls",
     "strict": "settings.precision",
     "train": "training.driver",
 }

@@ -106,6 +106,13 @@ def compare(
         ),
     ] = None,
     shapes: Shapes = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Run this (pytest ... or python ...) and compare on what it calls the class FIRST (a.b.Class) with.",
+        ),
+    ] = None,
     fixed: Fixed = None,
     vary: Vary = None,
     rules: RulesFile = None,
@@ -156,6 +163,9 @@ def compare(
     current one. Without --inputs and --shape, the inputs come from a function example_inputs() in the file of a factory
     (FIRST is asked first). The output of your code is not shown.
 
+    With --record, FIRST is a class by the name that the command imports it by. It is built with the constructor
+    arguments of its first call there, and both sides are called with the arguments of that call.
+
     Example: attn-bridge compare mine.py:make theirs.py:Model --shape 2,8,16 --html report.html
 
     Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, inconclusive, or timed out.
@@ -169,14 +179,17 @@ def compare(
     after = Aftermath.of(allow, baseline)
     call = read_inputs(inputs, shapes)
     options: dict[str, Any] = {
-        "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--fixed": fixed, "--vary": vary,
+        "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--record": record,
+        "--fixed": fixed, "--vary": vary,
         "--rules": rules, "--no-transfer": no_transfer, "--output": output, "--train": train,
         "--seeds": seeds if seeds != 4 else None,
         "--first-seed": first_seed or None, "--build-seed": build_seed or None, "--mode": modes, "--dtype": dtypes,
         "--device": device, "--timeout": _plain(timeout), "--allow": allow, "--baseline": baseline,
         "--separate": separate, "--first-python": first_python, "--second-python": second_python,
     }  # fmt: skip
-    run = Comparison((first, second), call, second_inputs, rules, options, build_seed, timeout, json_file is not None)
+    run = Comparison(
+        (first, second), call, second_inputs, rules, options, build_seed, timeout, json_file is not None, record
+    )
     run.check(train, separate, save_repro, chosen["modes"])
     if separate:
         from .separate import run_separately
@@ -233,8 +246,9 @@ class Comparison:
         rules: the rules file.
         options: all options by name, for the command that runs it again.
         build_seed: seed while factories run.
-        timeout: longest that a call of a side may take, in seconds.
+        timeout: longest that a call of a side, or the command that is recorded, may take, in seconds.
         with_subjects: whether the report stores digests of code, weights and inputs.
+        record: the command whose calls of the first side are recorded; None for none.
     """
 
     factories: tuple[str, str]
@@ -245,6 +259,7 @@ class Comparison:
     build_seed: int
     timeout: float | None
     with_subjects: bool = False
+    record: str | None = None
 
     @property
     def command(self) -> str:
@@ -257,6 +272,8 @@ class Comparison:
         Raises:
             ValueError: some don't.
         """
+        if self.record is not None and (self.call is not None or separate or save_repro is not None):
+            raise ValueError("--record does not go with --inputs, --shape, --separate and --save-repro")
         if not separate and (self.options["--first-python"] or self.options["--second-python"]):
             raise ValueError("--first-python and --second-python go with --separate")
         if train and modes != ("eager",):
@@ -276,20 +293,21 @@ class Comparison:
 
         from .. import breadcrumbs, factories, repro
         from ..compare.driver import compare as judge
+        from ..recorded.process import recorded
         from .user_code import running, watched
 
         second_call = None if self.second_inputs is None else arrays.read_npz(self.second_inputs)
         found = None if self.rules is None else Rules.from_toml(self.rules)
         with watched(self.timeout) as dog, progress() as advance, running("comparing"):
-            names = ("FIRST", "SECOND")
-            ours, theirs = (
-                _loaded(one, what, self.build_seed) for one, what in zip(self.factories, names, strict=True)
-            )
+            kept = None if self.record is None else recorded(self.record, self.factories[0], self.timeout)
+            ours = _loaded(self.factories[0], "FIRST", self.build_seed) if kept is None else kept.factory
+            theirs = _loaded(self.factories[1], "SECOND", self.build_seed)
             sources = _sources(ours, theirs)
             breadcrumbs.note(sources={side: str(file) for side, file in sources.items()})
             if dog is not None:
                 dog.sources |= sources
-            call = example_inputs(ours, theirs) if self.call is None else self.call
+            call = self.call if kept is None else kept.call.inputs
+            call = example_inputs(ours, theirs) if call is None else call
             pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
             sides = _names(factories.labels(pair))
             breadcrumbs.note(names=sides)
@@ -303,6 +321,7 @@ class Comparison:
             if subjects:
                 report = dataclasses.replace(report, subjects=_with_code(subjects, (ours, theirs)))
             report = after.apply(report)
+            report.notes[:0] = [] if kept is None else kept.notes
             if save_repro is None or report.passed:
                 return report, None
             return report, repro.Bundle((ours, theirs), pair, call, second_call, self.rules, self.options)

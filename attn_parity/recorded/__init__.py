@@ -1,0 +1,1 @@
+"""Calls of a module that are recorded while other code runs, for a comparison of its port: inputs -> `Recording`."""
