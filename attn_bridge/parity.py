@@ -5,6 +5,7 @@
 - `laws(module, inputs)`: judge one side alone by laws
 - `as_precise(got, trusted, oracle)`: judge one tensor by three arrays
 - `record(module)`: store the calls of a module, to compare a port on them
+- `logprobs(first, second)`: judge the log-probabilities of two whole models
 - `train(torch_module, flax_module, data)`: judge whether a pair trains alike
 - `check()`, `check_model(folder)`: judge our own variants, or a whole model block by block
 - `mutate()`, `mutate_mesh({"tensor": 2})`: measure the judge with planted faults, of many devices too; in a clone
@@ -23,6 +24,7 @@ __all__ = [
     "CheckReport",
     "LawsError",
     "LawsReport",
+    "LogprobsReport",
     "ModelReport",
     "MutationReport",
     "ParityError",
@@ -38,6 +40,7 @@ __all__ = [
     "compare",
     "function",
     "laws",
+    "logprobs",
     "mutate",
     "mutate_mesh",
     "record",
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         CheckReport,
         LawsError,
         LawsReport,
+        LogprobsReport,
         ModelReport,
         ParityError,
         Precision,
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
         compare,
         function,
         laws,
+        logprobs,
         record,
         strict,
         train,

@@ -11,6 +11,7 @@ __all__ = [
     "CheckReport",
     "LawsError",
     "LawsReport",
+    "LogprobsReport",
     "ModelReport",
     "ParityError",
     "Precision",
@@ -25,6 +26,7 @@ __all__ = [
     "compare",
     "function",
     "laws",
+    "logprobs",
     "record",
     "strict",
     "train",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from .compare.driver import compare
     from .laws.driver import laws
     from .laws.report import LawsError, LawsReport
+    from .logprobs.judge import LogprobsReport, logprobs
     from .recorded.calls import Recording, record
     from .results.findings import TensorVerdict
     from .results.precision import Precision
@@ -52,6 +55,7 @@ _HOMES = {
     "CheckReport": "check.report",
     "LawsError": "laws.report",
     "LawsReport": "laws.report",
+    "LogprobsReport": "logprobs.judge",
     "ModelReport": "check.model.report",
     "ParityError": "results.report",
     "Precision": "results.precision",
@@ -66,6 +70,7 @@ _HOMES = {
     "compare": "compare.driver",
     "function": "sides.function",
     "laws": "laws.driver",
+    "logprobs": "logprobs.judge",
     "record": "recorded.calls",
     "strict": "settings.precision",
     "train": "training.driver",

@@ -27,6 +27,7 @@ def add_judge(app: typer.Typer) -> None:
     app.command("attest")(load_judge("commands.attest").attest)
     app.command("verify-attestation")(load_judge("commands.attest").verify_attestation)
     app.command("mcp")(load_judge("commands.mcp").mcp)
+    app.command("logprobs")(load_judge("commands.logprobs").logprobs)
     app.command("doctor")(load_judge("commands.doctor").doctor)
     try:
         require_fault_lab()

@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from .. import breadcrumbs, stack, watch
 
-COMMANDS = ("compare", "digest", "dump", "laws")
+COMMANDS = ("compare", "digest", "dump", "laws", "logprobs")
 """Commands that run user code in their own process."""
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

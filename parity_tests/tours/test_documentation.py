@@ -203,6 +203,7 @@ def check_compare(page: Page) -> None:
     assert Path("report.html").read_text().startswith("<!doctype html>")
     assert [report.verdict for report in names["reports"]] == ["equal"] * 4
     assert {report.samples for report in names["reports"]} == {17}
+    assert (names["same"].verdict, names["warm"].verdict) == ("equal", "different")
     assert names["ruled"].verdict == "equal"
     assert [pair.how for pair in names["ruled"].pairing] == ["rule"] * 2
 

@@ -1,0 +1,188 @@
+"""Judge log-probabilities of two models by the noise that rounding in bfloat16 makes in one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..results.findings import Verdict
+from ..sides.libraries import Value
+from ..sides.subject import Array
+from ..verdict.measures import MAX_LIMIT, RMS_LIMIT
+from .models import scored
+from .sequences import Sequences, check_alike, read, sequences
+
+HOW = "give a model as a side, or noise: log-probabilities of the first side's model as bfloat16 gives them"
+
+MOST = 10
+"""Most tokens that the text of a report names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenGap:
+    """One token whose log-probabilities are further apart than rounding takes them.
+
+    Attributes:
+        sequence: number of the sequence.
+        position: position in it.
+        token: its id; None where ids are unknown.
+        first: log-probability of the first side.
+        second: log-probability of the second side.
+        allowed: the gap that rounding may make there.
+    """
+
+    sequence: int
+    position: int
+    token: int | None
+    first: float
+    second: float
+    allowed: float
+
+    def __str__(self) -> str:
+        name = "" if self.token is None else f" (id {self.token})"
+        return (
+            f"sequence {self.sequence}, token {self.position}{name}: {self.first:.4f} and {self.second:.4f}, "
+            f"{abs(self.first - self.second):.3g} apart, {self.allowed:.3g} allowed"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LogprobsReport:
+    """Result of `attn_bridge.parity.logprobs`.
+
+    Attributes:
+        verdict: ``equal``: rounding explains every token; ``different``; ``inconclusive``: no noise was given.
+        gap: root mean square of the gaps, in nats.
+        noise: root mean square of what rounding in bfloat16 does; None if unknown.
+        explained: part of the gap that the noise explains, 0 to 1; None if unknown.
+        mean: mean of first minus second: the part of the gap in one direction.
+        count: tokens with a log-probability on both sides.
+        beyond: the tokens beyond their allowance, the worst first.
+        message: the reason in one line, empty when equal.
+    """
+
+    verdict: Verdict
+    gap: float
+    noise: float | None
+    explained: float | None
+    mean: float
+    count: int
+    beyond: list[TokenGap]
+    message: str = ""
+
+    def to_json(self) -> dict[str, Value]:
+        """Return the report as JSON-ready data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}: {self.count} tokens, {self.gap:.3g} nats apart (rms), {self.mean:+.2g} on average"]
+        if self.noise is not None and self.explained is not None:
+            lines.append(
+                f"rounding in bfloat16 makes {self.noise:.3g} (rms) and explains {self.explained:.0%} of the gap; "
+                f"{len(self.beyond)} tokens are beyond it"
+            )
+        lines += [self.message] if self.message else []
+        lines += [f"  {token}" for token in self.beyond[:MOST]]
+        lines += [f"  and {len(self.beyond) - MOST} more"] if len(self.beyond) > MOST else []
+        return "\n".join(lines)
+
+
+def logprobs(first: Value, second: Value, *, tokens: Value = None, noise: Value = None) -> LogprobsReport:
+    """Judge the log-probabilities that two models give to the same tokens.
+
+    The noise is what rounding in bfloat16 does to one model: a model's own runs in it, each operation rounded at random
+    in all but one, against its run in float32. A token may be apart by 5 times its noise, or that of all tokens
+    if larger, and all tokens by 3 times (root mean squares): the criterion of `compare`.
+
+    Args:
+        first: a file (``.npz``, JSON lines), log-probabilities ``(sequences, tokens)``, or a model that returns logits
+            ``(sequences, tokens, ids)`` for token ids: any side of `compare`.
+        second: the same.
+        tokens: token ids ``(sequences, tokens)``, for a model; None takes those of the other side's file.
+        noise: log-probabilities of the first side's model as bfloat16 gives them, a file or an array; of a list, each
+            is a draw. None measures that of the first model among the sides; two files need it.
+
+    Raises:
+        ValueError: the sides score other tokens, a file holds something else, or a model can't be run.
+    """
+    sides = [_side(value) for value in (first, second)]
+    ids = next((side.tokens for side in sides if isinstance(side, Sequences) and side.tokens), None)
+    if tokens is not None:
+        ids = [np.asarray(row) for row in (tokens if isinstance(tokens, list) else np.atleast_2d(np.asarray(tokens)))]
+    scores: list[Sequences] = []
+    draws: list[Array] = []
+    for side in sides:
+        if isinstance(side, Sequences):
+            scores.append(side)
+        elif ids is None:
+            raise ValueError("a model needs token ids: give tokens, or a file with tokens on the other side")
+        else:
+            own = scored(side, ids, with_noise=not draws and noise is None)
+            scores.append(sequences(own.own, ids))
+            draws = draws or own.noise
+    check_alike(*scores)
+    if noise is not None:
+        draws = list(_given(noise, scores[0]))
+    return judged(scores[0], scores[1], draws)
+
+
+def _given(noise: Value, side: Sequences) -> Iterator[Array]:
+    """Yield what given log-probabilities of bfloat16 runs add to those of a side."""
+    for value in noise if isinstance(noise, list) else [noise]:
+        rounded = _side(value)
+        if not isinstance(rounded, Sequences):
+            raise ValueError("noise must be log-probabilities: files, or arrays")
+        check_alike(side, rounded)
+        yield rounded.flat - side.flat
+
+
+def _side(value: Value) -> Sequences | Value:
+    if isinstance(value, (str, Path)):
+        return read(Path(value))
+    return sequences(value) if isinstance(value, (np.ndarray, list)) else value
+
+
+def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> LogprobsReport:
+    """Return the report on two sides.
+
+    Args:
+        first: the first side.
+        second: the second side, with the same tokens.
+        draws: what rounding does to each token, one or more times; empty if unknown.
+    """
+    ours, theirs = first.flat, second.flat
+    both = np.isfinite(ours) & np.isfinite(theirs)
+    gaps = np.where(both, ours - theirs, 0.0)
+    count = int(both.sum())
+    gap = _rms(gaps[both])
+    mean = float(gaps[both].mean()) if count else 0.0
+    if not count:
+        return LogprobsReport(
+            "inconclusive", gap, None, None, mean, 0, [], "no token has a log-probability on both sides"
+        )
+    if not draws:
+        return LogprobsReport("inconclusive", gap, None, None, mean, count, [], f"the noise is unknown: {HOW}")
+    moved = np.abs(np.nan_to_num(np.stack(draws)))
+    level = _rms(moved[:, both])
+    allowed = MAX_LIMIT * np.maximum(moved.max(axis=0), level)
+    over = np.flatnonzero(both & (np.abs(gaps) > allowed))
+    places, ids = first.places, np.concatenate(first.tokens) if first.tokens else None
+    beyond = []
+    for i in over[np.argsort(-np.abs(gaps[over]) / np.maximum(allowed[over], 1e-300))]:
+        sequence, position = places[i]
+        token = None if ids is None else int(ids[i])
+        beyond.append(TokenGap(sequence, position, token, float(ours[i]), float(theirs[i]), float(allowed[i])))
+    explained = 1.0 if gap <= level else level / gap
+    message = ""
+    if gap > RMS_LIMIT * level and not beyond:
+        message = f"the gap is {gap / level if level else math.inf:.3g} times the noise, allowed {RMS_LIMIT:g}"
+    verdict: Verdict = "different" if beyond or message else "equal"
+    return LogprobsReport(verdict, gap, level, explained, mean, count, beyond, message)
+
+
+def _rms(values: Array) -> float:
+    return math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0

@@ -1,0 +1,133 @@
+"""Log-probabilities of tokens as files and arrays hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..sides.subject import Array
+
+FORMATS = (
+    "an .npz file with `logprobs` and `tokens` of one shape (sequences, tokens), or JSON lines, "
+    '{"tokens": [...], "logprobs": [...]} per sequence'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """Sequences of tokens and their log-probabilities.
+
+    Attributes:
+        values: per sequence the log-probability of each token; NaN where it has none, as the first token may.
+        tokens: per sequence the token ids; empty where they are unknown.
+    """
+
+    values: list[Array]
+    tokens: list[Array]
+
+    @property
+    def flat(self) -> Array:
+        """All log-probabilities, one sequence after the other."""
+        return np.concatenate(self.values)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Sequence and position of each element of `flat`."""
+        return [(i, j) for i, one in enumerate(self.values) for j in range(one.size)]
+
+
+def read(path: Path) -> Sequences:
+    """Return the log-probabilities in a file.
+
+    Raises:
+        ValueError: it is missing, of another format, or holds something else.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    try:
+        if zipfile.is_zipfile(path):
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            if "logprobs" not in arrays:
+                raise ValueError(f"it has no array logprobs; it has {', '.join(arrays) or 'none'}")
+            return sequences(arrays["logprobs"], arrays.get("tokens"))
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if not lines or not all(isinstance(line, dict) and "logprobs" in line for line in lines):
+            raise ValueError("each line must be an object with logprobs")
+        tokens = [line["tokens"] for line in lines if "tokens" in line]
+        return sequences([line["logprobs"] for line in lines], tokens or None)
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} must be {FORMATS}: {' '.join(str(error).split())}") from error
+
+
+def read_tokens(path: Path) -> list[Array]:
+    """Return the token ids in a file, per sequence.
+
+    Raises:
+        ValueError: it is missing, or not an archive with whole numbers as `tokens`.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return list(np.atleast_2d(file["tokens"].astype(np.int64, casting="safe")))
+    except (ValueError, TypeError, KeyError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} must be an .npz file with whole numbers as `tokens`: {error}") from error
+
+
+def sequences(values: Array | Sequence[object], tokens: Array | Sequence[object] | None = None) -> Sequences:
+    """Return arrays as sequences, and check them.
+
+    Args:
+        values: shape (sequences, tokens), or (tokens,), or a list of sequences of any lengths; None is NaN.
+        tokens: the ids, of the same shape.
+
+    Raises:
+        ValueError: a value is above 0, -inf or not a number, or the lengths differ.
+    """
+    rows = _rows(values, np.float64)
+    ids = [] if tokens is None else _rows(tokens, np.int64)
+    if ids and [one.size for one in ids] != [one.size for one in rows]:
+        raise ValueError(f"tokens {[one.size for one in ids]} must be as many as logprobs {[one.size for one in rows]}")
+    if not any(one.size for one in rows):
+        raise ValueError("logprobs must hold at least one number")
+    for row in rows:
+        bad = (row > 1e-6) | np.isinf(row)
+        if bad.any():
+            raise ValueError(f"logprobs ({row[bad][0]:g}) must be finite and at most 0")
+    return Sequences(rows, ids)
+
+
+def _rows(values: Array | Sequence[object], dtype: type) -> list[Array]:
+    array = np.asarray(values) if isinstance(values, np.ndarray) else None
+    if array is not None and array.ndim in (1, 2):
+        rows: Iterable[object] = array.reshape(-1, array.shape[-1])
+    elif array is not None:
+        raise ValueError(f"an array of shape {list(array.shape)} must have one or two axes: sequences, tokens")
+    else:
+        rows = list(values)
+        rows = [rows] if all(one is None or isinstance(one, (int, float, np.number)) for one in rows) else rows
+    return [np.array(row, dtype=dtype) for row in rows]
+
+
+def check_alike(first: Sequences, second: Sequences) -> None:
+    """Check that both sides score the same tokens.
+
+    Raises:
+        ValueError: they don't; names the first place.
+    """
+    lengths = [[one.size for one in side.values] for side in (first, second)]
+    if lengths[0] != lengths[1]:
+        raise ValueError(f"both sides must hold as many tokens per sequence, got {lengths[0][:8]} and {lengths[1][:8]}")
+    for i, (ours, theirs) in enumerate(zip(first.tokens, second.tokens, strict=False)):
+        unlike = np.flatnonzero(ours != theirs)
+        if unlike.size:
+            at = int(unlike[0])
+            raise ValueError(
+                f"both sides must score the same tokens; sequence {i} has {ours[at]} and {theirs[at]} at {at}"
+            )

@@ -1,0 +1,122 @@
+"""Log-probabilities of two models: files, and what their noise explains."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from attn_bridge import parity
+from attn_bridge.cli.app import run
+
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(0, 50, size=(4, 32))
+EXACT = -RANDOM.exponential(2.0, size=(4, 32)) - 0.1
+EXACT[:, 0] = np.nan
+
+
+def rounded(seed, size=0.01):
+    return EXACT + np.random.default_rng(seed).normal(size=EXACT.shape) * size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_its_size_is_explained(seed):
+    report = parity.logprobs(EXACT, rounded(seed), noise=[rounded(90), rounded(91)])
+    assert (report.verdict, report.count, report.beyond, report.message) == ("equal", 124, [], "")
+    assert report.gap == pytest.approx(0.01, rel=0.3)
+    assert report.noise == pytest.approx(0.01, rel=0.3)
+    assert report.explained > 0.7
+
+
+def test_tokens_beyond_the_noise_are_named_the_worst_first():
+    off = rounded(1)
+    off[2, 5] += 0.1
+    off[3, 7] -= 0.3
+    report = parity.logprobs(EXACT, off, noise=rounded(90))
+    assert report.verdict == "different"
+    assert [(one.sequence, one.position) for one in report.beyond] == [(3, 7), (2, 5)]
+    assert report.beyond[0].second == off[3, 7]
+    assert report.beyond[0].allowed >= 5 * report.noise * (1 - 1e-12)
+    assert report.explained < 0.5
+    assert "  sequence 3, token 7: " in str(report)
+
+
+def test_a_gap_of_all_tokens_is_named_although_no_token_is():
+    report = parity.logprobs(EXACT, EXACT + 0.035, noise=rounded(90))
+    assert (report.verdict, report.beyond) == ("different", [])
+    assert re.fullmatch(r"the gap is 3\.\d+ times the noise, allowed 3", report.message)
+    assert report.mean == pytest.approx(-0.035)
+
+
+def test_a_token_with_more_noise_of_its_own_may_be_further_apart():
+    off, noisy = rounded(1), rounded(90)
+    off[1, 4] += 0.2
+    noisy[1, 4] += 0.06
+    assert parity.logprobs(EXACT, off, noise=noisy).verdict == "equal"
+
+
+def test_without_noise_nothing_is_decided(tmp_path, capsys):
+    report = parity.logprobs(EXACT, rounded(1))
+    assert (report.verdict, report.noise) == ("inconclusive", None)
+    np.savez(tmp_path / "a.npz", logprobs=EXACT, tokens=TOKENS)
+    assert run(["logprobs", str(tmp_path / "a.npz"), str(tmp_path / "a.npz")]) == 2
+    assert capsys.readouterr().err.startswith("error: inconclusive: the noise is unknown: give a model as a side, or")
+    assert parity.logprobs(EXACT, np.full_like(EXACT, np.nan)).message == "no token has a log-probability on both sides"
+
+
+def test_files_of_both_formats(tmp_path, capsys):
+    files = [str(tmp_path / name) for name in ("a.npz", "b.jsonl", "noise.npz", "out.json")]
+    off = rounded(1)
+    off[2, 5] -= 1.0
+    np.savez(files[0], logprobs=EXACT, tokens=TOKENS)
+    np.savez(files[2], logprobs=rounded(90))
+    rows = [[None, *map(float, row[1:])] for row in off]
+    lines = [{"tokens": ids.tolist(), "logprobs": row} for ids, row in zip(TOKENS, rows, strict=True)]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert run(["logprobs", files[0], files[1], "--noise", files[2], "--json", files[3]]) == 1
+    assert capsys.readouterr().out.startswith("different: 124 tokens, ")
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["sequence"], one["position"], one["token"]) for one in data["beyond"]] == [(2, 5, int(TOKENS[2, 5]))]
+    assert run(["logprobs", files[0], files[0], "--noise", files[2]]) == 0
+
+
+def test_sequences_may_have_any_lengths():
+    ragged = [[-1.0, -2.0, -3.0], [-0.5]]
+    report = parity.logprobs(ragged, ragged, noise=[[[-1.01, -2.0, -3.0], [-0.5]]])
+    assert (report.verdict, report.count, report.gap) == ("equal", 4, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "each line must be an object with logprobs"),
+        ("[1]", "each line must be an object with logprobs"),
+        ("", "each line must be an object with logprobs"),
+        ('{"logprobs": [0.5]}', "logprobs (0.5) must be finite and at most 0"),
+        ('{"logprobs": [-Infinity]}', "logprobs (-inf) must be finite and at most 0"),
+        ('{"logprobs": []}', "logprobs must hold at least one number"),
+        ('{"logprobs": [-1, -2], "tokens": [3]}', "tokens [1] must be as many as logprobs [2]"),
+        ("{", "Expecting property name enclosed in double quotes"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, text, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must be an .npz file .*{re.escape(message)}"):
+        parity.logprobs(path, EXACT)
+
+
+def test_other_refusals(tmp_path):
+    np.savez(tmp_path / "a.npz", logprobs=EXACT, tokens=TOKENS)
+    np.savez(tmp_path / "b.npz", logprobs=EXACT, tokens=TOKENS + (np.arange(32) == 3))
+    np.savez(tmp_path / "c.npz", numbers=EXACT)
+    for second, message in (
+        (tmp_path / "b.npz", f"both sides must score the same tokens; sequence 0 has {TOKENS[0, 3]} and "),
+        (tmp_path / "c.npz", r".*it has no array logprobs; it has numbers"),
+        (tmp_path / "d.npz", r".*d.npz does not exist"),
+        (EXACT[:, 1:], "both sides must hold as many tokens per sequence, got "),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            parity.logprobs(tmp_path / "a.npz", second)
