@@ -115,7 +115,8 @@ def _make_removable(function: Callable[[str], object], path: str, _: object) -> 
     """Remove a file whose folder was made read-only."""
     try:
         Path(path).parent.chmod(0o700)
-        if not Path(path).is_symlink():
+        # Never of a file: it may be a second name of one elsewhere.
+        if Path(path).is_dir() and not Path(path).is_symlink():
             Path(path).chmod(0o700)
         function(path)
     except OSError:

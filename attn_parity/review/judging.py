@@ -12,6 +12,7 @@ from typing import Literal
 
 from attn_bridge.printable import printable
 
+from ..attestation.subjects import SIDES
 from ..confinement import process
 from ..results import changes
 from ..results.changes import Data
@@ -47,14 +48,17 @@ class Judgement:
     @property
     def allowed(self) -> list[str]:
         """A line on each allowance that covers a difference."""
-        return [f"{entry['path']}: {entry['reason']}" for entry in self._allowances if entry.get("covers")]
+        covering = [entry["path"] for entry in self._allowances if entry.get("covers")]
+        return [printable(f"{path}: {self.pair.allow[path]}", 400) for path in covering]
 
     @property
     def unneeded(self) -> list[str]:
         """A line on each allowance that covers nothing."""
         why = {True: "nothing there differs", False: "nothing has that name"}
         return [
-            f"{entry['path']}: {why[bool(entry.get('known'))]}" for entry in self._allowances if not entry.get("covers")
+            printable(f"{entry['path']}: {why[bool(entry.get('known'))]}", 400)
+            for entry in self._allowances
+            if not entry.get("covers")
         ]
 
     @property
@@ -62,7 +66,8 @@ class Judgement:
         entries = [] if self.report is None else self.report.get("allowed", [])
         is_list = isinstance(entries, list)
         entries = [entry for entry in entries if isinstance(entry, Mapping)] if is_list else []
-        return [entry for entry in entries if entry.get("path") in self.pair.allow and "reason" in entry]
+        paths = set(self.pair.allow)
+        return [entry for entry in entries if isinstance(entry.get("path"), str) and entry["path"] in paths]
 
 
 def judge(
@@ -88,10 +93,10 @@ def judge(
     ending = process.run(words, folder, scratch, writable=writable, avoid=avoid, seconds=seconds)
     text = process.content(out / REPORT) if ending.end == "exit" and ending.status in (0, 1, 2) else ""
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         data = None
-    if not changes.is_report(data) or not isinstance(data.get("subjects"), Mapping):
+    if not changes.is_report(data) or not _is_whole(data):
         return Judgement(pair, "inconclusive", process.error_line(ending, seconds))
     expected = {"equal": 0, "inconclusive": 2}.get(data["verdict"], 1)
     if ending.status != expected:
@@ -99,6 +104,19 @@ def judge(
         return Judgement(pair, "inconclusive", reason)
     message = printable(data.get("summary") or data["verdict"], process.MAX_LINE)
     return Judgement(pair, data["verdict"], message, data, process.content(out / PAGE))
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _is_whole(data: Data) -> bool:
+    """Return whether a report has all that a review reads of it: code that is judged may have written it."""
+    subjects = data.get("subjects")
+    sides = [subjects.get(side) for side in SIDES] if isinstance(subjects, Mapping) else [None]
+    files = [side.get("files") if isinstance(side, Mapping) else None for side in sides]
+    has_files = all(isinstance(each, Mapping) and all(isinstance(one, str) for one in each.values()) for each in files)
+    return has_files and isinstance(data.get("environment"), Mapping) and isinstance(data.get("summary"), str)
 
 
 def _from(pair: ManifestPair, folder: Path, avoid: Path) -> str:

@@ -88,7 +88,7 @@ def test_what_can_not_be_judged_is_one_annotation(workspace):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"command": "prove"}, r"command \(prove\) must be one of compare, pytest, check"),
+        ({"command": "prove"}, r"command \(prove\) must be one of compare, review, pytest, check"),
         ({"second": ""}, "second is needed with command: compare"),
         ({"command": "pytest"}, "first is needed with command: compare, and goes with it alone"),
         ({"arguments": "--shape '2,8"}, "arguments can't be split into words"),

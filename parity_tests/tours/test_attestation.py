@@ -100,6 +100,27 @@ def test_the_statement_is_in_totos_and_names_every_subject(here):
     assert envelope.opened(signed, here / "key.pub") == content
 
 
+def test_a_review_is_attested_pair_by_pair(here, tmp_path):
+    report = json.loads((here / "report.json").read_text())
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/a.json").write_text(json.dumps(report))
+    pairs = [{"name": "a", "report": "pairs/a.json"}]
+    review = {"kind": "review", "commit": "c", "tree": "t", "manifest": "m", "judge": {"version": "1"}, "pairs": pairs}
+    (tmp_path / "report.json").write_text(json.dumps(review))
+    content = statement.of_report(tmp_path / "report.json")
+    assert [each["name"] for each in content["subject"]][1:3] == ["a: first code", "a: first weights"]
+    assert content["predicate"]["commit"] == "c"
+    _, [comparison] = statement.comparisons(content)
+    assert (comparison.name, comparison.verdict, comparison.words[:2]) == ("a", "equal", ["compare", "net.py:Net"])
+    content["subject"][2]["digest"]["sha256"] = "0" * 64
+    with pytest.raises(statement.AttestationError, match="the statement is not one on verdicts"):
+        statement.comparisons(content)
+    pairs.append({"name": "b", "verdict": "inconclusive", "message": "too slow"})
+    (tmp_path / "report.json").write_text(json.dumps(review))
+    with pytest.raises(statement.AttestationError, match="pair b was not judged: too slow"):
+        statement.of_report(tmp_path / "report.json")
+
+
 def test_other_code_weights_and_numbers_are_one_line_each(here, capsys, monkeypatch):
     assert run(["attest", "report.json", "--key", "key.pem", "-o", "a.json"]) == 0
     capsys.readouterr()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import secrets
 import subprocess
 
 import pytest
 
 from attn_bridge.cli.app import run
-from attn_parity.review import manifest, report
+from attn_parity.confinement import process
+from attn_parity.confinement.keeper import Ending
+from attn_parity.review import judging, manifest, report
 from attn_parity.review.commit import Commit
+
+from ...support.reports import different_report
 
 PAIR = '[[pair]]\nname = "a"\nfirst = "net.py:A"\nsecond = "net.py:B"\n'
 
@@ -185,3 +192,31 @@ def test_changed_verdicts_are_named_with_what_else_changed():
         "results do not reproduce)",
         "  a: 1 tensors changed: output",
     ]
+
+
+# ---- reports that judged code may have written
+
+
+def test_a_forged_report_is_not_judged(tmp_path, monkeypatch):
+    right = {**different_report().to_json(), "subjects": {"first": {"files": {}}, "second": {"files": {"a": "b"}}}}
+    [pair] = manifest.parse(PAIR + 'allow = {norm = "eps\\u001b[31m"}')
+    pair = dataclasses.replace(pair, first="net.py:A")
+    allowed = [{"path": "norm", "reason": "\x1b[2J", "covers": ["output"], "known": True}, {"path": []}, 1]
+
+    def judged(text, status=1):
+        def write(words, folder, scratch, **limits):
+            (scratch / "out/report.json").write_text(text)
+            return Ending("exit", status, "")
+
+        monkeypatch.setattr(process, "run", write)
+        scratch = tmp_path / secrets.token_hex(4)
+        scratch.mkdir()
+        return judging.judge(pair, tmp_path, scratch, seconds=1.0)
+
+    result = judged(json.dumps({**right, "allowed": allowed}))
+    assert (result.verdict, result.allowed) == ("different", ["norm: eps\\x1b[31m"])
+    for key, value in (("subjects", []), ("subjects", {"first": 1}), ("environment", None), ("tensors", [1])):
+        assert judged(json.dumps({**right, key: value})).message == "its process ended without a result (status 1)"
+    assert judged(json.dumps({**right, "seconds": float("nan")})).verdict == "inconclusive"
+    assert judged("[" * 100_000).verdict == "inconclusive"
+    assert judged(json.dumps(right), 0).message == "its report is different, and its process ended with status 0"
