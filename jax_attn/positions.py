@@ -43,7 +43,7 @@ def rotary_tables(
         is_long = positions.max() >= scaling.original_context
         stretched = scaling.long_frequencies(rotary.base, dim)
         frequencies = jnp.where(is_long, jnp.asarray(stretched, dtype), frequencies)
-    if positions.ndim == 3:  # each pair of channels turns by one of the rows
+    if rotary.axes is not None and positions.ndim == 3:  # each pair of channels turns by one of the rows
         rows = jnp.asarray(rotary.rows(dim))
         at = rearrange(positions[rows], "i b t -> b t i")
     else:

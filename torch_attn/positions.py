@@ -48,7 +48,7 @@ def rotary_tables(
         stretched = scaling.long_frequencies(rotary.base, dim)
         stretched = torch.as_tensor(stretched, device=positions.device).to(dtype)
         frequencies = torch.where(is_long, stretched, frequencies)
-    if positions.ndim == 3:  # each pair of channels turns by one of the rows
+    if rotary.axes is not None and positions.ndim == 3:  # each pair of channels turns by one of the rows
         rows = torch.tensor(rotary.rows(dim), device=positions.device)
         at = rearrange(positions[rows], "i b t -> b t i")
     else:
