@@ -188,8 +188,9 @@ class Layout:
         samples = dict(zip(kinds, bares, strict=True))
         best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
         for prefix in self.prefixes:
-            if len(best[1]) == len(names) or (best[1] and not any(name.startswith(prefix) for name in names)):
-                continue
+            is_usual = prefix == self.prefixes[0]
+            if len(best[1]) == len(names) or (not is_usual and not any(name.startswith(prefix) for name in names)):
+                continue  # the rows without a prefix are those of the usual one, too
             found = {}
             rows = {kind: some for kind, bare in samples.items() if (some := _rows(self._theirs[prefix], bare))}
             for name, bare, kind in zip(names, bares, kinds, strict=True) if rows else ():

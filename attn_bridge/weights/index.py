@@ -42,7 +42,9 @@ class _Node:
     def add(self, tokens: Sequence[str | None], number: int, is_whole: bool) -> None:
         node = self
         for token in tokens:
-            node = node.following.setdefault(token, _Node())
+            if token not in node.following:
+                node.following[token] = _Node()
+            node = node.following[token]
         (node.whole if is_whole else node.begun).append(number)
 
     def find(self, tokens: Sequence[str]) -> Iterable[int]:
@@ -69,25 +71,34 @@ class Index(Generic[Thing]):
     """
 
     def __init__(self, named: Iterable[tuple[str, Thing]], integers: frozenset[str] | None = frozenset("ij")):
-        self._things: list[Thing] = []
-        self._forward, self._backward = _Node(), _Node()
-        numbers: dict[int, int] = {}
-        for template, thing in ((whole, thing) for short, thing in named for whole in expanded(short)):
-            number = numbers.setdefault(id(thing), len(self._things))
-            if number == len(self._things):
-                self._things.append(thing)
+        self._named = [(whole, thing) for short, thing in named for whole in expanded(short)]
+        self._integers = integers
+        for template, _ in self._named:  # now, as `kinds_of` depends on it
             _spelled.update(_DIGITS.findall(template))
-            first, is_whole = _beginning(template, integers)
-            last = [] if is_whole else _end(template, integers)
+
+    @functools.cached_property
+    def _trees(self) -> tuple[list[Thing], _Node, _Node]:
+        """Things, and the trees of their templates from the front and from the back: most indexes are never asked."""
+        things: list[Thing] = []
+        forward, backward = _Node(), _Node()
+        numbers: dict[int, int] = {}
+        for template, thing in self._named:
+            number = numbers.setdefault(id(thing), len(things))
+            if number == len(things):
+                things.append(thing)
+            first, is_whole = _beginning(template, self._integers)
+            last = [] if is_whole else _end(template, self._integers)
             if len(first) > len(last) or is_whole:
-                self._forward.add(first, number, is_whole)
+                forward.add(first, number, is_whole)
             else:
-                self._backward.add(last, number, False)
+                backward.add(last, number, False)
+        return things, forward, backward
 
     def find(self, name: str) -> list[Thing]:
         """Return the things that may cover a name, in the given order."""
         tokens = _TOKEN.findall(name)
-        return [self._things[n] for n in sorted({*self._forward.find(tokens), *self._backward.find(tokens[::-1])})]
+        things, forward, backward = self._trees
+        return [things[n] for n in sorted({*forward.find(tokens), *backward.find(tokens[::-1])})]
 
 
 def kinds_of(names: tuple[str, ...]) -> tuple[str, ...]:
