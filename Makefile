@@ -12,6 +12,7 @@
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
 #:              some of them: make test-jax-versions JAX_VERSIONS=0.12.0.1 PYTHON=python3.12 (from 0.11 on)
+#: make newest PYTHON=python3.13  the JAX side with the versions of constraints-newest.txt, in an environment of its own
 #: make lint    format, lint, who imports whom, and that docstrings and names get no worse (docs/prose.py)
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
@@ -60,9 +61,9 @@ PICK_OPTIMIZED := optimized$(if $(FULL),, and not full)
 costs = $(if $(COSTS),--costs $(COSTS)/$(1).json)
 
 # What XLA and LLVM compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
-check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
-check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+check site newest $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+check site newest $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+check site newest $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 # Workers share the cores: threads of torch that wait for work must not keep a core busy meanwhile.
 site $(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
@@ -74,8 +75,8 @@ site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check full $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
-	families release clean
+.PHONY: help check full $(TESTS) newest test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links \
+	notebooks families release clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -139,6 +140,24 @@ $(VENV)/jax-%/.installed: pyproject.toml constraints.txt
 	grep -vE '^(jax|jaxlib|flax|optax|orbax-checkpoint)==' constraints.txt > $(VENV)/jax-$*/constraints.txt
 	$(VENV)/jax-$*/bin/python -m pip --disable-pip-version-check install --quiet -c $(VENV)/jax-$*/constraints.txt \
 		-e '.[jax,cpu]' pytest pytest-xdist hypothesis jax==$* jaxlib==$*
+	@touch $@
+
+# The newest frameworks, on the newest Python: JAX alone, as the package index has only torch's CUDA builds for Linux.
+# Its XLA ends the process at a flag that it doesn't know, `--xla_cpu_use_fusion_emitters` among them.
+NEWEST := $(VENV)/newest
+NEWEST_TESTS := parity_tests/contract parity_tests/jax_side parity_tests/neutral/checkpoints
+newest: export XLA_FLAGS = --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
+newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal --maxprocesses 8 --without torch $(NEWEST_TESTS) \
+		-m "$(PICK_PLAIN)" --durations 10 $(call costs,newest)
+
+$(NEWEST)/.installed: pyproject.toml constraints-newest.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
+		{ echo "error: $(PYTHON) must be Python 3.12 or newer, as JAX asks; try: make newest PYTHON=python3.13"; exit 2; }
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-newest.txt \
+		-e '.[jax,cpu,remote,hub,gguf,keras]' orbax-checkpoint transformers tokenizers pytest pytest-xdist hypothesis \
+		filelock grimp
 	@touch $@
 
 full:
