@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -77,7 +77,7 @@ def laws(
         raise ValueError(f"--device ({device}) must be one kind, as one side is judged")
     devices = parse_device(device)
     call = read_inputs(inputs, shapes)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "--inputs": inputs, "--shape": shapes, "--only": only, "--batch-axis": batch_axis, "--output": output,
         "--seed": seed or None, "--build-seed": build_seed or None, "--device": device,
         "--timeout": None if timeout is None else f"{timeout:g}",

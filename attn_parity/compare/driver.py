@@ -168,7 +168,7 @@ def compare(
 
 
 def entry_of(output: str | None) -> str | None:
-    """Return the entry of a return value to judge; raise ValueError for what is not a name."""
+    """Return the entry of a return value to judge; raise ValueError unless it is a name."""
     if output is not None and not (isinstance(output, str) and all(output.split("."))):
         raise ValueError(f"output ({output!r}) must be the name of an entry, such as logits or hidden_states.0")
     return output

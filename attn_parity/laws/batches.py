@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from ..sides.subject import Arguments, Array
-from .layout import ROWS, Layout, row_axes, rows, scaled_axes, taken, with_rows
-from .side import REFUSALS, Finding, Gap, NotTriedError, OneSide, failed
+from .layout import ROWS, Axes, row_axes, rows, scaled_axes, taken, with_rows
+from .side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 
 
 class Batch:
-    """A call of at least two rows of one side, and what its outputs do with them.
+    """A call of at least two rows of one side, and the rows of its outputs.
 
     Attributes:
         call: the call.
         axes: axis of the batch per array of the call.
         size: number of rows.
-        outputs: what the call returns.
+        outputs: the outputs of the call.
         out: axes of the batch per output.
         takes_one: whether the side takes a row alone.
         names: names of the outputs that have rows.
     """
 
-    def __init__(self, side: OneSide, layout: Layout):
+    def __init__(self, side: OneSide, layout: Axes):
         self.side, self.layout = side, layout
         axes = row_axes(side, side.call, layout)
         size = side.call.leaves[layout.main].shape[layout.batch or 0]
@@ -68,25 +68,25 @@ def joined(parts: list[Arguments], axes: list[int | None]) -> Arguments:
     )
 
 
-def batch_invariance(side: OneSide, layout: Layout) -> Finding:
+def batch_invariance(side: OneSide, layout: Axes) -> LawResult:
     """Compare a row with itself among other rows of other content, and alone."""
     batch = Batch(side, layout)
     gaps = _content(side, batch)
     gap, change = max(gaps, key=lambda pair: pair[0].size)
     if not (gap.size > side.limit):
-        return Finding(gap, f"other rows' content, and none of them (batch of {batch.size})")
+        return LawResult(gap, f"other rows' content, and none of them (batch of {batch.size})")
     _check_axis(side, layout, gap)
-    return Finding(gap, "a row depends on other rows of its batch", change)
+    return LawResult(gap, "a row depends on other rows of its batch", change)
 
 
 def _content(side: OneSide, batch: Batch) -> list[tuple[Gap, str]]:
     other = side.redrawn(batch.call, 31)
-    found = []
+    results = []
     for row in sorted({0, batch.size - 1}):
         rest = [one for one in range(batch.size) if one != row]
         changed = side.outputs(with_rows(batch.call, other, batch.axes, rest))
         own = batch.row(batch.outputs, row)
-        found.append(
+        results.append(
             (
                 side.gap(own, batch.row(changed, row), batch.names),
                 f"with other numbers in row{'s' * (len(rest) > 1)} {_list(rest)}",
@@ -95,15 +95,15 @@ def _content(side: OneSide, batch: Batch) -> list[tuple[Gap, str]]:
         if not batch.takes_one:
             continue
         alone = taken(side.outputs(rows(batch.call, batch.axes, [row])), batch.out, [0])
-        found.append((side.gap(own, alone, batch.names), f"for row {row} alone"))
-    return found
+        results.append((side.gap(own, alone, batch.names), f"for row {row} alone"))
+    return results
 
 
 def _list(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:4])) + (" ..." if len(numbers) > 4 else "")
 
 
-def _check_axis(side: OneSide, layout: Layout, gap: Gap) -> None:
+def _check_axis(side: OneSide, layout: Axes, gap: Gap) -> None:
     """Raise unless it is certain that the axis is the batch's: an input may have its sequence first.
 
     Raises:
@@ -119,7 +119,7 @@ def _check_axis(side: OneSide, layout: Layout, gap: Gap) -> None:
         )
     if layout.time is None:
         return
-    other = Layout(layout.main, layout.time, layout.batch, True)
+    other = Axes(layout.main, layout.time, layout.batch, True)
     try:
         is_other = max(pair[0].size for pair in _content(side, Batch(side, other))) <= side.limit
     except NotTriedError:
@@ -131,7 +131,7 @@ def _check_axis(side: OneSide, layout: Layout, gap: Gap) -> None:
         )
 
 
-def row_permutation(side: OneSide, layout: Layout) -> Finding:
+def row_permutation(side: OneSide, layout: Axes) -> LawResult:
     """Compare the outputs of rows in another order with the outputs in that order."""
     batch = Batch(side, layout)
     order = np.roll(np.arange(batch.size), 1).tolist()
@@ -140,4 +140,4 @@ def row_permutation(side: OneSide, layout: Layout) -> Finding:
     gap = side.gap(expected, got, batch.names)
     if gap.size > side.limit:
         _check_axis(side, layout, gap)
-    return Finding(gap, f"rows in another order (batch of {batch.size})", f"with the rows in the order {order}")
+    return LawResult(gap, f"rows in another order (batch of {batch.size})", f"with the rows in the order {order}")

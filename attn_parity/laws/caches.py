@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..sides.subject import Array
-from .layout import Layout
+from .layout import Axes
 from .order import is_causal
-from .side import REFUSALS, Finding, NotTriedError, OneSide, failed
+from .side import REFUSALS, LawResult, NotTriedError, OneSide, failed
 
 STATES = (
     *("cache", "kv_cache", "past_key_value", "past_key_values", "layer_past", "past", "past_kv"),
     *("state", "hx", "h0", "hidden", "hidden_state", "initial_state", "carry", "initial_carry"),
 )
-"""Arguments that take what an earlier call returned behind its output."""
+"""Arguments that take the state that an earlier call returned behind its output."""
 
 SLICED = ("position_ids", "positions", "cache_position")
 """Arguments with an element per token, which a piece takes its part of."""
@@ -47,14 +47,14 @@ class _Convention:
     is_single: bool = False
 
 
-def cached(side: OneSide, layout: Layout) -> Finding:
+def cached(side: OneSide, layout: Axes) -> LawResult:
     """Decode the last tokens one by one, and compare with one pass."""
     length = _length(side, layout)
     prefill = max(1, length - MOST_SINGLE)
     return _tried(side, layout, [prefill, *[1] * (length - prefill)], "one by one", is_single=True)
 
 
-def chunked(side: OneSide, layout: Layout) -> Finding:
+def chunked(side: OneSide, layout: Axes) -> LawResult:
     """Continue the sequence in chunks of several tokens, and compare with one pass."""
     length = _length(side, layout)
     if length < 4:
@@ -64,13 +64,13 @@ def chunked(side: OneSide, layout: Layout) -> Finding:
     return _tried(side, layout, [*sizes, length - sum(sizes)], "in chunks", is_single=False)
 
 
-def _length(side: OneSide, layout: Layout) -> int:
+def _length(side: OneSide, layout: Axes) -> int:
     if layout.time is None:
         raise NotTriedError("the input has no axis of a sequence")
     return int(side.call.leaves[layout.main].shape[layout.time])
 
 
-def _tried(side: OneSide, layout: Layout, sizes: list[int], how: str, *, is_single: bool) -> Finding:
+def _tried(side: OneSide, layout: Axes, sizes: list[int], how: str, *, is_single: bool) -> LawResult:
     conventions = list(_conventions(side, layout))
     if not conventions:
         raise NotTriedError("the module takes no cache and no state")
@@ -92,11 +92,11 @@ def _tried(side: OneSide, layout: Layout, sizes: list[int], how: str, *, is_sing
             refused = error
             continue
         shown = f"{sizes[0]} tokens, then {how}" if not convention.is_single else how
-        return Finding(gap, f"{shown} ({convention.shown})", f"by {convention.shown}, {how}")
+        return LawResult(gap, f"{shown} ({convention.shown})", f"by {convention.shown}, {how}")
     raise refused
 
 
-def _gap(side: OneSide, layout: Layout, convention: _Convention, sizes: Sequence[int]) -> Any:
+def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[int]) -> Any:
     axis, length = layout.time or 0, sum(sizes)
 
     def full(target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,8 +115,8 @@ def _gap(side: OneSide, layout: Layout, convention: _Convention, sizes: Sequence
 
 def _outputs(side: OneSide, program: Callable[..., Any]) -> list[Array]:
     subject = side.programmed(program)
-    found: list[Array] = subject.run(side.weights_of(subject), side.call, dtype=side.dtype).outputs
-    return found
+    results: list[Array] = subject.run(side.weights_of(subject), side.call, dtype=side.dtype).outputs
+    return results
 
 
 def first_array(result: Any) -> Any:
@@ -129,34 +129,34 @@ def first_array(result: Any) -> Any:
     return result
 
 
-def _conventions(side: OneSide, layout: Layout) -> Iterator[_Convention]:
+def _conventions(side: OneSide, layout: Axes) -> Iterator[_Convention]:
     """Yield the ways to continue a sequence that a side's arguments and methods allow."""
     arguments, root = side.arguments, side.root
     main = _main_argument(side, layout)
     if main is None:
         return
-    place = functools.partial(_Slicer, main, layout.time or 0, side.names)
+    slicer = functools.partial(_Slicer, main, layout.time or 0, side.names)
     rows = side.call.leaves[layout.main].shape[layout.batch] if layout.batch is not None else 1
     if hasattr(root, "init_cache") and "cache" in arguments:
-        yield _Convention("init_cache and cache", functools.partial(_with_init_cache, place, rows))
+        yield _Convention("init_cache and cache", functools.partial(_with_init_cache, slicer, rows))
     if hasattr(root, "init_cache") and "decode" in arguments and "mask" in arguments:
         shape = side.call.leaves[layout.main].shape
         yield _Convention(
-            "init_cache and decode", functools.partial(_with_decode, place, shape), _causal_mask, is_single=True
+            "init_cache and decode", functools.partial(_with_decode, slicer, shape), _causal_mask, is_single=True
         )
     if "past_key_values" in arguments and "use_cache" in arguments:
-        yield _Convention("past_key_values and use_cache", functools.partial(_with_past, place))
+        yield _Convention("past_key_values and use_cache", functools.partial(_with_past, slicer))
         return
     if "return_carry" in arguments and "initial_carry" in arguments:
-        yield _Convention("initial_carry and return_carry", functools.partial(_with_carry, place))
+        yield _Convention("initial_carry and return_carry", functools.partial(_with_carry, slicer))
         return
     for name in STATES:
         if name in arguments and name not in side.given and not hasattr(root, "init_cache"):
             more = {"use_cache": True} if "use_cache" in arguments else {}
-            yield _Convention(f"the argument {name}", functools.partial(_with_state, place, name, more))
+            yield _Convention(f"the argument {name}", functools.partial(_with_state, slicer, name, more))
 
 
-def _main_argument(side: OneSide, layout: Layout) -> int | str | None:
+def _main_argument(side: OneSide, layout: Axes) -> int | str | None:
     """Return the position or name of the main input; None if it is inside a tuple."""
     path = side.call.paths[layout.main]
     key, rest = path[1:].partition("]")[0], path.partition("]")[2]
@@ -196,8 +196,8 @@ class _Slicer:
             stop = start + size
             names = [*self.names[: len(self.args)], *[""] * (len(self.args) - len(self.names))]
             args = tuple(
-                self._cut(place, name, one, start, stop)
-                for place, (name, one) in enumerate(zip(names, self.args, strict=True))
+                self._cut(position, name, value, start, stop)
+                for position, (name, value) in enumerate(zip(names, self.args, strict=True))
             )
             yield args, {name: self._cut(name, name, one, start, stop) for name, one in self.kwargs.items()}
             start = stop
@@ -213,25 +213,25 @@ class _Slicer:
         return value
 
 
-Place = Callable[[Sequence[int], Sequence[Any], Mapping[str, Any]], _Slicer]
+MakeSlicer = Callable[[Sequence[int], Sequence[Any], Mapping[str, Any]], _Slicer]
 
 
 def _with_init_cache(
-    place: Place, rows: int, target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    slicer: MakeSlicer, rows: int, target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    cache, found = target.init_cache(rows, sum(sizes)), []
-    for some, named in place(sizes, args, kwargs).pieces():
+    cache, results = target.init_cache(rows, sum(sizes)), []
+    for some, named in slicer(sizes, args, kwargs).pieces():
         result = target(*some, **named, cache=cache)
-        found.append(first_array(result))
+        results.append(first_array(result))
         cache = result[-1]
-    return found
+    return results
 
 
 def _with_decode(
-    place: Place, shape: Sequence[int], target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Any
+    slicer: MakeSlicer, shape: Sequence[int], target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Any
 ) -> list[Any]:
     target.init_cache(tuple(shape))
-    pieces = place(sizes, args, kwargs).pieces()
+    pieces = slicer(sizes, args, kwargs).pieces()
     return [first_array(target(*some, **named, decode=True)) for some, named in pieces]
 
 
@@ -239,30 +239,34 @@ def _causal_mask(length: int) -> dict[str, Any]:
     return {"mask": np.tril(np.ones((1, 1, length, length), bool)), "decode": False}
 
 
-def _with_past(place: Place, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-    past, found = None, []
-    for some, named in place(sizes, args, kwargs).pieces():
+def _with_past(
+    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]
+) -> list[Any]:
+    past, results = None, []
+    for some, named in slicer(sizes, args, kwargs).pieces():
         result = target(*some, **{**named, "past_key_values": past, "use_cache": True})
-        found.append(first_array(result))
+        results.append(first_array(result))
         past = getattr(result, "past_key_values", None)
         past = result[1] if past is None and isinstance(result, (tuple, list)) and len(result) > 1 else past
         if past is None:
             raise TypeError("the call returned no past_key_values")
-    return found
+    return results
 
 
-def _with_carry(place: Place, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-    given: dict[str, Any] = {}
-    found = []
-    for some, named in place(sizes, args, kwargs).pieces():
-        carry, outputs = target(*some, **{**named, **given, "return_carry": True})
-        found.append(outputs)
-        given = {"initial_carry": carry}
-    return found
+def _with_carry(
+    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]
+) -> list[Any]:
+    state: dict[str, Any] = {}
+    results = []
+    for some, named in slicer(sizes, args, kwargs).pieces():
+        carry, outputs = target(*some, **{**named, **state, "return_carry": True})
+        results.append(outputs)
+        state = {"initial_carry": carry}
+    return results
 
 
 def _with_state(
-    place: Place,
+    slicer: MakeSlicer,
     name: str,
     more: Mapping[str, Any],
     target: Any,
@@ -270,12 +274,12 @@ def _with_state(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> list[Any]:
-    given: dict[str, Any] = {}
-    found = []
-    for some, named in place(sizes, args, kwargs).pieces():
-        result = target(*some, **{**named, **more, **given})
+    state: dict[str, Any] = {}
+    results = []
+    for some, named in slicer(sizes, args, kwargs).pieces():
+        result = target(*some, **{**named, **more, **state})
         if not isinstance(result, (tuple, list)) or len(result) < 2 or result[-1] is None:
             raise TypeError(f"the call returned nothing for {name} behind its output")
-        found.append(first_array(result))
-        given = {name: result[-1]}
-    return found
+        results.append(first_array(result))
+        state = {name: result[-1]}
+    return results

@@ -22,15 +22,15 @@ from .batches import batch_invariance, row_permutation
 from .caches import cached, chunked
 from .gradients import gradients
 from .heads import head_permutation
-from .layout import Layout, layout_of
+from .layout import Axes, layout_of
 from .modes import determinism
 from .names import LAWS
 from .order import causality, key_permutation
 from .padding import padding_invariance
 from .report import LawsReport, LawVerdict
-from .side import REFUSALS, Finding, NotTriedError, OneSide, failed
+from .side import REFUSALS, LawResult, NotTriedError, OneSide, failed
 
-_FUNCTIONS: dict[str, Callable[[OneSide, Layout], Finding]] = {
+_FUNCTIONS: dict[str, Callable[[OneSide, Axes], LawResult]] = {
     "determinism": determinism,
     "batch": batch_invariance,
     "rows": row_permutation,
@@ -125,7 +125,7 @@ def _side(module: Any, inputs: Any, output: str | None, device: str | None, seed
     return OneSide(as_side(module), subject, call, seed, tuple(only))
 
 
-def _verdict(name: str, side: OneSide, layout: Layout) -> LawVerdict:
+def _verdict(name: str, side: OneSide, layout: Axes) -> LawVerdict:
     try:
         if name != "determinism" and side.drawn_apart.size > side.limit:
             raise NotTriedError("a call in eval mode draws random numbers")

@@ -16,8 +16,8 @@ from ..samples import calls
 from ..samples.sampling import cotangents
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array
-from .layout import Layout
-from .side import SAME, Finding, Gap, NotTriedError, OneSide
+from .layout import Axes
+from .side import SAME, Gap, LawResult, NotTriedError, OneSide
 
 STEPS = (1e-5, 1e-6, 1e-7)
 """Steps relative to the numbers that move: truncation loses the square of a step, rounding 1e-16 divided by it."""
@@ -46,7 +46,7 @@ class _Direction:
     name: str
     gradient: Array
     direction: Array
-    place: int | None = None
+    position: int | None = None
 
     @property
     def magnitude(self) -> float:
@@ -54,7 +54,7 @@ class _Direction:
         return float(np.abs(self.gradient.astype(np.float64) * self.direction).sum())
 
 
-def gradients(side: OneSide, layout: Layout) -> Finding:
+def gradients(side: OneSide, layout: Axes) -> LawResult:
     """Compare the gradient of each weight and input along a random direction with a difference quotient."""
     del layout
     if side.dtype != "float64":
@@ -62,17 +62,17 @@ def gradients(side: OneSide, layout: Layout) -> Finding:
     shapes = [("", one.shape, "float64" if is_float(one) else one.dtype.name) for one in side.base]
     if not any(is_float(one) and np.isfinite(one).all() for one in side.base):
         raise NotTriedError("no output is finite everywhere")
-    given = cotangents(shapes, (side.seed, 51), "float64")
-    given = [one * np.isfinite(base) if is_float(base) else one for one, base in zip(given, side.base, strict=True)]
-    moves = _directions(side, given)
+    slopes = cotangents(shapes, (side.seed, 51), "float64")
+    slopes = [one * np.isfinite(base) if is_float(base) else one for one, base in zip(slopes, side.base, strict=True)]
+    moves = _directions(side, slopes)
     if not moves:
         raise NotTriedError("no weight and no input has a gradient")
     worst, count = SAME, 0
     for group in (moves[start::GROUPS] for start in range(min(GROUPS, len(moves)))):
-        gap = _tried(side, group, given)
+        gap = _tried(side, group, slopes)
         if (gap is None or gap.size > LIMIT) and len(group) > 1:
             alone = sorted(group, key=lambda move: -move.magnitude)[:MOST_ALONE]
-            gaps = [(move, _tried(side, [move], given)) for move in alone]
+            gaps = [(move, _tried(side, [move], slopes)) for move in alone]
             known = [one for _, one in gaps if one is not None]
             gap = max(known, key=lambda one: one.size) if known else gap
             count += len(known)
@@ -82,15 +82,15 @@ def gradients(side: OneSide, layout: Layout) -> Finding:
     if not count:
         raise NotTriedError("difference quotients do not converge: the outputs jump")
     if worst.size <= LIMIT:
-        return Finding(worst, f"difference quotients of {count} weights and inputs", is_broken=False, limit=LIMIT)
+        return LawResult(worst, f"difference quotients of {count} weights and inputs", is_broken=False, limit=LIMIT)
     why = "a gradient is not the derivative of the outputs"
-    return Finding(worst, why, "by the gradient, along a random direction", is_broken=True, limit=LIMIT)
+    return LawResult(worst, why, "by the gradient, along a random direction", is_broken=True, limit=LIMIT)
 
 
-def _directions(side: OneSide, given: list[Array]) -> list[_Direction]:
-    run = side.run(side.call, cotangents=given)
+def _directions(side: OneSide, slopes: list[Array]) -> list[_Direction]:
+    run = side.run(side.call, cotangents=slopes)
     random = np.random.default_rng([side.seed, 61])
-    found = []
+    results = []
     unmoved = _padding_rows(side)
     for name, gradient in run.parameter_gradients.items():
         array = side.weights[name]
@@ -98,23 +98,23 @@ def _directions(side: OneSide, given: list[Array]) -> list[_Direction]:
             direction = _direction(random, array)
             if name in unmoved:
                 direction[unmoved[name]] = 0.0
-            found.append(_Direction(name, gradient, direction))
+            results.append(_Direction(name, gradient, direction))
     masks, names = calls.masks(side.call), side.call.named(side.names)
     pairs = zip(names, side.call.leaves, run.input_gradients, masks, strict=True)
-    for place, (name, leaf, slope, is_mask) in enumerate(pairs):
+    for position, (name, leaf, slope, is_mask) in enumerate(pairs):
         if slope is not None and not is_mask and is_float(leaf) and leaf.size and np.isfinite(slope).all():
             label = f"{name} (input)" if name in run.parameter_gradients else name
-            found.append(_Direction(label, slope, _direction(random, leaf), place))
-    return found
+            results.append(_Direction(label, slope, _direction(random, leaf), position))
+    return results
 
 
 def _padding_rows(side: OneSide) -> dict[str, int]:
     """Return name of an embedding's table -> its row of padding, which gets no gradient by definition."""
-    found = {}
+    results = {}
     for path, settings in side.subject.settings().items():
         if isinstance(settings.get("padding_idx"), int):
-            found[f"{path}.weight".lstrip(".")] = settings["padding_idx"]
-    return found
+            results[f"{path}.weight".lstrip(".")] = settings["padding_idx"]
+    return results
 
 
 def _direction(random: np.random.Generator, array: Array) -> Array:
@@ -123,7 +123,7 @@ def _direction(random: np.random.Generator, array: Array) -> Array:
     return np.asarray(random.normal(size=array.shape) * size)
 
 
-def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | None:
+def _tried(side: OneSide, moves: list[_Direction], slopes: list[Array]) -> Gap | None:
     """Return how far the gradient is from the quotient; None if the quotient does not converge."""
     slope = float(sum((move.gradient.astype(np.float64) * move.direction).sum() for move in moves))
     name = moves[0].name if len(moves) == 1 else f"{moves[0].name} and {len(moves) - 1} more"
@@ -135,7 +135,7 @@ def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | 
         with np.errstate(invalid="ignore"):
             change = [
                 (one - two) / (2 * step) * weight
-                for one, two, weight in zip(ahead, behind, given, strict=True)
+                for one, two, weight in zip(ahead, behind, slopes, strict=True)
                 if is_float(one)
             ]
         change = [np.where(np.isfinite(one), one, 0.0) for one in change]
@@ -144,7 +144,7 @@ def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | 
         if not scale:
             return SAME
         # Sums that cancel leave the rounding of the outputs, divided by the step.
-        floor = float(np.finfo(np.float64).eps) / step * _size(side, given) / scale
+        floor = float(np.finfo(np.float64).eps) / step * _size(side, slopes) / scale
         gap = Gap(
             max(0.0, abs(slope - quotients[-1]) / scale - floor), f"the derivative by {name}", (), quotients[-1], slope
         )
@@ -155,19 +155,19 @@ def _tried(side: OneSide, moves: list[_Direction], given: list[Array]) -> Gap | 
     return gap if spread <= CONVERGED * distance else None
 
 
-def _size(side: OneSide, given: list[Array]) -> float:
-    pairs = zip(side.base, given, strict=True)
+def _size(side: OneSide, slopes: list[Array]) -> float:
+    pairs = zip(side.base, slopes, strict=True)
     return float(sum(np.abs(np.where(np.isfinite(one), one, 0.0) * two).sum() for one, two in pairs if is_float(one)))
 
 
 def _outputs(side: OneSide, moves: list[_Direction], step: float) -> list[Array]:
     weights: Mapping[str, Array] = {
         **side.weights,
-        **{m.name: side.weights[m.name].astype(np.float64) + step * m.direction for m in moves if m.place is None},
+        **{m.name: side.weights[m.name].astype(np.float64) + step * m.direction for m in moves if m.position is None},
     }
     leaves = list(side.call.leaves)
     for move in moves:
-        if move.place is not None:
-            leaves[move.place] = leaves[move.place].astype(np.float64) + step * move.direction
+        if move.position is not None:
+            leaves[move.position] = leaves[move.position].astype(np.float64) + step * move.direction
     call: Arguments = side.call.with_leaves(leaves)
     return side.outputs(call, weights=weights)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..sides.subject import Array, Arrays
-from .layout import Layout
-from .side import Finding, Gap, NotTriedError, OneSide
+from .layout import Axes
+from .side import Gap, LawResult, NotTriedError, OneSide
 
 QUERY = ("q_proj", "query", "w_query", "wq", "to_q", "q", "q_lin", "query_proj", "c_q")
 KEY = ("k_proj", "key", "w_key", "wk", "to_k", "k", "k_lin", "key_proj", "c_k")
@@ -63,17 +63,17 @@ class _Attention:
     first: frozenset[str]
 
 
-def head_permutation(side: OneSide, layout: Layout) -> Finding:
+def head_permutation(side: OneSide, layout: Axes) -> LawResult:
     """Permute the heads of each attention with their weights, and compare the outputs."""
     del layout
     if any(word in text for word in PER_HEAD for text in _texts(side)):
         raise NotTriedError("heads differ by more than their weights: by their positions, sinks or factors")
-    found = list(_attentions(side))[:MOST_MODULES]
-    if not found:
+    results = list(_attentions(side))[:MOST_MODULES]
+    if not results:
         raise NotTriedError("no attention tells its heads (num_heads, and projections of query, key, value and output)")
     names = side.structure[:1]
     worst, where = Gap(0.0, "", (), 0.0, 0.0), ""
-    for one in found:
+    for one in results:
         gaps = [
             # Further outputs, such as weights and caches, may have an axis of heads.
             side.gap(side.base[:1], side.outputs(side.call, weights={**side.weights, **changed})[:1], names)
@@ -87,8 +87,8 @@ def head_permutation(side: OneSide, layout: Layout) -> Finding:
     worst, where = gap, one.path or side.name
     if worst.size > side.limit:
         why = f"the heads of {where} are not independent: channels are split or joined in another way"
-        return Finding(worst, why, f"with the heads of {where} in another order")
-    return Finding(worst, f"heads of {len(found)} attention{'s' * (len(found) > 1)} in another order")
+        return LawResult(worst, why, f"with the heads of {where} in another order")
+    return LawResult(worst, f"heads of {len(results)} attention{'s' * (len(results) > 1)} in another order")
 
 
 def _texts(side: OneSide) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _texts(side: OneSide) -> Iterator[str]:
 
 
 def _attentions(side: OneSide) -> Iterator[_Attention]:
-    """Yield the attention modules that tell their heads."""
+    """Yield the attention modules that name their number of heads."""
     parameters, settings = side.subject.parameters(), side.subject.settings()
     first = frozenset(name for name, one in parameters.items() if one.framework == "torch" and one.owner != "Conv1D")
     for path, child in side.parts.items():
@@ -131,12 +131,12 @@ def _attention(
     path: str, heads: int, groups: int, own: Mapping[str, str], first: frozenset[str], weights: Arrays
 ) -> _Attention | None:
     def named(words: Sequence[str]) -> dict[str, str]:
-        found = {}
+        results = {}
         for name, whole in own.items():
             parent, _, last = name.rpartition(".")
             if parent.lower() in words and last in ("weight", "kernel", "bias"):
-                found[last] = whole
-        return found
+                results[last] = whole
+        return results
 
     output = named(OUTPUT)
     matrix = output.get("weight", output.get("kernel"))
@@ -191,7 +191,7 @@ def _turned(array: Array, order: Array, is_block: bool, is_first: bool) -> Array
     """Return an array with its heads in another order.
 
     Args:
-        array: a weight, ``(h c, d)`` or ``(d, h c)``, or with axes of heads and channels of their own.
+        array: a weight, ``(h c, d)`` or ``(d, h c)``, or with separate axes of heads and channels.
         order: the order of the heads.
         is_block: whether a head is a block of channels.
         is_first: whether the channels of the heads are the first axis.

@@ -32,14 +32,14 @@ ROWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Axes:
     """Axes of a side's call.
 
     Attributes:
         main: position of the main input among the arrays of the call.
         batch: axis of the batch in the main input; None without one.
         time: axis of the sequence in the main input; None without one.
-        is_certain: whether the axis of the batch follows from more than its place.
+        is_certain: whether the axis of the batch follows from more than its position.
     """
 
     main: int
@@ -48,7 +48,7 @@ class Layout:
     is_certain: bool
 
 
-def layout_of(side: OneSide, batch_axis: int | None = None) -> Layout:
+def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     """Read the axes of a call.
 
     Args:
@@ -58,29 +58,29 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Layout:
     call = side.call
     names = [name.partition("[")[0] for name in call.named(side.names)]
     content = [
-        place
-        for place, (name, mask) in enumerate(zip(names, calls.masks(call), strict=True))
+        position
+        for position, (name, mask) in enumerate(zip(names, calls.masks(call), strict=True))
         if not mask and not _is_mask_name(name)
     ]
     if not content:
-        return Layout(0, None, None, False)
-    main = next((place for place in content if names[place] in TARGETS), content[0])
+        return Axes(0, None, None, False)
+    main = next((position for position in content if names[position] in TARGETS), content[0])
     leaf = call.leaves[main]
     rank = leaf.ndim if is_float(leaf) else leaf.ndim + 1
     if batch_axis is not None:
         if not 0 <= batch_axis < leaf.ndim:
             raise ValueError(f"batch_axis ({batch_axis}) must be an axis of the first input, which has {leaf.ndim}")
-        return Layout(main, batch_axis, _time(leaf, rank, batch_axis), True)
+        return Axes(main, batch_axis, _time(leaf, rank, batch_axis), True)
     if rank >= 3:
         firsts = [getattr(child, "batch_first", None) for child in side.parts.values()]
         batch = 1 if rank == 3 and leaf.ndim > 1 and False in firsts and True not in firsts else 0
-        return Layout(main, batch, _time(leaf, rank, batch), False)
+        return Axes(main, batch, _time(leaf, rank, batch), False)
     is_sequence = any(word in side.words for word in SEQUENTIAL)
     if rank == 2 and is_sequence:
-        return Layout(main, None, 0, False)
+        return Axes(main, None, 0, False)
     has_statistics = any(one.role == "statistic" for one in side.subject.parameters().values())
     norms = has_statistics or "batchnorm" in side.words.replace("_", "")
-    return Layout(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, norms)
+    return Axes(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, norms)
 
 
 def _time(leaf: Array, rank: int, batch: int) -> int | None:
@@ -91,7 +91,7 @@ def _is_mask_name(name: str) -> bool:
     return "mask" in name or name in SHARED or name in PAIRWISE
 
 
-def row_axes(side: OneSide, call: Arguments, layout: Layout) -> list[int | None]:
+def row_axes(side: OneSide, call: Arguments, layout: Axes) -> list[int | None]:
     """Return, for each array of a call, its axis of the batch; None for one that all rows share.
 
     Raises:
@@ -101,13 +101,13 @@ def row_axes(side: OneSide, call: Arguments, layout: Layout) -> list[int | None]
         raise NotTriedError("the input is one sequence: give a batch of them")
     size = call.leaves[layout.main].shape[layout.batch]
     names = [name.partition("[")[0] for name in call.named(side.names)]
-    found: list[int | None] = []
-    for place, (name, leaf) in enumerate(zip(names, call.leaves, strict=True)):
-        axis = layout.batch if place == layout.main or not _is_mask_name(name) else 0
+    results: list[int | None] = []
+    for position, (name, leaf) in enumerate(zip(names, call.leaves, strict=True)):
+        axis = layout.batch if position == layout.main or not _is_mask_name(name) else 0
         least = 3 if name in PAIRWISE else 2 if name in SHARED else 1
         is_row = leaf.ndim >= max(least, axis + 1) and leaf.shape[axis] == size
-        found.append(axis if is_row and (is_float(leaf) or leaf.ndim > axis) else None)
-    return found
+        results.append(axis if is_row and (is_float(leaf) or leaf.ndim > axis) else None)
+    return results
 
 
 def rows(call: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> Arguments:
@@ -118,16 +118,16 @@ def rows(call: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> A
 
 def with_rows(first: Arguments, second: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> Arguments:
     """Return the first call with some rows of the batch taken from the second."""
-    found = []
+    results = []
     for one, two, axis in zip(first.leaves, second.leaves, axes, strict=True):
         if axis is None:
-            found.append(one)
+            results.append(one)
             continue
         new = one.copy()
         at = (slice(None),) * axis + (list(index),)
         new[at] = two[at]
-        found.append(new)
-    return first.with_leaves(found)
+        results.append(new)
+    return first.with_leaves(results)
 
 
 def scaled_axes(first: Sequence[Array], second: Sequence[Array]) -> list[tuple[int, ...]]:
@@ -142,10 +142,10 @@ def scaled_axes(first: Sequence[Array], second: Sequence[Array]) -> list[tuple[i
 
 def taken(outputs: Sequence[Array], axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> list[Array]:
     """Return outputs with some positions of their axes; an output without such axes is left out."""
-    found = []
+    results = []
     for output, own in zip(outputs, axes, strict=True):
         for axis in own:
             output = np.take(output, list(index), axis)
         if own:
-            found.append(output)
-    return found
+            results.append(output)
+    return results

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ..adapters import load_adapter
-from .layout import Layout
-from .side import REFUSALS, Finding, Gap, OneSide
+from .layout import Axes
+from .side import REFUSALS, Gap, LawResult, OneSide
 
 
-def determinism(side: OneSide, layout: Layout) -> Finding:
+def determinism(side: OneSide, layout: Axes) -> LawResult:
     """Compare two calls with other random numbers, and two calls of one module that follow each other."""
     del layout
     gap, change = side.drawn_apart, "in a second call, with other random numbers"
     why = "two calls, with other random numbers and one after the other"
     if gap.size > side.limit:
-        return Finding(gap, "a call in eval mode draws random numbers", change)
+        return LawResult(gap, "a call in eval mode draws random numbers", change)
     try:
         again, statistics = _again(side)
     except REFUSALS:
-        return Finding(gap, "two calls, with other random numbers")
+        return LawResult(gap, "two calls, with other random numbers")
     if statistics.size > 0:
-        return Finding(statistics, "a call in eval mode changes running statistics", "after it", is_broken=True)
+        return LawResult(statistics, "a call in eval mode changes running statistics", "after it", is_broken=True)
     if again.size > side.limit:
-        return Finding(again, "a call in eval mode changes the next one", "in a second call")
-    return Finding(max(gap, again, key=lambda one: one.size), why)
+        return LawResult(again, "a call in eval mode changes the next one", "in a second call")
+    return LawResult(max(gap, again, key=lambda one: one.size), why)
 
 
 def _again(side: OneSide) -> tuple[Gap, Gap]:

@@ -12,4 +12,4 @@ LAWS = {
     "heads": "heads in another order, with their weights, give the same",
     "gradients": "gradients are the derivatives of the outputs",
 }
-"""Name of a law -> what it says, in the order of the report."""
+"""Name of a law -> its statement, in the order of the report."""

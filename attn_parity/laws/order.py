@@ -1,4 +1,4 @@
-"""The order of a sequence: causality, and keys in another order where nothing tells their positions."""
+"""The order of a sequence: causality, and keys in another order where the module has no positions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array
 from .claims import claims_causality, claims_no_positions
-from .layout import Layout
-from .side import SAME, Finding, Gap, NotTriedError, OneSide
+from .layout import Axes
+from .side import SAME, Gap, LawResult, NotTriedError, OneSide
 
 TRIPLES = (("query", "key", "value"), ("q", "k", "v"), ("inputs_q", "inputs_k", "inputs_v"))
 """Names of arguments that hold one sequence three times in self-attention."""
@@ -20,31 +20,31 @@ MOST_POSITIONS = 4
 """Positions from which on inputs are changed."""
 
 
-def sequence_leaves(side: OneSide, layout: Layout) -> list[int]:
+def sequence_leaves(side: OneSide, layout: Axes) -> list[int]:
     """Return the positions of the arrays that hold the main input's sequence: query, key and value, or it alone."""
     names, leaves = side.call.named(side.names), side.call.leaves
     main = leaves[layout.main]
     group = next((group for group in TRIPLES if names[layout.main] in group), ())
     return [
-        place
-        for place, (name, leaf) in enumerate(zip(names, leaves, strict=True))
-        if place == layout.main or (name in group and leaf.shape[:-1] == main.shape[:-1])
+        position
+        for position, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+        if position == layout.main or (name in group and leaf.shape[:-1] == main.shape[:-1])
     ]
 
 
-def changed_from(side: OneSide, layout: Layout, start: int, call: Arguments | None = None) -> Arguments:
+def changed_from(side: OneSide, layout: Axes, start: int, call: Arguments | None = None) -> Arguments:
     """Return the call with other content from a position of its sequence on."""
     call = side.call if call is None else call
     other = side.redrawn(call, 41)
     places = sequence_leaves(side, layout)
     leaves = list(call.leaves)
     at = (slice(None),) * (layout.time or 0) + (slice(start, None),)
-    for place in places:
-        new = leaves[place].copy()
-        new[at] = other.leaves[place][at]
-        if not is_float(new) and np.array_equal(new, leaves[place]):
-            new[at] = np.roll(leaves[place], 1, layout.time)[at]
-        leaves[place] = new
+    for position in places:
+        new = leaves[position].copy()
+        new[at] = other.leaves[position][at]
+        if not is_float(new) and np.array_equal(new, leaves[position]):
+            new[at] = np.roll(leaves[position], 1, layout.time)[at]
+        leaves[position] = new
     return call.with_leaves(leaves)
 
 
@@ -53,7 +53,7 @@ def before(outputs: list[Array], axis: int, length: int, stop: int) -> list[Arra
     return [np.take(one, range(stop), axis) for one in outputs if one.ndim > axis and one.shape[axis] == length]
 
 
-def future(side: OneSide, layout: Layout) -> tuple[Gap, int, int]:
+def future(side: OneSide, layout: Axes) -> tuple[Gap, int, int]:
     """Return how much outputs depend on later positions, from which one, and how many were tried.
 
     Raises:
@@ -83,35 +83,35 @@ def future(side: OneSide, layout: Layout) -> tuple[Gap, int, int]:
     return worst, at, len(starts)
 
 
-def is_causal(side: OneSide, layout: Layout) -> bool:
+def is_causal(side: OneSide, layout: Axes) -> bool:
     """Return whether no output of a call depends on later positions."""
     if side.is_causal is None:
         side.is_causal = future(side, layout)[0].size <= side.limit
     return side.is_causal
 
 
-def causality(side: OneSide, layout: Layout) -> Finding:
+def causality(side: OneSide, layout: Axes) -> LawResult:
     """Change tokens from a position on, and compare the outputs before it."""
     gap, start, tried = future(side, layout)
     claim = claims_causality(side)
     side.is_causal = gap.size <= side.limit
     if gap.size <= side.limit:
-        return Finding(gap, f"outputs before a token do not depend on it ({tried} positions)")
+        return LawResult(gap, f"outputs before a token do not depend on it ({tried} positions)")
     if not claim:
         raise NotTriedError(
             'the module does not claim to be causal, and outputs see later positions (only=["causality"] asserts it)'
         )
-    return Finding(
+    return LawResult(
         gap,
         f"an output depends on later positions ({claim})",
         f"with other numbers from position {start} of the sequence on",
     )
 
 
-def key_permutation(side: OneSide, layout: Layout) -> Finding:
+def key_permutation(side: OneSide, layout: Axes) -> LawResult:
     """Permute the tokens that queries attend to: a context's, or those of self-attention with its outputs."""
     names = side.call.named(side.names)
-    contexts = [place for place, name in enumerate(names) if name in CONTEXTS]
+    contexts = [position for position, name in enumerate(names) if name in CONTEXTS]
     leaves = list(side.call.leaves)
     if contexts:
         leaf = leaves[contexts[0]]
@@ -119,9 +119,9 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
         if any("mask" in name for name in names):
             raise NotTriedError("the call has a mask, which names keys by position")
         order = np.roll(np.arange(leaf.shape[axis]), 1)
-        for place in contexts:
-            if leaves[place].shape == leaf.shape:
-                leaves[place] = np.take(leaves[place], order, axis)
+        for position in contexts:
+            if leaves[position].shape == leaf.shape:
+                leaves[position] = np.take(leaves[position], order, axis)
         gap = side.gap(side.base, side.outputs(side.call.with_leaves(leaves)))
         how = f"{names[contexts[0]]} in another order"
         return _decided(side, gap, how, f"with {names[contexts[0]]} in the order {order.tolist()}")
@@ -131,8 +131,8 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
         raise NotTriedError("the call has a mask, which names keys by position")
     axis, length = layout.time, leaves[layout.main].shape[layout.time]
     order = np.roll(np.arange(length), 1)
-    for place in sequence_leaves(side, layout):
-        leaves[place] = np.take(leaves[place], order, axis)
+    for position in sequence_leaves(side, layout):
+        leaves[position] = np.take(leaves[position], order, axis)
     outputs = side.outputs(side.call.with_leaves(leaves))
     kept = [
         (name, np.take(one, order, axis), two)
@@ -147,13 +147,13 @@ def key_permutation(side: OneSide, layout: Layout) -> Finding:
     return _decided(side, gap, "tokens in another order", f"with the tokens in the order {order.tolist()}")
 
 
-def _decided(side: OneSide, gap: Gap, how: str, change: str) -> Finding:
+def _decided(side: OneSide, gap: Gap, how: str, change: str) -> LawResult:
     claim = claims_no_positions(side)
     if gap.size <= side.limit:
-        return Finding(gap, how)
+        return LawResult(gap, how)
     if not claim:
         raise NotTriedError(
             "outputs depend on the order of the tokens, and the module does not claim that they do not "
             '(only=["keys"] asserts it)'
         )
-    return Finding(gap, f"the order of the tokens changes the result ({claim})", change)
+    return LawResult(gap, f"the order of the tokens changes the result ({claim})", change)

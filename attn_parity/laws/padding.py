@@ -1,4 +1,4 @@
-"""Padding: what a mask or lengths hide changes no real token, on the right and on the left.
+"""Padding: hidden tokens change no real token, on the right and on the left.
 
 Modules write masks in several ways. Each one that the module takes is tried; the law holds if one of them hides the
 padding, and is broken if the module takes some and none does.
@@ -15,9 +15,9 @@ import numpy as np
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array
 from .batches import Batch
-from .layout import Layout, scaled_axes
+from .layout import Axes, scaled_axes
 from .order import CONTEXTS, sequence_leaves
-from .side import REFUSALS, SAME, Finding, Gap, NotTriedError, OneSide
+from .side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 
 REAL = ("attention_mask", "padding_mask", "input_mask")
 """Arguments that are true, or 1, for real tokens."""
@@ -34,7 +34,7 @@ LENGTHS = ("lengths", "seq_lengths", "seq_lens", "sequence_lengths", "input_leng
 POSITIONS = ("positions", "position_ids")
 
 SLOTS = "padding on the left counts"
-"""Marks a side whose outputs depend on how much padding is on the left, not on what it holds."""
+"""Marks a side whose outputs depend on the amount of padding on the left, and not on its content."""
 
 HUGE = -1e9
 """Added to the scores of padding: its weight is 0 in every precision."""
@@ -42,13 +42,13 @@ HUGE = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class _Way:
-    """One way to tell a module where padding is.
+    """One way to show a module its padding.
 
     Attributes:
         name: the argument.
         shown: how it is given, for the report.
         make: returns the argument for a bool array ``(B, T)``, true for real tokens.
-        right_only: whether it can't tell padding on the left.
+        right_only: whether it can't describe padding on the left.
     """
 
     name: str
@@ -57,7 +57,7 @@ class _Way:
     right_only: bool = False
 
 
-def padding_invariance(side: OneSide, layout: Layout) -> Finding:
+def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
     """Pad a batch on the right, then on the left, and compare its real tokens with those of other padding and none."""
     ways = list(_ways(side))
     if not ways:
@@ -67,7 +67,7 @@ def padding_invariance(side: OneSide, layout: Layout) -> Finding:
     if any(name in side.given for name in (*EITHER, *CONTEXTS, "causal_mask")) or len(side.call.leaves) > 4:
         raise NotTriedError("the call has a mask or a context of its own: give the tokens alone")
     padded = _Padded(side, layout)
-    found: list[tuple[Gap, str, _Way]] = []
+    results: list[tuple[Gap, str, _Way]] = []
     refused = ""
     for way in ways:
         try:
@@ -75,27 +75,27 @@ def padding_invariance(side: OneSide, layout: Layout) -> Finding:
         except (*REFUSALS, NotTriedError) as error:
             refused = refused or str(error)
             continue
-        found.append((gap, change, way))
+        results.append((gap, change, way))
         if gap.size <= side.limit:
             break
-    if not found:
+    if not results:
         raise NotTriedError(f"no mask that was tried is taken: {' '.join(refused.split())[:160]}")
-    gap, change, way = min(found, key=lambda one: one[0].size)
+    gap, change, way = min(results, key=lambda one: one[0].size)
     if gap.size > side.limit:
-        tried = ", ".join(dict.fromkeys(one.shown for _, _, one in found))
-        return Finding(gap, f"padding changes the outputs of real tokens (tried {tried})", change)
+        tried = ", ".join(dict.fromkeys(one.shown for _, _, one in results))
+        return LawResult(gap, f"padding changes the outputs of real tokens (tried {tried})", change)
     right = f"padding on the right, by {way.shown}"
     if way.right_only:
-        return Finding(gap, right)
+        return LawResult(gap, right)
     try:
         left, change = padded.gap(way, is_left=True)
     except (*REFUSALS, NotTriedError):
-        return Finding(gap, right)
+        return LawResult(gap, right)
     if left.size > side.limit:
-        return Finding(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
+        return LawResult(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
     counts = "; on the left its slots count as positions" if change == SLOTS else " and left"
     worst = max(gap, left, key=lambda one: one.size)
-    return Finding(worst, f"padding on the right{counts}, by {way.shown}")
+    return LawResult(worst, f"padding on the right{counts}, by {way.shown}")
 
 
 def _ways(side: OneSide) -> Iterator[_Way]:
@@ -125,7 +125,7 @@ def _ways(side: OneSide) -> Iterator[_Way]:
 class _Padded:
     """A batch of which all rows but the first are padded."""
 
-    def __init__(self, side: OneSide, layout: Layout):
+    def __init__(self, side: OneSide, layout: Axes):
         batch = Batch(side, layout)
         self.side, self.layout, self.batch = side, layout, batch
         assert layout.time is not None, "checked by the caller"
@@ -135,8 +135,8 @@ class _Padded:
             raise NotTriedError("the sequence has fewer than four tokens")
         self.real = self.length - max(1, self.length // 3)
         self.places = sequence_leaves(side, layout)
-        for place in range(len(batch.call.leaves)):
-            if place not in self.places:
+        for position in range(len(batch.call.leaves)):
+            if position not in self.places:
                 raise NotTriedError("the call has arrays other than its tokens")
 
     def gap(self, way: _Way, *, is_left: bool = False) -> tuple[Gap, str]:
@@ -149,8 +149,8 @@ class _Padded:
         first = self._call(given)
         other = side.redrawn(first, 71)
         leaves = list(first.leaves)
-        for place in self.places:
-            leaves[place] = self._replaced(leaves[place], other.leaves[place], kept)
+        for position in self.places:
+            leaves[position] = self._replaced(leaves[position], other.leaves[position], kept)
         one, two = side.outputs(first), side.outputs(first.with_leaves(leaves))
         short = side.outputs(self._cut(kept))
         axes = scaled_axes(one, short)
@@ -189,15 +189,15 @@ class _Padded:
     def _cut(self, kept: range) -> Arguments:
         """Return the call of the real tokens alone."""
         leaves = list(self.batch.call.leaves)
-        for place in self.places:
-            leaves[place] = np.take(leaves[place], list(kept), self.time)
+        for position in self.places:
+            leaves[position] = np.take(leaves[position], list(kept), self.time)
         return self.batch.call.with_leaves(leaves)
 
     def _replaced(self, leaf: Array, other: Array, kept: range) -> Array:
         """Return an array with other content in its padding."""
         moved = np.moveaxis(leaf.copy(), (self.layout.batch or 0, self.time), (0, 1))
         rest = np.moveaxis(other, (self.layout.batch or 0, self.time), (0, 1))
-        hidden = [place for place in range(self.length) if place not in kept]
+        hidden = [position for position in range(self.length) if position not in kept]
         if not is_float(leaf) and np.array_equal(moved[1:, hidden], rest[1:, hidden]):
             rest = np.roll(moved, 1, 1)
         moved[1:, hidden] = rest[1:, hidden]
@@ -205,21 +205,21 @@ class _Padded:
 
     def _kept(self, outputs: list[Array], axes: list[tuple[int, ...]], kept: range) -> list[Array]:
         """Return the real tokens of the outputs that have tokens."""
-        found = []
+        results = []
         for output, own in zip(outputs, axes, strict=True):
             for axis in own:
                 output = np.take(output, list(kept), axis)
             if own:
-                found.append(output)
-        return found
+                results.append(output)
+        return results
 
     def _rows(self, outputs: list[Array]) -> list[Array]:
         """Return the rows that are padded."""
-        found = []
+        results = []
         for output in outputs:
             axis = next((axis for axis, size in enumerate(output.shape) if size == self.batch.size), None)
-            found.append(output if axis is None else np.take(output, range(1, self.batch.size), axis))
-        return found
+            results.append(output if axis is None else np.take(output, range(1, self.batch.size), axis))
+        return results
 
     def _pooled(self, one: list[Array], two: list[Array], axes: list[tuple[int, ...]]) -> Gap:
         """Return how far outputs without tokens move, of a side that does not read the ids of padding."""

@@ -44,7 +44,7 @@ class Witness:
         index: position of the element in it; () for a number per tensor.
         expected: its value where the law holds.
         got: its value.
-        change: what was done between the two runs.
+        change: the change between the two runs.
     """
 
     tensor: str

@@ -65,13 +65,13 @@ SAME = Gap(0.0, "", (), 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class LawResult:
     """Result of a law that was tried.
 
     Attributes:
         gap: the largest difference.
         why: how the law was tried.
-        change: what was done between the two runs, for the witness.
+        change: the change between the two runs, for the witness.
         is_broken: whether the law is broken; None decides by the limit.
         limit: largest difference that is allowed; None is the side's.
     """
@@ -185,8 +185,8 @@ class OneSide:
     def run(self, call: Arguments, *, seed: int = 0, cotangents: Sequence[Array] | None = None, **more: Any) -> Run:
         """Run the side with its drawn weights."""
         weights = more.pop("weights", self.weights)
-        found: Run = self.subject.run(weights, call, cotangents, dtype=self.dtype, seed=seed, **more)
-        return found
+        results: Run = self.subject.run(weights, call, cotangents, dtype=self.dtype, seed=seed, **more)
+        return results
 
     def outputs(self, call: Arguments, **more: Any) -> list[Array]:
         """Return the outputs of a call."""
@@ -206,8 +206,8 @@ class OneSide:
     @functools.cached_property
     def structure(self) -> list[str]:
         """Name of each output."""
-        found = self.run(self.call).structure
-        return ["output" if len(found) == 1 and not place else f"output{place}" for place in found]
+        results = self.run(self.call).structure
+        return ["output" if len(results) == 1 and not place else f"output{place}" for place in results]
 
     def programmed(self, program: Any) -> Any:
         """Return the subject of a program over this side."""
@@ -231,8 +231,8 @@ class OneSide:
     def gap(self, first: Sequence[Array], second: Sequence[Array], names: Sequence[str] | None = None) -> Gap:
         """Return the largest difference between outputs, relative to the largest value of each."""
         names = self.structure if names is None else names
-        found = [_gap(one, two, name) for one, two, name in zip(first, second, names, strict=True)]
-        return max(found, key=lambda gap: gap.size, default=SAME)
+        results = [_gap(one, two, name) for one, two, name in zip(first, second, names, strict=True)]
+        return max(results, key=lambda gap: gap.size, default=SAME)
 
     def _limit(self) -> float:
         """Return the largest relative difference between runs that rounding explains."""

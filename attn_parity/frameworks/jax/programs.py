@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from flax import linen, nnx
 
 from ...sides.function import Function
+from ...sides.libraries import Value
 
-Program = Callable[..., Any]
+Program = Callable[..., Value]
 """``program(target, *args, **kwargs)`` calls the target, and returns arrays."""
 
 
@@ -24,22 +24,22 @@ class _Programmed(nnx.Module):
         self.inner = inner
         self.program = program
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Value, **kwargs: Value) -> Value:
         return self.program(self.inner, *args, **kwargs)
 
 
 class _ProgrammedLinen(linen.Module):
     """Calls a program instead of its only submodule."""
 
-    inner: Any
+    inner: Value
     program: Program
 
     @linen.compact
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Value, **kwargs: Value) -> Value:
         return self.program(self.inner, *args, **kwargs)
 
 
-def programmed(value: Any, program: Program) -> Any:
+def programmed(value: Value, program: Program) -> Value:
     """Return a side whose call runs a program over a side.
 
     Args:
@@ -58,17 +58,17 @@ def programmed(value: Any, program: Program) -> Any:
     return _Programmed(value, program)
 
 
-def submodules(value: Any) -> dict[str, Any]:
+def submodules(value: Value) -> dict[str, Value]:
     """Return path -> submodule, the module itself first; empty for a function, the module alone for Linen."""
     if isinstance(value, Function):
         return {}
     if isinstance(value, tuple):
         return {"": value[0]}
-    found = {".".join(map(str, path)): child for path, child in nnx.iter_modules(value)}
-    return dict(sorted(found.items(), key=lambda item: len(item[0])))
+    parts = {".".join(map(str, path)): child for path, child in nnx.iter_modules(value)}
+    return dict(sorted(parts.items(), key=lambda item: len(item[0])))
 
 
-def statistics(target: Any) -> dict[str, Any]:
+def statistics(target: Value) -> dict[str, Value]:
     """Return the running statistics of a module."""
     if not isinstance(target, nnx.Module):
         return {}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
 from ...sides.function import Function
+from ...sides.libraries import Value
 
-Program = Callable[..., Any]
+Program = Callable[..., Value]
 """``program(target, *args, **kwargs)`` calls the target, and returns arrays."""
 
 STATISTICS = ("running_mean", "running_var")
@@ -28,11 +28,11 @@ class _Programmed(nn.Module):
         self.inner = inner
         self.program = program
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Value, **kwargs: Value) -> Value:
         return self.program(self.inner, *args, **kwargs)
 
 
-def programmed(value: Any, program: Program) -> Any:
+def programmed(value: Value, program: Program) -> Value:
     """Return a side whose call runs a program over a side.
 
     Args:
@@ -48,12 +48,12 @@ def programmed(value: Any, program: Program) -> Any:
     return made
 
 
-def submodules(value: Any) -> dict[str, Any]:
+def submodules(value: Value) -> dict[str, Value]:
     """Return path -> submodule, the module itself first; empty for a function."""
     return {} if isinstance(value, Function) else dict(value.named_modules())
 
 
-def statistics(target: Any) -> dict[str, Any]:
+def statistics(target: Value) -> dict[str, Value]:
     """Return copies of the running statistics of a module."""
     buffers = target.named_buffers() if isinstance(target, nn.Module) else ()
     return {name: one.clone() for name, one in buffers if name.rpartition(".")[2] in STATISTICS}
