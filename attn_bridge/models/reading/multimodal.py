@@ -66,7 +66,7 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         return found
-    found |= {"model_type": TEXT_TYPES[kind], **FIXED.get(kind, {})}
+    found.update(FIXED.get(kind, {}), model_type=TEXT_TYPES[kind])
     keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(found.get(key), Mapping)]
     for key in keys or ["rope_parameters"]:
         found[key] = _with_sections(found.get(key) or {}, found["model_type"])
