@@ -50,6 +50,12 @@ def test_names_of_a_kind_are_looked_up_together(monkeypatch, leaf):
     assert lookups[400] == lookups[20]
 
 
+def test_digits_that_a_template_spells_out_make_kinds_before_its_index_is_asked():
+    Index([("only.w7391", 1)])
+    spelled, other = kinds_of(("only.w7391", "only.w7392"))
+    assert spelled != other
+
+
 def test_kinds_keep_the_digits_that_templates_spell():
     assert layouts.find("hf-mixtral")  # its templates spell w1, w2, w3
     one, same, other = kinds_of(("layers.12345.w1", "layers.67890.w1", "layers.12345.w2"))
