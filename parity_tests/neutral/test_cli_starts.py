@@ -29,10 +29,10 @@ def test_console_module_runs_as_a_program_without_a_framework():
     ("statement", "limit", "heavy"),
     [
         ("import attn_bridge", 1, "numpy|typer|rich"),
-        (f"{RUN}(['--help'])", 90, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
+        (f"{RUN}(['--help'])", 98, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
         (
             f"{RUN}(['convert', 'source.npz', 'target.npz', '--to', 'same'])",
-            205,
+            217,
             "torch|jax|flax|transformers|fsspec|ray|huggingface_hub|h5py|gguf|optax|scipy|rich.progress",
         ),
     ],

@@ -330,15 +330,16 @@ def test_the_config_is_left_as_it_is():
 
 
 NAMES = ", ".join(families.known_model_types())
+DERIVED = "; attn-bridge derive FOLDER may derive that of another decoder from transformers"
 REFUSED = {
     "no mapping": (["llama"], 0, TypeError, "config must be a config.json as a dict, got list"),
     "no model_type": ({}, 0, ValueError, f"config has no model_type, which must be one of {NAMES}"),
-    "model_type": ({"model_type": "lama"}, 0, ValueError, f"model_type (lama) must be one of {NAMES}"),
+    "model_type": ({"model_type": "lama"}, 0, ValueError, f"model_type (lama) must be one of {NAMES}{DERIVED}"),
     "model_type of no string": (
         {"model_type": ["llama"]},
         0,
         ValueError,
-        f"model_type (['llama']) must be one of {NAMES}",
+        f"model_type (['llama']) must be one of {NAMES}{DERIVED}",
     ),
     "layer": (LLAMA, 2, ValueError, "layer (2) must be at least 0 and below num_hidden_layers (2)"),
     "layer below 0": (LLAMA, -1, ValueError, "layer (-1) must be at least 0 and below num_hidden_layers (2)"),
