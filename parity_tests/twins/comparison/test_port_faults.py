@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -31,12 +33,14 @@ def run(fault, pair, side, *, planted):
 
 @pytest.mark.parametrize("fault", PORT_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_makes_the_same_wrong_function_on_both_sides(fault):
-    drawn = (fault.pair(seed) for seed in range(SEED, SEED + 200))
-    pair = next(pair for pair in drawn if pair is not None)
-    right = run(fault, pair, "torch", planted=False)
-    wrong = run(fault, pair, "torch", planted=True)
-    largest = np.abs(right).max()
-    assert np.abs(wrong - right).max() > 1e-9 * largest
+    drawn = (pair for seed in range(SEED, SEED + 200) if (pair := fault.pair(seed)) is not None)
+    for pair in itertools.islice(drawn, 3):  # one may hide it: numbers that no clip reaches
+        right = run(fault, pair, "torch", planted=False)
+        wrong = run(fault, pair, "torch", planted=True)
+        largest = np.abs(right).max()
+        if is_visible := bool(np.abs(wrong - right).max() > 1e-9 * largest):
+            break
+    assert is_visible
     assert np.abs(run(fault, pair, "flax", planted=True) - wrong).max() < 1e-11 * largest
     assert np.abs(run(fault, pair, "flax", planted=False) - right).max() < 1e-11 * largest
 
