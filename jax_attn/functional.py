@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
@@ -191,13 +192,21 @@ def visible_keys(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...], like: 
     return jnp.array(seen, ndmin=4, copy=False)
 
 
+def is_at_most(size: int, limit: int) -> bool:
+    """Return whether a size is at most a limit; False for an open size of a program that is exported."""
+    return not jax.export.is_symbolic_dim(size) and size <= limit
+
+
 def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
     """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
-    scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
+    scores, size = jnp.where(jnp.isnan(scores), jnp.inf, scores), scores.shape[-1]
+    if jax.export.is_symbolic_dim(size):  # `top_k` must know that there are as many
+        fill = jnp.full((*scores.shape[:-1], number), -jnp.inf, scores.dtype)
+        scores = jnp.concatenate([scores, fill], -1)
     least = jax.lax.top_k(scores, number)[0].min(-1, keepdims=True)
     is_above, is_least = scores > least, scores == least
     room = number - is_above.sum(-1, keepdims=True)
-    return is_above | (is_least & (is_least.cumsum(-1) <= room))
+    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]
 
 
 def constant(array: Float[Array, "..."], dtype: Any = None) -> Float[Array, "..."]:

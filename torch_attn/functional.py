@@ -198,6 +198,11 @@ def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like:
     return seen[(None,) * (4 - seen.ndim)]
 
 
+def is_at_most(size: int, limit: int) -> bool:
+    """Return whether a size is at most a limit."""
+    return size <= limit
+
+
 def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"]:
     """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
     scores = torch.where(torch.isnan(scores), torch.inf, scores)

@@ -82,7 +82,7 @@ class LightningIndexer(Resettable):
         """
         config = self.config
         queries, keys = x.shape[1], key.shape[1]
-        if keys <= config.top_k:
+        if functional.is_at_most(keys, config.top_k):
             return mask
         query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         query = query if tables is None else apply_rotary(query, *tables, config.pairing)

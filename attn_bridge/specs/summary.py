@@ -19,7 +19,7 @@ def summarize(config: Config) -> str:
 
 
 def _is_shown(value: Any) -> bool:
-    is_part = isinstance(value, (tuple, list, dict)) or hasattr(value, "parameters")
+    is_part = isinstance(value, (tuple, list, dict, Config))
     return value is not None and value is not False and not is_part
 
 

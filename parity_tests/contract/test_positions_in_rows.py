@@ -18,6 +18,7 @@ from attn_bridge.specs import (
     Indexer,
     MultiHeadLatentAttentionConfig,
     Rotary,
+    SparseIndexedAttentionConfig,
     find_variant,
 )
 
@@ -30,8 +31,8 @@ CONFIGS: dict[str, tuple[str, Any]] = {
     "grouped": ("GroupedQueryAttention", GroupedQueryAttentionConfig(8, 2, 1, 8, position=SECTIONS)),
     "latent": ("MultiHeadLatentAttention", MultiHeadLatentAttentionConfig(8, 2, 4, 3, 8, 4, position=TURNS)),
     "indexed": (
-        "MultiHeadLatentAttention",
-        MultiHeadLatentAttentionConfig(
+        "SparseIndexedAttention",
+        SparseIndexedAttentionConfig(
             8, 2, 4, 3, 8, 4, query_dim=3, position=SECTIONS, indexer=Indexer(2, 10, top_k=3, pairing="half")
         ),
     ),

@@ -36,14 +36,10 @@ TEXT_TYPES = {
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_5_text": "qwen3_5_text",
     "qwen3_5_moe_text": "qwen3_5_moe_text",
 }
 """``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
-
-FIXED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
-"""``model_type`` -> values that its class has whatever the config is, where the equivalent type reads them."""
 
 SECTIONS = {
     "qwen2": (16, 24, 24),
@@ -66,7 +62,7 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = found.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         return found
-    found.update(FIXED.get(kind, {}), model_type=TEXT_TYPES[kind])
+    found["model_type"] = TEXT_TYPES[kind]
     keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(found.get(key), Mapping)]
     for key in keys or ["rope_parameters"]:
         found[key] = _with_sections(found.get(key) or {}, found["model_type"])
