@@ -248,11 +248,10 @@ def test_interleaved_sections_end_with_the_head_as_in_transformers(sections, axe
     assert find_decoder(config).blocks[0].attention.position == Rotary(50.0, axes=axes, layout="interleaved")
 
 
-def test_a_layer_next_to_experts_turns_by_rows():
-    text = {**TEXT, "head_dim": 20, **rotary(4, 3, 3), "num_experts": 3, "num_experts_per_tok": 2}
-    config = transformers.Qwen3VLMoeConfig(text_config=text).to_dict()
-    assert find_layer(config, 1).config.position == Rotary(50.0, axes=(4, 3, 3), layout="interleaved")
-    assert find_decoder(config).blocks[0].feed_forward.router.normalise
+def test_text_whose_files_hold_experts_transposed_is_refused():
+    config = transformers.Qwen3VLMoeConfig(text_config={**TEXT, "num_experts": 3}).to_dict()
+    with pytest.raises(ValueError, match=r"^model_type \(qwen3_vl_moe_text\) must be one of "):
+        find_decoder(config)
 
 
 def test_partial_heads_of_qwen3_5_turn_by_rows_in_turn():
