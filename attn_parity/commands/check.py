@@ -14,6 +14,8 @@ from attn_bridge.cli.output import check_writable, progress, write_json, written
 from attn_bridge.cli.processes import AUTO, Jobs, Process, parse_jobs
 from attn_bridge.specs import VARIANTS
 
+from .compare import Json
+
 NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
 EXAMPLES = ", ".join(dict.fromkeys(example.name for variant in VARIANTS for example in variant.examples))
 CASE_NAMES = (
@@ -81,14 +83,7 @@ def check(
         list[str] | None, typer.Option(help="With --mesh: torch or flax; those that are installed by default.")
     ] = None,
     jobs: Jobs = AUTO,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="[FILE]",
-            help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
-        ),
-    ] = None,
+    json_file: Json = None,
 ) -> int:
     """Prove the torch and Flax twins equal on this machine: outputs and every gradient, in four precisions.
 

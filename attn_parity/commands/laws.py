@@ -16,6 +16,7 @@ from ..laws.names import LAWS
 from .compare import (
     BuildSeed,
     Inputs,
+    Json,
     Output,
     Shapes,
     Timeout,
@@ -42,14 +43,7 @@ def laws(
     build_seed: BuildSeed = 0,
     device: Annotated[str | None, typer.Option(help="cpu, gpu or tpu.")] = None,
     timeout: Timeout = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="[FILE]",
-            help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
-        ),
-    ] = None,
+    json_file: Json = None,
 ) -> int:
     """Try laws that one side must obey alone: rows of a batch, padding, causality, caches, heads, gradients.
 

@@ -11,7 +11,7 @@ import typer
 from attn_bridge.cli.output import check_writable, write_json
 
 from ..sides.libraries import Value
-from .compare import BuildSeed, Timeout, check_timeout
+from .compare import BuildSeed, Json, Timeout, check_timeout
 
 FILES = (".npz", ".jsonl", ".json")
 
@@ -31,14 +31,7 @@ def logprobs(
     ] = None,
     build_seed: BuildSeed = 0,
     timeout: Timeout = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="[FILE]",
-            help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
-        ),
-    ] = None,
+    json_file: Json = None,
 ) -> int:
     """Measure how much of the gap between log-probabilities rounding in bfloat16 explains; name tokens beyond it.
 

@@ -237,7 +237,7 @@ def copy_of(value: Value, where: str) -> Value:
         try:
             array = to_numpy(value)
             return array if isinstance(array, bool) else np.array(array, copy=True)
-        except Exception as error:
+        except Exception as error:  # a framework refuses its own arrays in several ways: donated, meta, sharded
             raise NotStorableError(f"{where} is a {type(value).__name__} that can't be read") from error
     if isinstance(value, _PLAIN) or type(value).__module__ == "torch":  # torch.dtype, torch.device
         return value

@@ -204,7 +204,7 @@ def _run_python(name: str, words: Sequence[str], data: dict[str, Value]) -> int:
                 runpy.run_path(words[0], run_name="__main__")
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except Exception as error:
+        except Exception as error:  # of the recorded program; its calls until then are kept
             print(f"{type(error).__name__}: {text_of(error)}")
             return 1
     return 0
@@ -239,7 +239,7 @@ def _stored(value: Value) -> tuple[str, Value]:
         return RANDOM, None
     try:
         pickle.dumps(value)
-    except Exception:
+    except Exception:  # an object of a user refuses to be pickled in a way of its own
         return LOST, type(value).__name__
     return VALUE, value
 

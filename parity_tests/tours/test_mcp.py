@@ -9,23 +9,11 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - the sides need it
 
+from ..support import judged_files
+
 ROOT = Path(__file__).parents[2]
 
-NET = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self, act=torch.relu):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 4)
-        self.act = act
-
-    def forward(self, x):
-        return self.act(self.fc(x))
-
-def tanh():
-    return Net(torch.tanh)
-
+NET = f"""{judged_files.NET}
 def hang():
     while True:
         pass

@@ -15,22 +15,7 @@ import pytest
 from attn_bridge.cli.app import run
 from attn_parity.confinement import landlock
 
-NET = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self, act=torch.relu):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 4)
-        self.act = act
-
-    def forward(self, x):
-        return self.act(self.fc(x))
-
-def tanh():
-    return Net(torch.tanh)
-"""
-
+from ..support.judged_files import NET
 
 ALLOWED = {"output": "another activation", "grad x": "follows", "fc": "follows", "nope": "never"}
 
