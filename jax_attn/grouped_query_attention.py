@@ -134,19 +134,21 @@ class GroupedQueryAttention(nnx.Module):
         query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
         if config.clip is not None:
             query, key, value = (jnp.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
-        scope = None if config.qk_norm is None else config.qk_norm.scope
+        scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
         if scope == "full":
             query, key = self.q_norm(query), self.k_norm(key)
         query = rearrange(query, "b t (h c) -> b t h c", c=config.head_dim)
         key = rearrange(key, "b t (h c) -> b t h c", c=config.head_dim)
         value = rearrange(value, "b t (h c) -> b t h c", c=config.head_dim)
-        if scope == "head":
+        if scope == "head" and not rotated:
             query, key = self.q_norm(query), self.k_norm(key)
         if isinstance(config.position, Rotary):
             width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
             cos, sin = rotary_tables(config.position, at, width, wide)
             query = apply_rotary(query, cos, sin, config.position.pairing)
             key = apply_rotary(key, cos, sin, config.position.pairing)
+        if rotated:
+            query, key = self.q_norm(query), self.k_norm(key)
         return query, key, value
 
     def _bias(

@@ -6,7 +6,6 @@ Layers have experts, but for the first ones. In V3.2 and GLM-5 an indexer choose
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from ..printable import printable
@@ -15,7 +14,7 @@ from ..specs.feed_forward import FeedForwardConfig
 from ..specs.lightning_indexer import Indexer
 from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ..specs.position import Pairing, Scaling
+from ..specs.position import Pairing
 from ..specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
@@ -31,8 +30,8 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig, as_number
-from .reading.rotary import read_rotary, write_rotary
+from .reading.model_config import ModelConfig
+from .reading.rotary import magnitude_of, read_rotary, write_rotary
 from .rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
 from .rows.common import HEADS
 from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
@@ -59,7 +58,7 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     interleaved = config.model_type != "deepseek_v3" or config.flag("rope_interleave")
     is_sparse = config.model_type in _SPARSE
     position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
-    magnitude = _magnitude(config, position.scaling)
+    magnitude = magnitude_of(config, position.scaling)
     spec = MultiHeadLatentAttentionConfig(
         d_in=config.integer("hidden_size"),
         num_heads=heads,
@@ -88,14 +87,6 @@ def _indexer(config: ModelConfig) -> Indexer:
     config.refuse("index_topk_freq", None, 0, 1)
     heads, width, top_k = (config.integer(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
     return Indexer(heads, width, top_k, pairing=_SPARSE[config.model_type])
-
-
-def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
-    """Return the factor of both query and key for scaled positions of any kind (arXiv 2309.00071)."""
-    values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
-    weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
-    factor = getattr(scaling, "factor", 1.0)
-    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _is_dense(config: ModelConfig, layer: int) -> bool:

@@ -36,10 +36,12 @@ def reference(
         query, key = _norms(config, parameters, query, key)
     query = split_heads(query, config.num_heads)
     key, value = split_heads(key, config.num_kv_heads), split_heads(value, config.num_kv_heads)
-    if norm is not None and norm.scope == "head":
+    if norm is not None and norm.scope == "head" and not norm.rotated:
         query, key = _norms(config, parameters, query, key)
     if isinstance(config.position, Rotary):
         query, key = (rotate(heads, config.position, positions) for heads in (query, key))
+    if norm is not None and norm.rotated:
+        query, key = _norms(config, parameters, query, key)
     # Query head h reads key/value head h // (heads per group).
     shared = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
     context, weights = attend(

@@ -21,17 +21,19 @@ from .rms_norm import RMSNormConfig
 
 @dataclasses.dataclass(frozen=True)
 class QKNorm:
-    """Root mean square norms of query and key before any rotary position (arXiv 2010.04245).
+    """Root mean square norms of query and key (arXiv 2010.04245).
 
     Attributes:
         scope: ``"head"`` norms each head (Qwen3, Gemma 3), ``"full"`` the whole projection before it is split (OLMo).
         eps: constant added to the mean square.
         unit_offset: whether the scale counts from 1 (Gemma).
+        rotated: whether the norms are of rotated heads (HunYuan); before any rotary position otherwise.
     """
 
     scope: Literal["head", "full"] = "head"
     eps: float = 1e-6
     unit_offset: bool = False
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         scopes = get_args(Literal["head", "full"])
@@ -39,6 +41,10 @@ class QKNorm:
             raise ValueError(f"scope ({printable(repr(self.scope))}) must be one of {', '.join(map(repr, scopes))}")
         norm = RMSNormConfig(1, self.eps, self.unit_offset)  # checks them
         object.__setattr__(self, "eps", norm.eps)
+        if not isinstance(self.rotated, bool):
+            raise TypeError(f"rotated must be a bool, got {type(self.rotated).__name__}")
+        if self.rotated and self.scope != "head":
+            raise ValueError(f"rotated ({self.rotated}) needs scope 'head', got {printable(repr(self.scope))}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +275,11 @@ EXAMPLES = (
     Example("chunked", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), mask=chunked(3))),
     Example(
         "clipped", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), clip=0.4), dtypes=("float64", "float32")
+    ),
+    Example(
+        "hunyuan",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), qk_norm=QKNorm(rotated=True)),
+        dtypes=("float64", "float32"),
     ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),

@@ -12,8 +12,9 @@ from .base import Config, Parameter, linear, vector
 from .feed_forward import FeedForwardConfig
 from .model import below
 
-Scores = Literal["softmax", "sigmoid"]
+Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]
+Corrects = Literal["scores", "logits"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +47,18 @@ class Router(Config):
     """How the experts of a token, and their weights, come from its scores, in float32 or wider.
 
     Attributes:
-        scores: function of the logits before experts are chosen: ``softmax`` over all of them, or ``sigmoid`` of each.
+        scores: function of the logits before experts are chosen: ``softmax`` over all of them, or ``sigmoid`` of each;
+            ``sparse_mixer`` takes experts one by one, each weighted by a softmax over the remaining logits that are
+            close to the largest (arXiv 2409.12136).
         normalise: whether the weights of the chosen experts are divided by their sum; after ``softmax`` that is the
             softmax over the chosen ones (Mixtral, gpt-oss).
         scale: factor of the weights at the end.
         bias: whether the logits have a bias.
         correction: whether a learned bias joins the scores where experts are chosen, and not in their weights (DeepSeek
             V3, arXiv 2408.15664).
+        corrects: the target of that bias: the ``scores``, or the ``logits`` behind them (Kolibri).
         groups: the groups of experts that a token may choose from; None is all experts.
+        tolerance: with ``sparse_mixer``, half the relative distance from the largest logit within which logits count.
     """
 
     scores: Scores = "softmax"
@@ -61,15 +66,23 @@ class Router(Config):
     scale: float = 1.0
     bias: bool = False
     correction: bool = False
+    corrects: Corrects = "scores"
     groups: ExpertGroups | None = None
+    tolerance: float = 0.01
 
     def __post_init__(self) -> None:
         self._require_choice("scores", get_args(Scores))
         self._require_bools("normalise", "bias", "correction")
-        check_number("scale", self.scale)
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale ({self.scale}) must be positive and finite")
-        object.__setattr__(self, "scale", float(self.scale))
+        self._require_choice("corrects", get_args(Corrects))
+        if self.corrects != "scores" and not self.correction:
+            raise ValueError(f"corrects ({self.corrects}) needs correction")
+        for name in ("scale", "tolerance"):
+            check_number(name, getattr(self, name))
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if self.scores == "sparse_mixer" and (self.normalise or self.correction or self.groups):
+            raise ValueError(f"scores ({self.scores}) need a router without normalise, correction and groups")
         if self.groups is not None:
             self._require_kind("groups", ExpertGroups)
 

@@ -90,10 +90,13 @@ class MixtureOfExperts(nnx.Module):
                 logits = logits + self.router.bias.astype(wide)
         else:
             logits = self.router(tokens).astype(wide)
+        if router.scores == "sparse_mixer":
+            chosen, weights = self._mix_sparsely(logits)
+            return chosen, weights * router.scale
         scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
-        preferred = scores
+        preferred = scores if router.corrects == "scores" else logits
         if router.correction:
-            preferred = scores + self.router.correction_bias.astype(wide)
+            preferred = preferred + self.router.correction_bias.astype(wide)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
         chosen = jax.lax.top_k(preferred, config.top_k)[1]
@@ -101,6 +104,20 @@ class MixtureOfExperts(nnx.Module):
         if router.normalise:
             weights = weights / weights.sum(-1, keepdims=True)
         return chosen, weights * router.scale
+
+    def _mix_sparsely(self, logits: Float[Array, "n e"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+        """Return each token's experts, taken one by one, and the share of each among the logits close to its own."""
+        chosen, weights, rest, fixed = [], [], logits, jax.lax.stop_gradient(logits)
+        for _ in range(self.config.top_k):
+            best = rest.argmax(-1, keepdims=True)
+            largest = jax.lax.stop_gradient(jnp.take_along_axis(rest, best, -1))
+            is_far = (largest - fixed) / jnp.maximum(jnp.abs(fixed), largest) > 2.0 * self.config.router.tolerance
+            shares = jax.nn.softmax(jnp.where(is_far, -jnp.inf, rest), -1)
+            chosen.append(best)
+            weights.append(jnp.take_along_axis(shares, best, -1))
+            is_best = best == jnp.arange(self.config.num_experts)
+            rest = jnp.where(is_best, -jnp.inf, rest)
+        return jnp.concatenate(chosen, -1), jnp.concatenate(weights, -1)
 
     def _in_best_groups(self, preferred: Float[Array, "n e"]) -> Float[Array, "n e"]:
         """Return the scores of the experts in each token's best groups; all others are minus infinity."""

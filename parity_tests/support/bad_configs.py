@@ -123,6 +123,7 @@ OWN_RULES = {
     ("Mamba2Config", "min_step"),
     ("QKNorm", "eps"),
     ("QKNorm", "unit_offset"),
+    ("QKNorm", "rotated"),
 }
 """Fields whose rules are in `RULES`, or that another class checks."""
 
@@ -194,6 +195,8 @@ RULES: tuple[BadConfig, ...] = (
     _choices("QKNorm", "scope", "'head', 'full'"),
     *_positive("QKNorm", "eps"),
     BadConfig("QKNorm", {"unit_offset": 1}, TypeError, "unit_offset must be a bool, got int"),
+    BadConfig("QKNorm", {"rotated": 1}, TypeError, "rotated must be a bool, got int"),
+    *_relations("QKNorm", ({"rotated": True, "scope": "full"}, "rotated (True) needs scope 'head', got 'full'")),
     *_kinds("MultiHeadLatentAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
     BadConfig("SparseIndexedAttentionConfig", {"indexer": "x"}, TypeError, "indexer must be an Indexer, got str"),
     *_kinds("SparseIndexedAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
@@ -349,6 +352,8 @@ RULES: tuple[BadConfig, ...] = (
         ({"score": "x"}, "score of groups ('x') must be 'max' or 'top2'"),
     ),
     _choices("Router", "scores", "'softmax', 'sigmoid'"),
+    _choices("Router", "corrects", "'scores', 'logits'"),
+    *_relations("Router", ({"corrects": "logits"}, "corrects (logits) needs correction")),
     *_kinds("Router", {"groups": "ExpertGroups"}),
     *_kinds(
         "MixtureOfExpertsConfig", {"expert": "FeedForwardConfig", "router": "Router", "shared": "FeedForwardConfig"}

@@ -100,7 +100,7 @@ def _attention(attention: Any, rng: random.Random) -> Any:
         "scale": rng.choice([0.25, 0.4, 1 / 3, 7**-0.5, 1e-300]),
         "qkv_bias": rng.random() < 0.7,
         "out_bias": rng.random() < 0.5,
-        "qk_norm": rng.choice([None, QKNorm(), QKNorm("full", 1e-3), QKNorm(unit_offset=True)]),
+        "qk_norm": rng.choice([None, QKNorm(), QKNorm("full", 1e-3), QKNorm(unit_offset=True), QKNorm(rotated=True)]),
         "dropout": 0.1,
         "softcap": rng.choice([None, 2.0]),
         "clip": rng.choice([None, 0.4]),

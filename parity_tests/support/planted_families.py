@@ -41,6 +41,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     yield "eps not read", constant("norm.eps", 1e-6)
     if "qk_norm.scope" in fields:
         yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
+        if fields["qk_norm.scope"].value == "head":
+            rotated = fields.get("qk_norm.rotated", KeySource(value=False)).value
+            yield "norms of q and k elsewhere", constant("qk_norm.rotated", not rotated)
     norms = fields.get("block.norms", KeySource(value="pre")).value
     if norms in ("pre", "post"):
         rows = tuple(
@@ -51,7 +54,15 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     if "position.kinds" in fields:
         pairing = fields.get("position.pairing", KeySource(value="half")).value
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
-        yield "rotary base not the default", constant("position.theta", 77.0)
+        if "position.nested" in fields:
+            kinds = description.defaults["rope_parameters"]
+            turned = dict(zip(kinds, reversed(kinds.values()), strict=True))
+            defaults = {**description.defaults, "rope_parameters": turned}
+            yield "rotary kinds exchanged", dataclasses.replace(description, defaults=defaults)
+        else:
+            yield "rotary base not the default", constant("position.theta", 77.0)
+        if "position.alpha" in fields:
+            yield "base not stretched", with_field("position.alpha", None)
         partial = fields.get("position.partial", KeySource(value=False)).value
         yield "rotary part", constant("position.partial", not partial)
         none = {name: source for name, source in fields.items() if not name.startswith("position.")}
@@ -62,11 +73,20 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "no window", constant("layers.rule", "full")
     if fields["layers.rule"].value == "types":
         yield "window in all layers", constant("layers.rule", "window")
-        yield "layers counted from 1", dataclasses.replace(description, pattern=_turned(description.pattern))
+        if len(set(description.pattern)) > 1:
+            yield "layers counted from 1", dataclasses.replace(description, pattern=_turned(description.pattern))
+        if description.last:
+            yield "last layer like the others", dataclasses.replace(description, last=())
+    if "attention.latent_dim" in fields:
+        yield "channels with and without position exchanged", _exchanged(description)
+        yield "width of values not read", constant("attention.value_dim", 12)
+        yield "no latent of queries", constant("attention.query_dim", 22)
     yield "tied head", constant("model.tie", True)
     for name in ("attention.scale", "attention.softcap", "attention.gate", "model.logit_softcap", "model.logit_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
+    if "model.scale_switch" in fields:
+        yield "scale of embeddings not switched", with_field("model.scale_switch", None)
     for name in ("model.embedding_scale", "block.residual_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
@@ -110,9 +130,18 @@ def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
     if "groups.score" in fields:
         score = "max" if fields["groups.score"].value == "top2" else "top2"
         yield "best of groups", with_fields({"groups.score": KeySource(value=score)})
+        yield "chosen groups not read", with_fields({"groups.chosen": KeySource(value=2)})
         yield "without groups", with_fields({name: None for name in fields if name.startswith("groups.")})
     if "router.correction" in fields:
         yield "without correction", with_fields({"router.correction": None})
+        kind = "scores" if "router.corrects" in fields else "logits"
+        yield "correction elsewhere", with_fields({"router.corrects": KeySource(value=kind)})
+        biased = with_fields({"router.correction": None, "router.corrects": None, "router.bias": KeySource(value=True)})
+        rows = tuple(
+            dataclasses.replace(row, ours=tuple(name.replace("correction_bias", "bias") for name in row.ours))
+            for row in description.rows
+        )
+        yield "correction in the weights", dataclasses.replace(biased, rows=rows)
     yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
     yield "gate order of experts", _swapped(description, "ff.experts.{j}.fc1", "ff.experts.{j}.fc2")
     if any(name.startswith(f"{OURS}ff.shared.") for row in description.rows for name in row.ours):
@@ -124,6 +153,12 @@ def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
         if name in fields and fields[name].key:
             usual = KeySource(value=1) if name == "sparse.step" else None
             yield f"{name} not read", with_fields({name: usual})
+
+
+def _exchanged(description: Description) -> Description:
+    fields, names = dict(description.fields), ("attention.nope_dim", "attention.rope_dim")
+    fields |= {name: fields[other] for name, other in zip(names, reversed(names), strict=True)}
+    return dataclasses.replace(description, fields=fields)
 
 
 def _moved(name: str) -> str:

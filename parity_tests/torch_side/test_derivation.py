@@ -24,7 +24,8 @@ BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
 
 @functools.cache
 def found(name):
-    return subject.find(name)
+    """Return the class of a family, with a usual instance that the family reads."""
+    return subject.find(name).fitting(BY_NAME[name].fixed)
 
 
 def with_rows(description):

@@ -90,10 +90,13 @@ class MixtureOfExperts(Resettable):
                 logits = logits + self.router.bias.to(wide)
         else:
             logits = self.router(tokens).to(wide)
+        if router.scores == "sparse_mixer":
+            chosen, weights = self._mix_sparsely(logits)
+            return chosen, weights * router.scale
         scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
-        preferred = scores
+        preferred = scores if router.corrects == "scores" else logits
         if router.correction:
-            preferred = scores + self.router.correction_bias.to(wide)
+            preferred = preferred + self.router.correction_bias.to(wide)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
         chosen = preferred.topk(config.top_k, -1).indices
@@ -101,6 +104,20 @@ class MixtureOfExperts(Resettable):
         if router.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
         return chosen, weights * router.scale
+
+    def _mix_sparsely(self, logits: Float[Tensor, "n e"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """Return each token's experts, taken one by one, and the share of each among the logits close to its own."""
+        chosen, weights, rest, fixed = [], [], logits, logits.detach()
+        for _ in range(self.config.top_k):
+            best = rest.argmax(-1, keepdim=True)
+            largest = torch.gather(rest, -1, best).detach()
+            is_far = (largest - fixed) / torch.maximum(fixed.abs(), largest) > 2.0 * self.config.router.tolerance
+            shares = torch.softmax(torch.where(is_far, -torch.inf, rest), -1)
+            chosen.append(best)
+            weights.append(torch.gather(shares, -1, best))
+            is_best = best == torch.arange(self.config.num_experts, device=best.device)
+            rest = torch.where(is_best, -torch.inf, rest)
+        return torch.cat(chosen, -1), torch.cat(weights, -1)
 
     def _in_best_groups(self, preferred: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
         """Return the scores of the experts in each token's best groups; all others are minus infinity."""

@@ -21,6 +21,9 @@ _ROW_DEFAULTS: dict[str, Any] = {
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
+_LISTS = ("prefixes", "pattern", "first", "last", "required")
+"""Attributes of a description that are lists of names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class KeySource:
@@ -60,6 +63,8 @@ class Description:
         aliases: other names of a key that files have.
         fields: field of ours, as ``part.name`` -> its source.
         pattern: kinds of the layers where a config has no ``layer_types``, repeated over all layers.
+        first: kinds of the first layers, which go before the pattern.
+        last: kinds of the last layers, likewise.
         fixed: key with an effect that no field of ours has -> its proven values.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         required: keys that must not be null.
@@ -76,11 +81,26 @@ class Description:
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, KeySource] = dataclasses.field(default_factory=dict)
     pattern: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+    def kind_of(self, layer: int, layers: int) -> str:
+        """Return the kind of a layer where a config has no ``layer_types``.
+
+        Args:
+            layer: its index.
+            layers: number of layers.
+        """
+        if layer < len(self.first):
+            return self.first[layer]
+        if layer >= layers - len(self.last):
+            return self.last[layer - layers]
+        return self.pattern[layer % len(self.pattern)]
 
 
 def loads(text: str, path: str) -> Description:
@@ -102,7 +122,7 @@ def loads(text: str, path: str) -> Description:
             for name in ("fixed", "fixed_pattern")
         )
         aliases = {key: tuple(names) for key, names in document.pop("aliases", {}).items()}
-        document |= {key: tuple(document[key]) for key in ("prefixes", "pattern", "required") if key in document}
+        document |= {key: tuple(document[key]) for key in _LISTS if key in document}
         return Description(**document, rows=rows, fields=fields, fixed=fixed, fixed_pattern=patterned, aliases=aliases)
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
@@ -122,7 +142,7 @@ def _lines(description: Description) -> Iterator[str]:
     yield f"# Written by: attn-bridge derive {description.model_type}"
     for name in ("model_type", "architecture", "layout"):
         yield f"{name} = {_toml(getattr(description, name))}"
-    for name in ("prefixes", "pattern", "required"):
+    for name in _LISTS:
         if getattr(description, name):
             yield f"{name} = {_toml(list(getattr(description, name)))}"
     if description.rows:

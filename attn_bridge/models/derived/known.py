@@ -9,12 +9,18 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ...printable import printable
-from .. import gemma, llama, olmo, phi3
+from .. import deepseek, gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Layout
 from .description import Description, loads
 from .reading import DerivedFamily, FamilyReader, layout_of
 
-_BY_HAND = {layout.name: layout for layout in (llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT)}
+_BY_HAND = {
+    layout.name: layout
+    for layout in (
+        *(llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT),
+        *(mixtral.LAYOUT, qwen3_moe.LAYOUT, deepseek.LAYOUT),
+    )
+}
 """Layouts that described families may use, and then are listed with."""
 
 

@@ -14,23 +14,25 @@ from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
-from ..grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+from ..grouped import KINDS, attention_layer, mask_of, read_sizes, rotary_by_kind, write_heads, write_windows
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ModelConfig
-from ..reading.rotary import read_rotary, write_rotary
+from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
-from . import experts
+from . import experts, latent
 from .description import Description, KeySource, dumps
 
 SETTINGS = {
     "num_heads": ("num_attention_heads", "n_head"),
     "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+    **{key: (key,) for key in ("kv_lora_rank", "qk_nope_head_dim")},
 }
 """Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
 
@@ -87,7 +89,11 @@ class FamilyReader:
         """Return the attention of a layer."""
         self._refuse(config)
         kind = self.kind(config, layer)
+        if latent.LATENT_DIM in self.description.fields:
+            return self._latent(config, layer, kind)
         qk_norm = self.part(config, "qk_norm")
+        if not qk_norm.pop("switch", True):
+            qk_norm = {}
         sizes = read_sizes(config)
         if "attention.head_dim" not in self.description.fields:
             sizes["head_dim"] = None
@@ -96,11 +102,21 @@ class FamilyReader:
         spec = GroupedQueryAttentionConfig(
             **sizes,
             **{name: value for name, value in self.part(config, "attention").items() if name not in sizes},
-            position=self._position(config, kind, sizes["head_dim"]),
+            position=self._position(
+                config, kind, _shared_width(config) if sizes["head_dim"] is None else sizes["head_dim"]
+            ),
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
             mask=mask_of(config, layer, kind),
         )
         return attention_layer(layer, spec, {"transformers": self._table(spec)}, self._prefix(layer))
+
+    def _latent(self, config: ModelConfig, layer: int, kind: str) -> AttentionLayer:
+        values = self.part(config, "attention")
+        spec = latent.read_latent(
+            config, values, self._position(config, kind, values["rope_dim"]), mask_of(config, layer, kind)
+        )
+        tables = {"transformers": latent.table_of(self._table(spec), spec)}
+        return AttentionLayer("MultiHeadLatentAttention", spec, layer, tables, self._prefix(layer))
 
     def block(self, config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
@@ -124,7 +140,10 @@ class FamilyReader:
         ):
             # Its tensors would be those of another family, whose layout claims them.
             raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
-        return {"norm": self._norm(config), **self.part(config, "model")}
+        options = self.part(config, "model")
+        if not options.pop("scale_switch", True):
+            del options["embedding_scale"]
+        return {"norm": self._norm(config), **options}
 
     def kind(self, config: ModelConfig, layer: int) -> str:
         """Return the kind of a layer: with a window, or without."""
@@ -136,11 +155,10 @@ class FamilyReader:
             return KINDS[config.integer_or_none("sliding_window") is not None]
         if rule == "full":
             return KINDS[False]
-        pattern = self.description.pattern
         if config.get("layer_types") is None:
             for key, accepted in self.description.fixed_pattern.items():
                 config.refuse(key, *accepted)
-        kind = config.layer_type(layer, pattern[layer % len(pattern)])
+        kind = config.layer_type(layer, self.description.kind_of(layer, config.integer("num_hidden_layers")))
         if is_off and kind != KINDS[False]:
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
         return kind
@@ -185,11 +203,12 @@ class FamilyReader:
         kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
         return kind(config.integer("hidden_size"), **options)
 
-    def _position(self, config: ModelConfig, kind: str, head_dim: int | None) -> Rotary | None:
+    def _position(self, config: ModelConfig, kind: str, width: int) -> Rotary | None:
         options = self.part(config, "position")
         if not options or kind not in options.pop("kinds"):
             return None
-        width = head_dim_of(config) if head_dim is not None else _shared_width(config)
+        if options.pop("nested", False):
+            return read_nested_rotary(config, width, kind, **options)
         return read_rotary(config, width, kind, **options)
 
     # ---- tensors
@@ -205,9 +224,13 @@ class FamilyReader:
     def _attention_front(self) -> str:
         return self._attention_rows[0].theirs.rpartition(".")[0].rpartition(".")[0] + "."
 
-    def _table(self, config: GroupedQueryAttentionConfig) -> tuple[Row, ...]:
+    def _table(self, config: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig) -> tuple[Row, ...]:
         """Return the rows of attention without prefix, with numbers for the names of sizes."""
-        numbers = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads or config.num_heads}
+        numbers = {"num_heads": config.num_heads}
+        if isinstance(config, MultiHeadLatentAttentionConfig):
+            numbers |= {"kv_lora_rank": config.latent_dim, "qk_nope_head_dim": config.nope_dim}
+        else:
+            numbers |= {"num_kv_heads": config.num_kv_heads or config.num_heads}
         front = self._attention_front
 
         def numbered(size: int | str) -> int | str:
@@ -229,11 +252,12 @@ class FamilyReader:
 
     def write(self, config: DecoderConfig, model_type: str) -> dict[str, Any]:
         """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
-        attention = attention_of(config, GroupedQueryAttentionConfig)
+        attention, heads, width = self._write_attention(config)
         first = config.blocks[0]
         parts = {
             "attention": attention,
-            "qk_norm": attention.qk_norm,
+            "qk_norm": getattr(attention, "qk_norm", None),
+            "position": attention.position,
             "norm": first.norm,
             "block": first,
             "model": config,
@@ -243,8 +267,8 @@ class FamilyReader:
         masks = write_windows(config)
         written = {
             **write_sizes(config),
-            **write_heads(attention),
-            **self._write_rotary(config, attention),
+            **heads,
+            **self._write_rotary(config, width),
             **(
                 masks
                 if windows == "types"
@@ -256,8 +280,12 @@ class FamilyReader:
         }
         if "layers.switch" in self.description.fields:
             written[self.description.fields["layers.switch"].key] = masks.get("sliding_window") is not None
+        if "qk_norm.switch" in self.description.fields:
+            written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
+        if "model.scale_switch" in self.description.fields:
+            written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
         if "attention.head_dim" not in self.description.fields:
-            del written["head_dim"]
+            written.pop("head_dim", None)
         for field, source in self.description.fields.items():
             part, _, name = field.partition(".")
             value = getattr(parts.get(part), name, None)
@@ -267,23 +295,38 @@ class FamilyReader:
                 written[source.key] = _written(name, value, source)
         return written
 
-    def _write_rotary(self, config: DecoderConfig, attention: GroupedQueryAttentionConfig) -> dict[str, Any]:
+    def _write_attention(
+        self, config: DecoderConfig
+    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig, dict[str, object], int]:
+        """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
+        if latent.LATENT_DIM in self.description.fields:
+            of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
+            return of_latent, latent.write_heads(of_latent), of_latent.rope_dim
+        attention = attention_of(config, GroupedQueryAttentionConfig)
+        return attention, write_heads(attention), attention.head_dim or 0
+
+    def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, Any]:
         positions = [getattr(block.attention, "position", None) for block in config.blocks]
         first = next((position for position in positions if position is not None), None)
         source = self.description.fields.get("position.partial")
-        return write_rotary(first, attention.head_dim if source is not None and source.value else None)
+        partial = width if source is not None and source.value else None
+        if "position.nested" in self.description.fields:
+            return write_nested(rotary_by_kind(config, write_windows(config)["layer_types"]), partial)
+        return write_rotary(first, partial)
 
 
 def _written(name: str, value: Any, source: KeySource) -> Any:
     if name == "activation":
         return NAMES[value]
+    if name == "pairing":
+        return value == "interleaved"
     if source.power == 1.0 or value is None:
         return value
     number = inverse(lambda number: number**source.power, value, value ** (1.0 / source.power))
     return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
 
 
-_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch")
+_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch", "scale_switch")
 _COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
 _READ: dict[str, Callable[[ModelConfig, str], object]] = {
@@ -292,7 +335,9 @@ _READ: dict[str, Callable[[ModelConfig, str], object]] = {
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense"), ModelConfig.get),
     "head_dim": ModelConfig.integer_or_none,
-    "num_kv_heads": ModelConfig.integer_or_none,
+    **dict.fromkeys(("num_kv_heads", "query_dim"), ModelConfig.integer_or_none),
+    **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ModelConfig.integer),
+    "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
     "activation": lambda config, key: activation_of(config, key),
 }
 
@@ -310,7 +355,9 @@ def layout_of(description: Description) -> Layout:
     defaults: dict[str, int] = {}
     if {APART, TOGETHER} <= {row.branch for row in description.rows}:
         settings, defaults = {**settings, **FUSED}, {"fused": 0}
-    marks = (".experts.",) if "experts.num_experts" in description.fields else ()
+    of_experts = [row.theirs for row in description.rows if ".experts." in row.ours[0]]
+    # A file of a family whose experts have other names has these marks in none of its tensors.
+    marks = (".experts.",) if of_experts and all(".experts." in name for name in of_experts) else ()
     if not description.prefixes:
         return decoder(
             description.layout,

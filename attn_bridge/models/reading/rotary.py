@@ -34,6 +34,7 @@ def read_rotary(
     partial: bool = False,
     renamed: Mapping[str, str] | None = None,
     sections: bool = False,
+    alpha: bool = False,
 ) -> Rotary:
     """Return the rotary positions of a layer.
 
@@ -50,6 +51,7 @@ def read_rotary(
             positions are not scaled.
         renamed: ``rope_type`` of its files -> the equivalent type.
         sections: whether ``mrope_section`` assigns the pairs of channels to rows of positions.
+        alpha: whether ``alpha`` of the type ``dynamic`` stretches the base for all lengths (HunYuan); others ignore it.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -61,6 +63,9 @@ def read_rotary(
     if renamed:
         values = {**values, "rope_type": renamed.get(rope_type(values), rope_type(values))}
     base = values.get("rope_theta", config.get("rope_theta"))
+    if alpha and rope_type(values) == "dynamic" and values.get("alpha"):
+        growth = _number(config, "alpha", values["alpha"]) ** (head_dim / (head_dim - 2))
+        values, base = {}, _number(config, "rope_theta", theta if base is None else base) * growth
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor")) if partial else None
     rotary = make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
     if not sections or values.get("mrope_section") is None:
@@ -117,16 +122,22 @@ def _write_axes(position: Rotary) -> dict[str, list[int] | bool]:
     return {"mrope_section": list(position.axes), "mrope_interleaved": position.layout == "interleaved"}
 
 
-def write_nested(positions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a model with separate rotary positions per kind of layers, kind -> position."""
+def write_nested(positions: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+    """Return the keys of a model with separate rotary positions per kind of layers, kind -> position.
+
+    Args:
+        positions: those of each kind.
+        head_dim: width of a head if the model may rotate a part of it; None if it rotates all.
+    """
     found = {}
     for kind, position in positions.items():
         if isinstance(position, Rotary):
-            written = write_rotary(position)
+            written = write_rotary(position, head_dim)
             scaling = written["rope_scaling"] or {"rope_type": "default"}
             if not scaling.get("truncate", True):
                 raise ValueError("truncate (False) of YaRN is passed over by transformers where each kind has its own")
-            found[kind] = {"rope_theta": position.base, **scaling}
+            part = {"partial_rotary_factor": written["partial_rotary_factor"]} if head_dim is not None else {}
+            found[kind] = {"rope_theta": position.base, **part, **scaling}
     return {"rope_parameters": found}
 
 
@@ -148,6 +159,14 @@ _KEYS = {
 """Our name of a value -> theirs; others are the same."""
 
 
+def magnitude_of(config: ModelConfig, scaling: Scaling | None) -> float:
+    """Return the factor of both query and key of latent attention with scaled positions (arXiv 2309.00071)."""
+    values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
+    factor = getattr(scaling, "factor", 1.0)
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _part(dim: int | None, head_dim: int) -> float:
     """Return the part of a head that gives `dim` rotated channels after the product is rounded down."""
     part = 1.0 if dim is None else dim / head_dim
@@ -159,14 +178,33 @@ def rope_type(values: Values) -> str:
     return str(values.get("rope_type", values.get("type", "default")))
 
 
-def make_nested_rotary(config: ModelConfig, head_dim: int, values: Values, base: Any) -> Rotary:
+def read_nested_rotary(
+    config: ModelConfig, head_dim: int, kind: str, *, pairing: Pairing = "half", partial: bool = False
+) -> Rotary:
+    """Return the rotary positions of a layer of a model that has them per kind alone; arguments as for `read_rotary`.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: no values for the kind, ``rope_scaling``, or a value that is missing or does not fit.
+    """
+    config.refuse("rope_scaling", None)
+    values = config.mapping("rope_parameters").get(kind)
+    if not isinstance(values, Mapping):
+        raise ValueError(f"rope_parameters of {config.model_type} must hold {kind}, got {printable(repr(values))}")
+    part = values.get("partial_rotary_factor", 1.0) if partial else None
+    return make_nested_rotary(config, head_dim, values, _required(config, values, "rope_theta"), part, pairing)
+
+
+def make_nested_rotary(
+    config: ModelConfig, head_dim: int, values: Values, base: Any, part: object = None, pairing: Pairing = "half"
+) -> Rotary:
     """Return the rotary positions of a kind of layers, if each kind has its own; arguments as for `make_rotary`.
 
     As in `transformers`, their original context length comes only from their own values, and ``truncate`` is ignored.
     """
     given = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
     inner = ModelConfig(given, config.model_type, config.defaults, config.aliases)
-    return make_rotary(inner, head_dim, {**values, "truncate": True}, base)
+    return make_rotary(inner, head_dim, {**values, "truncate": True}, base, part, pairing)
 
 
 def make_rotary(

@@ -23,14 +23,19 @@ SMALL = {
     "n_group": 2,
     "topk_group": 1,
     "n_routed_experts": 8,
+    "n_shared_experts": 1,
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "pad_token_id": 0,
 }
 
 
+LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "youtu")
+"""Begins of families with as many keys as queries, which are made of a latent."""
+
+
 def small(name: str) -> dict[str, object]:
-    own = {"num_key_value_heads": 4} if name.startswith(("deepseek", "glm_moe_dsa")) else {}
+    own = {"num_key_value_heads": 4} if name.startswith(LATENT) else {}
     return {"model_type": name, **SMALL, **own}
 
 
@@ -43,6 +48,7 @@ def test_a_config_survives_json(name):
 
 
 ROUTERS = {
+    "afmoe": ({}, Router("sigmoid", correction=True)),
     "deepseek_v2": ({}, Router("softmax", normalise=False)),
     "deepseek_v2 in groups": (
         {"topk_method": "group_limited_greedy"},
@@ -51,10 +57,20 @@ ROUTERS = {
     "deepseek_v3": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "deepseek_v32": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "dots1": ({}, Router("sigmoid", normalise=False, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "ernie4_5_moe": ({}, Router("softmax", correction=True)),
+    "exaone_moe": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "flex_olmo": ({}, Router("softmax", normalise=False)),
+    "flint": ({}, Router("sigmoid")),
+    "glm4_moe_lite": ({}, Router("sigmoid", scale=1.8, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "gpt_oss": ({}, Router("softmax", bias=True)),
+    "granitemoe": ({}, Router("softmax")),
+    "granitemoeshared": ({}, Router("softmax")),
     "hy_v3": ({}, Router("sigmoid", scale=2.826, correction=True)),
+    "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
     "minimax_m2": ({}, Router("sigmoid", correction=True)),
     "mixtral": ({}, Router("softmax")),
+    "phimoe": ({}, Router("sparse_mixer", normalise=False)),
     "qwen3_moe": ({}, Router("softmax", normalise=False)),
     "qwen3_next": ({}, Router("softmax")),
     "solar_open": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
@@ -147,7 +163,7 @@ REFUSED = {
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
-    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are arcee, bloom,"),
+    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are afmoe, arcee,"),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
 

@@ -34,13 +34,21 @@ EXPERTS = {
     "groups.chosen": 1,
 }
 """Field -> its value in small models; two experts are a group."""
+LATENT = {f"attention.{name}": width for name, width in (
+    ("latent_dim", 6), ("nope_dim", 4), ("rope_dim", 8), ("value_dim", 10), ("query_dim", 7)
+)}  # fmt: skip
 
 
 def tiny(name, **changes):
     """Return the config.json of a small model of a family."""
     fields = BY_NAME[name].fields
     more = {} if "attention.head_dim" not in fields else {"head_dim": 16}
-    more |= {fields[field].key: value for field, value in EXPERTS.items() if field in fields and fields[field].key}
+    more |= {
+        fields[field].key: value
+        for field, value in {**EXPERTS, **LATENT}.items()
+        if field in fields and fields[field].key
+    }
+    more |= {"num_key_value_heads": 4} if "attention.latent_dim" in fields else {}
     return {"model_type": name, **TINY, **more, **changes}
 
 

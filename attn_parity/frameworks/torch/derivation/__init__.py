@@ -44,7 +44,8 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
     """
     model = subject.find(model_type)
     parts = structure.read(model)
-    proposal = search.fix_keys(model, search.propose(model, parts))
+    model, proposal = search.propose_plain(model, parts)
+    proposal = search.fix_keys(model, proposal)
     description = search.tidy(model, parts, proposal)
     try:
         return dataclasses.replace(description, proof=proof.prove(model, description, flax=flax))

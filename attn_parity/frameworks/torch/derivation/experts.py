@@ -23,6 +23,7 @@ FUSED = ("gate_up_proj", "input_linear")
 NORMALISE = ("norm_topk_prob", "route_norm")
 SCALES = ("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale")
 TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk")
+TOLERANCES = ("router_jitter_noise",)
 FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 
 Shape = tuple[int, ...]
@@ -350,6 +351,8 @@ def choices(subject: ModelClass, experts: Experts) -> Iterator[Choice]:
 
     scores = ({"router.scores": KeySource(value="softmax")}, {"router.scores": KeySource(value="sigmoid")})
     yield alternatives(*(reversed(scores) if experts.has_correction else scores))
+    if experts.has_correction:
+        yield alternatives({}, {"router.corrects": KeySource(value="logits")})
     keys = [key for key in NORMALISE if key in subject.read]
     yield alternatives(
         *({"router.normalise": KeySource(key=key)} for key in keys),
@@ -364,5 +367,10 @@ def choices(subject: ModelClass, experts: Experts) -> Iterator[Choice]:
             {**groups, "groups.score": KeySource(value=score)} for score in ("top2", "max")
         ]
         yield alternatives(*(best if experts.has_correction else reversed(best)), dict.fromkeys(names))
+    tolerance = next((key for key in TOLERANCES if key in subject.read), None)
+    if tolerance is not None:
+        mixer = {"router.scores": KeySource(value="sparse_mixer"), "router.normalise": KeySource(value=False)}
+        mixer |= {"router.tolerance": KeySource(key=tolerance), "experts.top_k": KeySource(value=2)}
+        yield alternatives({}, mixer)
     if experts.gate_up or experts.shared_gate_up:
         yield (({}, {"gate_first": True}), ({}, {"gate_first": False}))

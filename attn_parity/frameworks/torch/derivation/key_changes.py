@@ -22,7 +22,11 @@ _SIZES = {
     **dict.fromkeys(COUNTS, (12,)),
     "moe_norm_min": (0.9,),
 }
+STRETCHED: dict[str, str | float] = {"rope_type": "dynamic", "factor": 3.0, "alpha": 50.0, "rope_theta": 900.0}
+"""Rotary positions whose ``alpha`` stretches the base in some models."""
+
 _ROTARY: tuple[dict[str, Any], ...] = (
+    STRETCHED,
     {"rope_type": "default", "rope_theta": 500.0},
     {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0},
@@ -45,7 +49,7 @@ IGNORED = frozenset(
         *("quantization_config", "text_config", "decoder", "generator", "is_encoder_decoder", "kv_sharing_modes"),
         *("base_model_ep_plan", "base_model_fsdp_plan", "base_model_pp_plan", "base_model_tp_plan"),
         *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy", "use_cache"),
-        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+        *("output_router_logits", "router_aux_loss_coef"),
         *("problem_type", "num_labels", "chunk_size_feed_forward", "transformers_version", "default_rope_type"),
     )
 )
@@ -57,6 +61,9 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
     usual = subject.keys().get(key, subject.defaults.get(key))
     if key in _SIZES:
         yield from (value for value in _SIZES[key] if value != usual)
+    elif key == "rope_parameters" and is_nested(subject.defaults.get(key)):
+        for kind, values in itertools.product(subject.defaults[key], _ROTARY):
+            yield {**subject.defaults[key], kind: values}
     elif key == "rope_parameters":
         yield from _ROTARY
         plain = subject.defaults.get(key)
@@ -84,6 +91,11 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         yield from (usual * 1.37 + 0.01, usual * 0.5 + 0.001, None)
     elif usual is None:
         yield from (True, 2, 0.7)
+
+
+def is_nested(rotary: object) -> bool:
+    """Return whether rotary parameters are separate per kind of layers."""
+    return isinstance(rotary, Mapping) and "full_attention" in rotary
 
 
 def _structural(subject: ModelClass, change: Mapping[str, Any]) -> bool:
@@ -124,9 +136,17 @@ def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
 
 
 def mixed(subject: ModelClass, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return random changes of three keys at once."""
+    """Return random changes of three keys at once, of which a config leaves out at most one.
+
+    The defaults of two sizes, such as width and vocabulary, would make instances of many gigabytes.
+    """
     drawn = random.Random(seed)
-    return [
+    mixtures = [
         {key: value for change in drawn.sample(singles, 3) for key, value in change.items()}
         for _ in range(count if len(singles) >= 3 else 0)
+    ]
+    absent = [[key for key, value in mixture.items() if value is ABSENT] for mixture in mixtures]
+    return [
+        {key: value for key, value in mixture.items() if key not in left_out[1:]}
+        for mixture, left_out in zip(mixtures, absent, strict=True)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,8 +19,8 @@ from attn_bridge.models.layout import Layout
 
 from ..running.promotion import promoted
 from . import experts as mixtures
-from . import proof, structure
-from .key_changes import changes_of
+from . import latent, proof, structure
+from .key_changes import STRETCHED, changes_of, is_nested
 from .structure import Structure
 from .subject import ABSENT, LAYERS, DerivationError, ModelClass
 
@@ -89,7 +90,8 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         width = parts.shapes[f"{parts.front}{parts.layers}.0.{child}.{names['q_norm']}.weight"]
         scope = "full" if width[0] > parts.head_dim else "head"
         plain: Fields = {"qk_norm.scope": _constant(scope), "qk_norm.eps": eps[0]}
-        yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)})
+        rotated = ({**plain, "qk_norm.rotated": _constant(True)},) if scope == "head" else ()
+        yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)}, *rotated)
 
 
 def _positions(subject: ModelClass) -> Iterator[Choice]:
@@ -109,12 +111,22 @@ def _positions(subject: ModelClass) -> Iterator[Choice]:
     if not isinstance(rotary, dict):
         yield _alternatives({})
         return
-    theta = rotary.get("rope_theta", 10000.0)
-    usual: Fields = {"position.kinds": _constant((FULL, SLIDING)), "position.theta": _constant(float(theta))}
+    base: Fields = {"position.theta": _constant(float(rotary.get("rope_theta", 10000.0)))}
+    if is_nested(rotary):
+        base = {"position.nested": _constant(True)}
+    usual: Fields = {"position.kinds": _constant((FULL, SLIDING)), **base}
     sliding: Fields = {**usual, "position.kinds": _constant((SLIDING,))}
-    none: Fields = dict.fromkeys(("position.kinds", "position.theta", "position.pairing", "position.partial"))
-    yield _alternatives({"position.pairing": _constant("half")}, {"position.pairing": _constant("interleaved")})
+    none: Fields = dict.fromkeys(
+        f"position.{name}" for name in ("kinds", "theta", "nested", "pairing", "partial", "alpha")
+    )
+    flags = [key for key in subject.read & defaults.keys() if "interleave" in key]
+    yield _alternatives(
+        *({"position.pairing": KeySource(key=key)} for key in flags),
+        *({"position.pairing": _constant(pairing)} for pairing in ("half", "interleaved")),
+    )
     yield _alternatives({"position.partial": _constant(False)}, {"position.partial": _constant(True)})
+    if not is_nested(rotary):
+        yield _alternatives({}, {"position.alpha": _constant(True)})
     yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
 
 
@@ -160,6 +172,30 @@ def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], di
                 yield {field: source for field, source in fields.items() if source is not None}, rows
 
 
+def propose_plain(subject: ModelClass, parts: Structure) -> tuple[ModelClass, Description]:
+    """Return the class and its likeliest description; of a class that ours don't compute whole, with keys left out.
+
+    A key that switches a part on by a number is left out where no proposal computes the usual instance with it, and one
+    does without. Other values of the key are refused then.
+
+    Raises:
+        DerivationError: no proposal computes the same.
+    """
+    optional = [key for key in subject.odd if subject.defaults.get(key) is None]
+    try:
+        return subject, propose(subject, parts)
+    except DerivationError:
+        if not optional:
+            raise
+        sizes = {key: value for key, value in subject.sizes.items() if key not in optional}
+        plain = dataclasses.replace(subject, sizes=sizes, kept={})
+        try:
+            return plain, propose(plain, structure.read(plain))
+        except DerivationError:
+            pass
+        raise
+
+
 def propose(subject: ModelClass, parts: Structure) -> Description:
     """Return the likeliest description whose logits equal those of the usual instance.
 
@@ -188,8 +224,14 @@ def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
     changes: list[dict[str, Any]] = [{}]
     if SWITCH in subject.defaults and not subject.defaults.get("layer_types"):
         changes.append({SWITCH: not subject.defaults[SWITCH]})
-    if isinstance(subject.defaults.get("rope_parameters"), dict):
-        changes.append({"rope_parameters": {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}})
+    rotary = subject.defaults.get("rope_parameters")
+    if isinstance(rotary, dict):
+        half = {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}
+        changes.append({"rope_parameters": dict.fromkeys(rotary, half) if is_nested(rotary) else half})
+        changes += [] if is_nested(rotary) else [{"rope_parameters": STRETCHED}]
+    if subject.mixed_layers:
+        switched = {SWITCH: True} if SWITCH in subject.defaults else {}
+        changes.append({"layer_types": subject.mixed_layers, **switched})
     probes = []
     for change in changes:
         keys = subject.keys(**change)
@@ -234,9 +276,11 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         if not parts.feed_forward[1]:
             fields.pop("feed_forward.bias", None)
     fields["model.tie"] = KeySource(key="tie_word_embeddings")
-    if "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
+    if parts.is_latent:
+        fields |= latent.fields(subject)
+    elif "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
         fields["attention.head_dim"] = KeySource(key="head_dim")
-    if "num_key_value_heads" in subject.sizes:
+    if "num_key_value_heads" in subject.sizes and not parts.is_latent:
         fields["attention.num_kv_heads"] = KeySource(key="num_key_value_heads")
     names = getattr(subject.config_class, "attribute_map", {})
     return Description(
@@ -246,7 +290,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         aliases={outer: (inner,) for outer, inner in names.items()},
         fields=fields,
         fixed=parts.fixed,
-        pattern=_pattern(subject),
+        **_pattern(subject),
         defaults=_with_older_names({key: value for key, value in defaults.items() if key not in LISTS}),
     )
 
@@ -261,19 +305,26 @@ def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
     return keys if part is None else {**keys, "partial_rotary_factor": part}
 
 
-def _pattern(subject: ModelClass) -> tuple[str, ...]:
-    """Return the kinds of layers that repeat where a config has no ``layer_types``."""
-    layers = 24
+def _pattern(subject: ModelClass) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of layers where a config has no ``layer_types``: those that repeat, and of the ends."""
+    depths = range(24, 29)
     if not subject.defaults.get("layer_types"):
-        return ()
+        return {}
     try:
-        kinds = subject.config_class(num_hidden_layers=layers).layer_types
+        kinds = [subject.config_class(num_hidden_layers=layers).layer_types for layers in depths]
     except Exception as error:
-        raise DerivationError(f"layer_types: no rule for {layers} layers; the nearest is a repeated pattern") from error
-    for length in range(1, layers // 2 + 1):
-        if all(kinds[number] == kinds[number % length] for number in range(layers)):
-            return tuple(kinds[:length])
-    raise DerivationError(f"layer_types ({', '.join(kinds)}): no pattern that repeats; the nearest is one that does")
+        raise DerivationError(
+            f"layer_types: no rule for {depths[0]} layers; the nearest is a repeated pattern"
+        ) from error
+    middle = kinds[0][: depths[0] // 2]
+    # A pattern counts from layer 0, so the first layers are kept apart only where they differ from it.
+    for last, first, length in itertools.product(range(2), range(4), range(1, depths[0] // 3)):
+        pattern = tuple(middle[first + (place - first) % length] for place in range(length))
+        ends = {"first": tuple(middle[:first]), "last": tuple(kinds[0][depths[0] - last :])}
+        proposal = Description("", "", "", pattern=pattern, **ends)
+        if all(list(some) == [proposal.kind_of(layer, len(some)) for layer in range(len(some))] for some in kinds):
+            return {"pattern": pattern, **{name: some for name, some in ends.items() if some}}
+    raise DerivationError(f"layer_types ({', '.join(kinds[0])}): no pattern that repeats; the nearest is one that does")
 
 
 def _where(
@@ -363,7 +414,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
     usual = subject.keys().get(key, defaults.get(key))
     of_pattern = dict(description.fixed_pattern)
     if description.pattern and key not in description.fixed_pattern and key != "layer_types":
-        kinds = [description.pattern[layer % len(description.pattern)] for layer in range(4)]
+        kinds = [description.kind_of(layer, LAYERS) for layer in range(LAYERS)]
         reader = FamilyReader(
             dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
         )
@@ -374,6 +425,18 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
             pass
         else:
             return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
+    switched = dataclasses.replace(
+        description,
+        fields={
+            **description.fields,
+            "model.embedding_scale": KeySource(key="hidden_size", power=0.5),
+            "model.scale_switch": KeySource(key=key),
+        },
+    )
+    if isinstance(value, bool) and "model.embedding_scale" not in description.fields:
+        with contextlib.suppress(proof.WrongError):
+            if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
+                return switched
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
     values = (usual,) if defaults.get(key) == usual else (defaults.get(key), usual)
@@ -414,6 +477,7 @@ _USUAL = {
     *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
     *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
     *(("position.partial", False), ("experts.shared_gate", False), ("experts.shared_bias", False)),
+    ("qk_norm.switch", True),
     *(("router.bias", False), ("router.correction", False), ("router.scores", "softmax"), ("sparse.first", 0)),
 }
 """Fields with the value that they have where a description leaves them out."""
@@ -427,10 +491,15 @@ def _is_same(subject: ModelClass, parts: Structure, description: Description, la
         keys = subject.keys(**changes)
         try:
             shapes = subject.shapes(keys)
-            settings = own.read_settings({**description.defaults, **keys})
-            theirs = layout.decode(shapes, layout.read_settings({**description.defaults, **keys}))
-            if theirs.placements != own.decode(shapes, settings).placements or not layout.is_complete(shapes):
-                return False
+            settings, others = (one.read_settings({**description.defaults, **keys}) for one in (own, layout))
+            files = [shapes]
+            if parts.experts is not None and not changes:  # which files may hold by other names
+                written = mixtures.in_files(subject.instance(keys)).items()
+                files.append({name: tuple(tensor.shape) for name, tensor in written})
+            for names in files:
+                placements = layout.decode(names, others).placements
+                if placements != own.decode(names, settings).placements or not layout.is_complete(names):
+                    return False
         except Exception:
             return False
     return True

@@ -17,6 +17,7 @@ from attn_bridge.models.rows.decoder import OURS
 from attn_bridge.weights.rows import Row
 
 from . import experts as mixtures
+from . import latent
 from .experts import Experts
 from .subject import LAYERS, DerivationError, ModelClass
 
@@ -73,6 +74,7 @@ class Structure:
         fixed: flags that switch something else -> their usual value.
         experts: those of blocks that have them; None for a model without.
         may_lack_shared: whether a model may have experts without layers that every token goes to.
+        may_be_direct: whether queries may be projected from the input itself where keys and values have a latent.
     """
 
     front: str
@@ -91,6 +93,12 @@ class Structure:
     fixed: Mapping[str, tuple[Any, ...]]
     experts: Experts | None = None
     may_lack_shared: bool = False
+    may_be_direct: bool = False
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are made of a latent."""
+        return "latent" in self.attention[1]
 
     @property
     def head_dim(self) -> int:
@@ -126,7 +134,8 @@ def read(subject: ModelClass) -> Structure:
     block = blocks[sparse[0]] if sparse else blocks[0]
     order = [name for name in _calls(model, block) if not (sparse and name == "shared_mlp")]
     classes = {name: type(one).__name__ for name, one in block.named_modules() if name}
-    attention = _part(block, order, ATTENTION, ("W_query", "fused"), "attention")
+    roles = latent.ROLES if latent.is_in(block) else ATTENTION
+    attention = _part(block, order, roles, ("W_query", "fused"), "attention")
     experts = None
     feed_forward: tuple[str, Mapping[str, str]]
     if sparse:
@@ -155,6 +164,7 @@ def read(subject: ModelClass) -> Structure:
     structure = Structure(
         front, layers, embedding, head, rest[0] if rest else "", attention, feed_forward, norms, placement, classes,
         tensors, shapes, flags, fixed, experts, experts is not None and _may_lack_shared(subject, experts, shapes),
+        roles is latent.ROLES and latent.may_be_direct(subject, attention[0]),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
     child, names = attention
@@ -250,9 +260,14 @@ def _flags(
         for name, role in roles.items()
         if role not in ("q_norm", "k_norm")
     }
+    if "latent" in attention[1]:
+        fields = {name: "attention.bias" for name, role in roles.items() if role in latent.BIASED}
+    else:
+        fields |= {f"{attention[0]}.sinks": "attention.sinks"}
+    norm_names = [name for role, name in attention[1].items() if role in ("q_norm", "k_norm")]
+    fields |= {f"{attention[0]}.{name}.weight": "qk_norm.switch" for name in norm_names}
     fields |= {f"{feed_forward[0]}.{name}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
     fields |= {f"{name}.bias": "norm.bias" for name in norms}
-    fields |= {f"{attention[0]}.sinks": "attention.sinks"}
     if experts is not None:
         shared = [name for ours, name in experts.named.items() if ours.startswith("ff.shared.")]
         fields |= {f"{name.removesuffix('.weight')}.bias": "experts.shared_bias" for name in shared}
@@ -351,12 +366,16 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
         yield Row(f"{{prefix}}{embedding}.weight", ("tok_emb.weight",), tied=("out_head.weight",))
         yield Row(f"{structure.head}.weight", ("out_head.weight",), optional=True)
     child, names = structure.attention
-    for role, name in names.items():
+    if structure.is_latent:
+        has_bias = any(".bias" in name for name in structure.tensors if f".{child}." in name)
+        yield from latent.rows(f"{layer}{child}.", names, has_direct=structure.may_be_direct, has_bias=has_bias)
+    for role, name in names.items() if not structure.is_latent else ():
         theirs = f"{layer}{child}.{name}"
         if role == "fused":
             yield from _fused(structure, theirs, f"{child}.{name}", fused)
         elif role in ("q_norm", "k_norm"):
-            yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",))
+            is_switched = bool(structure.flags["qk_norm.switch"].key)
+            yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",), optional=is_switched)
         else:
             yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}att.{role}")
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):

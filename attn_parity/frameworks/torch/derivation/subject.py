@@ -41,6 +41,11 @@ _SIZES: dict[str, Any] = {
     "topk_group": 2,
     **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), 1),
     "decoder_sparse_step": 2,
+    "q_lora_rank": 22,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
@@ -48,8 +53,12 @@ _SIZES: dict[str, Any] = {
 """Sizes of tiny instances, of the keys that a config has.
 
 The window is shorter than the samples. A fourth of a head is an even number of channels, which may turn alone. Widths
-of experts are unlike all others, and two experts make a group.
+of experts are unlike all others, and two experts make a group. So are widths of latents, whose layers have as many keys
+as queries and no other width of a head.
 """
+
+LATENT = "kv_lora_rank"
+"""Key of the width of the latent that keys and values are made of."""
 
 _ODD: dict[str, Any] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon"), 0.05),
@@ -62,6 +71,7 @@ _ODD: dict[str, Any] = {
     "attn_logit_softcapping": 1.3,
     "final_logit_softcapping": 1.1,
     "clip_qkv": 0.4,
+    "router_jitter_noise": 0.2,
     **dict.fromkeys(
         ("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"), 1.3
     ),
@@ -111,6 +121,19 @@ class ModelClass:
         return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in defaults.items()}
 
     @property
+    def odd(self) -> list[str]:
+        """Keys of a tiny instance that scale or clip something."""
+        return [key for key in self.sizes if key in _ODD]
+
+    @property
+    def mixed_layers(self) -> list[str]:
+        """Both kinds of layers in turn, where the usual instance has one kind alone; else an empty list."""
+        kinds = set(getattr(self.config(self.keys()), "layer_types", None) or ())
+        return (
+            [("full_attention", "sliding_attention")[layer % 2] for layer in range(LAYERS)] if len(kinds) == 1 else []
+        )
+
+    @property
     def own_keys(self) -> set[str]:
         """The keys that the class of configs adds to those of all models; some only decide other keys."""
         common = importlib.import_module("transformers").PreTrainedConfig()
@@ -120,6 +143,15 @@ class ModelClass:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}
         return {key: value for key, value in keys.items() if value is not ABSENT}
+
+    def fitting(self, fixed: Mapping[str, tuple[object, ...]]) -> ModelClass:
+        """Return the class without the keys of its usual instance that a description refuses.
+
+        Args:
+            fixed: key -> the values that the description accepts.
+        """
+        sizes = {key: value for key, value in self.sizes.items() if value in fixed.get(key, (value,))}
+        return self if sizes == self.sizes else dataclasses.replace(self, sizes=sizes, kept={})
 
     def config(self, keys: Mapping[str, Any]) -> Any:
         """Return the config of a config.json with these keys."""
@@ -195,13 +227,23 @@ def find(model_type: str) -> ModelClass:
         model_class = getattr(transformers, architecture)
         base = config_class()
         sizes = {key: value for key, value in _SIZES.items() if hasattr(base, key)}
+        if LATENT in sizes:
+            sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
+            sizes |= {"num_key_value_heads": sizes["num_attention_heads"]} if "num_key_value_heads" in sizes else {}
         names = {inner: outer for outer, inner in getattr(config_class, "attribute_map", {}).items()}
         sizes = {key: value for key, value in sizes.items() if key not in names.values() or key in base.to_dict()}
         subject = ModelClass(model_type, config_class, model_class, sizes)
-        read = frozenset(_keys_read(subject))
+        read = frozenset(_keys_read(subject, subject.keys()))
+        if subject.mixed_layers:
+            with contextlib.suppress(Exception):  # a class that has one kind of layer alone
+                read |= _keys_read(subject, subject.keys(layer_types=subject.mixed_layers))
         odd = {key: value for key, value in _ODD.items() if key in read and hasattr(base, key)}
         subject = dataclasses.replace(subject, sizes={**sizes, **odd}, read=read)
-        if "head_dim" in read:  # another width than the heads' share of the model, where a config may name it
+        for key in sorted(read & subject.defaults.keys()):
+            if subject.defaults[key] is False and _adds_norms(subject, key):
+                subject = dataclasses.replace(subject, sizes={**subject.sizes, key: True})
+        # Another width than the heads' share of the model, where a config may name it.
+        if "head_dim" in read and LATENT not in sizes:
             wide = dataclasses.replace(subject, sizes={**subject.sizes, "head_dim": 24})
             with contextlib.suppress(Exception):
                 if wide.shapes(wide.keys()) != subject.shapes(subject.keys()):
@@ -218,9 +260,23 @@ def find(model_type: str) -> ModelClass:
     return subject
 
 
-def _keys_read(subject: ModelClass) -> set[str]:
+def _adds_norms(subject: ModelClass, key: str) -> bool:
+    """Return whether a key that is false switches norms on, and nothing else."""
+    try:
+        usual, other = subject.shapes(subject.keys()), subject.shapes(subject.keys(**{key: True}))
+    except Exception:  # a class that refuses it
+        return False
+    added = other.keys() - usual.keys()
+    return (
+        bool(added)
+        and usual.keys() <= other.keys()
+        and all(name.endswith("norm.weight") and len(other[name]) == 1 for name in added)
+    )
+
+
+def _keys_read(subject: ModelClass, keys: Mapping[str, object]) -> set[str]:
     """Return the keys of the config that an instance reads."""
-    config = subject.config(subject.keys())
+    config = subject.config(keys)
     with _recorded(type(config)) as seen, promoted(), torch.no_grad():
         model = subject.model_class(config).eval().double()
         model(torch.tensor([[3, 5, 4, 7, 6, 9]]))

@@ -1,0 +1,64 @@
+"""Attention of described families whose keys and values are made of a latent (DeepSeek V2, arXiv 2405.04434)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ...masks import Mask
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ...specs.position import Rotary
+from ..reading.model_config import ModelConfig
+from ..reading.rotary import magnitude_of
+from ..rows.attention import Table
+from .experts import Values
+
+LATENT_DIM = "attention.latent_dim"
+"""Field of a description that only such attention has."""
+
+BRANCHES = ("queries/direct", "queries/latent")
+"""Branches of the rows of queries: projected from the input itself, or from a latent."""
+
+
+def read_latent(
+    config: ModelConfig, values: Values, position: Rotary | None, mask: Mask
+) -> MultiHeadLatentAttentionConfig:
+    """Return the attention of a layer, whose scale grows with scaled positions as in `transformers`.
+
+    The norms of the latents add 1e-6 regardless of the model's constant.
+
+    Args:
+        config: the model's.
+        values: widths and biases, by our names.
+        position: of the channels that have one.
+        mask: who attends to whom.
+
+    Raises:
+        ValueError: fewer keys than queries, or a width that does not fit.
+    """
+    heads = config.integer("num_attention_heads")
+    config.refuse("num_key_value_heads", None, heads)
+    magnitude = 1.0 if position is None else magnitude_of(config, position.scaling)
+    return MultiHeadLatentAttentionConfig(
+        config.integer("hidden_size"),
+        heads,
+        **values,
+        position=position,
+        mask=mask,
+        scale=(values["nope_dim"] + values["rope_dim"]) ** -0.5 * magnitude * magnitude,
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+    )
+
+
+def write_heads(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:
+    """Return the keys of the numbers of heads, and of dropout."""
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_heads,
+        "attention_dropout": attention.dropout,
+    }
+
+
+def table_of(rows: Table, config: MultiHeadLatentAttentionConfig) -> Table:
+    """Return the rows of a layer with or without a latent of queries."""
+    other = BRANCHES[config.query_dim is None]
+    return tuple(dataclasses.replace(row, branch="") for row in rows if row.branch != other)
