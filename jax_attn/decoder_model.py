@@ -19,6 +19,7 @@ from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
 
 from . import functional
+from .blocks.activation import Activation
 from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
 from .decoding import generation
@@ -55,13 +56,23 @@ class DecoderModel(Pretrained, nnx.Module):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
         if config.num_positions is not None:
-            self.pos_emb = Embedding(config.num_positions, config.emb_dim, **options)
+            offset = config.position_offset
+            self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if config.num_token_types is not None:
+            self.type_emb = Embedding(config.num_token_types, config.emb_dim, **options)
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)
         self.trf_blocks = nnx.List(DecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)
+        if config.head_activation is not None:
+            self.head_linear = linear(config.emb_dim, config.emb_dim, True, **options)
+            self.head_activation = Activation(config.head_activation)
+        if config.head_norm is not None:
+            self.head_norm = make_norm(config.head_norm, **options)
+        if config.head_bias:
+            self.out_bias = nnx.Param(jnp.zeros(config.vocab_size, param_dtype))
         if not config.tie:
             self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
 
@@ -133,6 +144,8 @@ class DecoderModel(Pretrained, nnx.Module):
         if config.num_positions is not None:
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + self.pos_emb(at, "positions")
+        if config.num_token_types is not None:
+            x = x + self.type_emb.embedding[0].astype(x.dtype)
         if config.embedding_norm is not None:
             x = self.emb_norm(x)
         return self.drop_emb(x)
@@ -142,7 +155,13 @@ class DecoderModel(Pretrained, nnx.Module):
         config = self.config
         if config.norm is not None:
             x = self.final_norm(x)
+        if config.head_activation is not None:
+            x = self.head_activation(self.head_linear(x))
+        if config.head_norm is not None:
+            x = self.head_norm(x)
         logits = x @ self.tok_emb.embedding.T.astype(x.dtype) if config.tie else self.out_head(x)
+        if config.head_bias:
+            logits = logits + self.out_bias.astype(logits.dtype)
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         if config.logit_softcap is not None:

@@ -25,13 +25,14 @@ class LayerNorm(nnx.Module):
         eps: constant added to the variance.
         affine: whether features are scaled and shifted at the end; OLMo's are not.
         bias: whether they are shifted; nanoGPT's are scaled alone where it has no biases.
+        unit_offset: whether features are multiplied by ``1 + scale`` (Nemotron), which starts at 0, not by ``scale``.
         rngs: taken like in every module; a norm draws nothing.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
     Raises:
-        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `affine` or `bias` is not a bool.
+        ValueError: `emb_dim` below 1, `eps` not positive and finite, or `unit_offset` without a scale.
+        TypeError: `affine`, `bias` or `unit_offset` is not a bool.
     """
 
     def __init__(
@@ -40,14 +41,15 @@ class LayerNorm(nnx.Module):
         eps: float = 1e-5,
         affine: bool = True,
         bias: bool = True,
+        unit_offset: bool = False,
         *,
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
     ):
-        self.config = LayerNormConfig(emb_dim, eps, affine, bias)
+        self.config = LayerNormConfig(emb_dim, eps, affine, bias, unit_offset)
         if affine:
-            self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))
+            self.scale = nnx.Param(jnp.full(emb_dim, 0.0 if unit_offset else 1.0, param_dtype))
         if affine and bias:
             self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
         self.dtype = dtype
@@ -68,5 +70,5 @@ class LayerNorm(nnx.Module):
         normalised = centred / jnp.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.astype(out_dtype)
-        scaled = self.scale * normalised
+        scaled = (1.0 + self.scale if config.unit_offset else self.scale) * normalised
         return (scaled + self.shift if config.bias else scaled).astype(out_dtype)

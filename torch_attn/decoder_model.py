@@ -19,6 +19,7 @@ from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
 
 from . import functional
+from .blocks.activation import Activation
 from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
 from .decoding import generation
@@ -63,15 +64,30 @@ class DecoderModel(Pretrained, Resettable):
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
         if config.num_positions is not None:
-            self.pos_emb = Embedding(config.num_positions, config.emb_dim, **options)
+            offset = config.position_offset
+            self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if config.num_token_types is not None:
+            self.type_emb = Embedding(config.num_token_types, config.emb_dim, **options)
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)
         self.trf_blocks = nn.ModuleList(DecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)
+        if config.head_activation is not None:
+            self.head_linear = linear(config.emb_dim, config.emb_dim, True, **options)
+            self.head_activation = Activation(config.head_activation)
+        if config.head_norm is not None:
+            self.head_norm = make_norm(config.head_norm, **options)
+        if config.head_bias:
+            self.out_bias = nn.Parameter(torch.zeros(config.vocab_size, device=device, dtype=dtype))
         if not config.tie:
             self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
+
+    @torch.no_grad()
+    def _reset_own(self) -> None:
+        if self.config.head_bias:
+            self.out_bias.zero_()
 
     @typed_as(DecoderCall)
     def forward(
@@ -141,6 +157,8 @@ class DecoderModel(Pretrained, Resettable):
         if config.num_positions is not None:
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + self.pos_emb(at, "positions")
+        if config.num_token_types is not None:
+            x = x + self.type_emb.weight[0]
         if config.embedding_norm is not None:
             x = self.emb_norm(x)
         return self.drop_emb(x)
@@ -150,7 +168,13 @@ class DecoderModel(Pretrained, Resettable):
         config = self.config
         if config.norm is not None:
             x = self.final_norm(x)
+        if config.head_activation is not None:
+            x = self.head_activation(self.head_linear(x))
+        if config.head_norm is not None:
+            x = self.head_norm(x)
         logits = x @ self.tok_emb.weight.T if config.tie else self.out_head(x)
+        if config.head_bias:
+            logits = logits + self.out_bias
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         if config.logit_softcap is not None:

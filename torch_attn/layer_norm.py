@@ -25,13 +25,14 @@ class LayerNorm(Resettable):
         eps: constant added to the variance.
         affine: whether features are scaled and shifted at the end; OLMo's are not.
         bias: whether they are shifted; nanoGPT's are scaled alone where it has no biases.
+        unit_offset: whether features are multiplied by ``1 + scale`` (Nemotron), which starts at 0, not by ``scale``.
         rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
     Raises:
-        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `affine` or `bias` is not a bool.
+        ValueError: `emb_dim` below 1, `eps` not positive and finite, or `unit_offset` without a scale.
+        TypeError: `affine`, `bias` or `unit_offset` is not a bool.
     """
 
     def __init__(
@@ -40,22 +41,23 @@ class LayerNorm(Resettable):
         eps: float = 1e-5,
         affine: bool = True,
         bias: bool = True,
+        unit_offset: bool = False,
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.config = LayerNormConfig(emb_dim, eps, affine, bias)
+        self.config = LayerNormConfig(emb_dim, eps, affine, bias, unit_offset)
         if affine:
-            self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
+            self.scale = nn.Parameter(torch.full((emb_dim,), 0.0 if unit_offset else 1.0, device=device, dtype=dtype))
         if affine and bias:
             self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
 
     @torch.no_grad()
     def _reset_own(self) -> None:
         if self.config.affine:
-            self.scale.fill_(1.0)
+            self.scale.fill_(0.0 if self.config.unit_offset else 1.0)
         if self.config.affine and self.config.bias:
             self.shift.zero_()
 
@@ -74,5 +76,5 @@ class LayerNorm(Resettable):
         normalised = centred / torch.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.to(x.dtype)
-        scaled = self.scale * normalised
+        scaled = (1.0 + self.scale if config.unit_offset else self.scale) * normalised
         return (scaled + self.shift if config.bias else scaled).to(x.dtype)

@@ -32,5 +32,5 @@ def reference(
     normalised = centred / np.sqrt(variance + config.eps)
     if not config.affine:
         return normalised, None
-    scaled = as_double(parameters["scale"]) * normalised
+    scaled = (as_double(parameters["scale"]) + (1.0 if config.unit_offset else 0.0)) * normalised
     return scaled + as_double(parameters["shift"]) if config.bias else scaled, None

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from .base import Config, Parameter, linear
+from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
-from .feed_forward import FeedForwardConfig
+from .feed_forward import Activation, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .layer_norm import LayerNormConfig
@@ -29,13 +29,15 @@ Attention = (
     | LinearAttentionConfig
     | DifferentialAttentionConfig
 )
-Norms = Literal["pre", "post", "sandwich", "parallel"]
+Norms = Literal["pre", "post", "sandwich", "parallel", "parallel_two", "residual"]
 
 _NORMS = {
     "pre": ("norm1", "norm2"),
     "post": ("post_norm1", "post_norm2"),
     "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
     "parallel": ("norm1",),
+    "parallel_two": ("norm1", "norm2"),
+    "residual": ("post_norm1", "post_norm2"),
 }
 
 
@@ -48,7 +50,8 @@ class DecoderBlockConfig(Config):
         feed_forward: config of the feed-forward layers, or of a mixture of experts.
         norm: config of every norm of the block.
         norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
-            (``sandwich``, Gemma), or one before the two of them, which run in parallel (``parallel``, GPT-J).
+            (``sandwich``, Gemma), one before the two of them, which run in parallel (``parallel``, GPT-J), or one
+            before each of these (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT).
         residual_scale: factor of each sublayer's output (Granite).
         dropout: rate at which that output is dropped in training.
     """
@@ -117,6 +120,11 @@ class DecoderConfig(ModelConfig):
         embedding_scale: factor of the embeddings (Gemma, Granite).
         embedding_norm: config of a norm of the embeddings (BLOOM), or None.
         num_positions: rows of a table of positions that is added to the embeddings (GPT-2); None omits the table.
+        position_offset: unused rows before the one of position 0 (OPT has 2), in addition to `num_positions`.
+        num_token_types: rows of a table of types of tokens, the first of which is added to every embedding (BERT).
+        head_activation: the activation behind one more linear layer before the head (BERT); None omits both.
+        head_norm: config of a norm behind that activation, or None.
+        head_bias: whether a bias is added to the logits (GPT-J).
         logit_scale: factor of the logits (Granite).
         logit_softcap: logits become ``logit_softcap * tanh(logits / logit_softcap)`` (Gemma 2).
         dropout: rate at which embeddings are dropped in training.
@@ -133,21 +141,36 @@ class DecoderConfig(ModelConfig):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     dropout: float = 0.0
+    position_offset: int = dataclasses.field(default=0, metadata={LATER: True})
+    num_token_types: int | None = dataclasses.field(default=None, metadata={LATER: True})
+    head_activation: Activation | None = dataclasses.field(default=None, metadata={LATER: True})
+    head_norm: Norm | None = dataclasses.field(default=None, metadata={LATER: True})
+    head_bias: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
+        if self.num_token_types is not None:
+            self._require_positive_ints("num_token_types")
+        if self.position_offset != 0:
+            self._require_positive_ints("position_offset")
+            if self.num_positions is None:
+                raise ValueError(f"position_offset ({self.position_offset}) must be 0 without num_positions")
         object.__setattr__(self, "blocks", tuple(self.blocks))
         for number, block in enumerate(self.blocks):
             if not isinstance(block, DecoderBlockConfig):
                 raise TypeError(f"blocks[{number}] must be a DecoderBlockConfig, got {type(block).__name__}")
             if block.emb_dim != self.emb_dim:
                 raise ValueError(f"width of blocks[{number}] ({block.emb_dim}) must be emb_dim ({self.emb_dim})")
-        self._require_bools("tie")
+        self._require_bools("tie", "head_bias")
+        if self.head_activation is not None:
+            self._require_choice("head_activation", get_args(Activation))
+        elif self.head_norm is not None:
+            raise ValueError("head_norm must be None without head_activation")
         self._require_positive_number("embedding_scale", "logit_scale")
         if self.logit_softcap is not None:
             self._require_positive_number("logit_softcap")
         self._require_rates("dropout")
-        for name in ("norm", "embedding_norm"):
+        for name in ("norm", "embedding_norm", "head_norm"):
             norm = getattr(self, name)
             if norm is not None:
                 self._require_kind(name, Norm)
@@ -177,18 +200,30 @@ class DecoderConfig(ModelConfig):
 
     @property
     def embedding_parameters(self) -> tuple[Parameter, ...]:
-        """Parameters in front of the blocks: embeddings, positions and their norm."""
+        """Parameters in front of the blocks: embeddings, positions, types of tokens and their norm."""
         return (
             table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),
-            *((table("pos_emb", self.num_positions, self.emb_dim, "positions"),) if self.num_positions else ()),
+            *(
+                (table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),)
+                if self.num_positions
+                else ()
+            ),
+            *((table("type_emb", self.num_token_types, self.emb_dim, "types"),) if self.num_token_types else ()),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
         )
 
     @property
     def head_parameters(self) -> tuple[Parameter, ...]:
-        """Parameters behind the blocks: the last norm and the head."""
+        """Parameters behind the blocks: the last norm, the layer before the head, and the head."""
         return (
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
+            *(
+                linear("head_linear", self.emb_dim, self.emb_dim, bias=True, axes=("mlp", "embed"))
+                if self.head_activation is not None
+                else ()
+            ),
+            *(below("head_norm", self.head_norm.parameters) if self.head_norm is not None else ()),
+            *((vector("out_bias", self.vocab_size, "vocab"),) if self.head_bias else ()),
             *(
                 ()
                 if self.tie

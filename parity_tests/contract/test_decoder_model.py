@@ -51,16 +51,19 @@ def generate(
 
 def added(run: Callable[[str, np.ndarray], np.ndarray], norms: str, scale: float, x: np.ndarray) -> np.ndarray:
     """Return what a block makes of its input, by the names of its layers."""
-    if norms == "parallel":
-        normed = run("norm1", x)
-        return x + scale * (run("att", normed) + run("ff", normed))
+    if norms.startswith("parallel"):
+        before = "norm1" if norms == "parallel" else "norm2"
+        return x + scale * (run("att", run("norm1", x)) + run("ff", run(before, x)))
+    if norms == "residual":
+        x = run("post_norm1", x + scale * run("att", x))
+        return run("post_norm2", x + scale * run("ff", x))
     for layer, before, behind in (("att", "norm1", "post_norm1"), ("ff", "norm2", "post_norm2")):
         result = run(layer, x if norms == "post" else run(before, x))
         x = x + scale * (result if norms == "pre" else run(behind, result))
     return x
 
 
-@pytest.mark.parametrize("norms", ["pre", "post", "sandwich", "parallel"])
+@pytest.mark.parametrize("norms", ["pre", "post", "sandwich", "parallel", "parallel_two", "residual"])
 def test_a_block_adds_its_layers_with_norms_where_configured(backend, norms):
     config = BLOCK.replace(norms=norms, residual_scale=0.5)
     block, random = backend.build("DecoderBlock", config=config), np.random.default_rng(4)
@@ -71,6 +74,30 @@ def test_a_block_adds_its_layers_with_norms_where_configured(backend, norms):
     begun, cache = block(backend.as_argument(x[:, :3]), cache=block.init_cache(2, 5))
     ended, _ = block(backend.as_argument(x[:, 3:]), cache=cache)
     found = np.concatenate([part.detach() if hasattr(part, "detach") else part for part in (begun, ended)], 1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def normalised(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Return a layer norm whose scale counts from 1."""
+    centred = x - x.mean(-1, keepdims=True)
+    return (1.0 + scale) * centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) + shift
+
+
+def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
+    norm = LayerNormConfig(8, unit_offset=True)
+    config = DecoderConfig(
+        11, 8, (), norm, num_positions=6, position_offset=2, num_token_types=3, head_activation="relu2",
+        head_norm=norm, head_bias=True,
+    )  # fmt: skip
+    model, random = backend.build("DecoderModel", config=config), np.random.default_rng(4)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
+    backend.load(model, arrays)
+    x = arrays["tok_emb.weight"][IDS] + arrays["pos_emb.weight"][2:6] + arrays["type_emb.weight"][0]
+    x = normalised(x, arrays["final_norm.scale"], arrays["final_norm.shift"])
+    x = np.maximum(x @ arrays["head_linear.weight"].T + arrays["head_linear.bias"], 0) ** 2
+    x = normalised(x, arrays["head_norm.scale"], arrays["head_norm.shift"])
+    expected = x @ arrays["out_head.weight"].T + arrays["out_bias"]
+    found = backend.output(model, IDS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 

@@ -116,7 +116,7 @@ OWN_RULES = {
     ("RelativeBias", "max_distance"),
     ("RelativeBias", "bidirectional"),
     ("DifferentialAttentionConfig", "lambda_init"),
-    ("DecoderConfig", "num_positions"),
+    *(("DecoderConfig", name) for name in ("num_positions", "position_offset", "num_token_types")),
     ("StackConfig", "position_offset"),
     ("FeedForwardConfig", "dropout"),
     ("LightningAttentionConfig", "decay_rates"),
@@ -385,6 +385,9 @@ RULES: tuple[BadConfig, ...] = (
         ),
     ),
     # ---- decoders
+    *_relations(
+        "LayerNormConfig", ({"affine": False, "unit_offset": True}, "unit_offset (True) must be False without a scale")
+    ),
     *_kinds(
         "DecoderBlockConfig",
         {
@@ -395,7 +398,7 @@ RULES: tuple[BadConfig, ...] = (
             "norm": NORMS,
         },
     ),
-    _choices("DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel'"),
+    _choices("DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel', 'parallel_two', 'residual'"),
     *_relations(
         "DecoderBlockConfig",
         ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
@@ -403,11 +406,25 @@ RULES: tuple[BadConfig, ...] = (
         ({"norm": NARROW}, "emb_dim of norm (5) must be d_in of attention (6)"),
     ),
     *_kinds("DecoderConfig", {"norm": NORMS, "embedding_norm": NORMS}),
+    BadConfig(
+        "DecoderConfig",
+        {"head_activation": "relu", "head_norm": "x"},
+        TypeError,
+        "head_norm must be a RMSNormConfig or LayerNormConfig, got str",
+    ),
+    _choices("DecoderConfig", "head_activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
+    BadConfig("DecoderConfig", {"position_offset": 1.5}, TypeError, "position_offset must be an integer, got float"),
+    BadConfig("DecoderConfig", {"num_token_types": 1.5}, TypeError, "num_token_types must be an integer, got float"),
     BadConfig("DecoderConfig", {"num_positions": 1.5}, TypeError, "num_positions must be an integer, got float"),
     BadConfig("DecoderConfig", {"blocks": ("x",)}, TypeError, "blocks[0] must be a DecoderBlockConfig, got str"),
     *_relations(
         "DecoderConfig",
         ({"num_positions": -1}, "num_positions (-1) must be at least 1"),
+        ({"position_offset": -1}, "position_offset (-1) must be at least 1"),
+        ({"num_positions": None, "position_offset": 2}, "position_offset (2) must be 0 without num_positions"),
+        ({"num_token_types": 0}, "num_token_types (0) must be at least 1"),
+        ({"head_norm": NORM}, "head_norm must be None without head_activation"),
+        ({"head_activation": "relu", "head_norm": NARROW}, "emb_dim of head_norm (5) must be emb_dim (6)"),
         ({"emb_dim": 5}, "width of blocks[0] (6) must be emb_dim (5)"),
         ({"norm": NARROW}, "emb_dim of norm (5) must be emb_dim (6)"),
         ({"embedding_norm": NARROW}, "emb_dim of embedding_norm (5) must be emb_dim (6)"),

@@ -10,6 +10,9 @@ from attn_bridge.models.rows.decoder import OURS
 
 OTHER_SLOTS = {"norm1": "post_norm1", "norm2": "post_norm2", "post_norm1": "norm1", "post_norm2": "norm2"}
 
+OTHER_SUMS = {"pre": "parallel_two", "parallel_two": "pre", "residual": "post"}
+"""Positions of norms -> others with the same norms, whose inputs are other sums."""
+
 
 def plants(description: Description) -> Iterator[tuple[str, Description]]:
     """Yield the name of a fault and the description with it; `description` has rows of its own."""
@@ -32,7 +35,10 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
                 description, fields={**mean, "norm.kind": KeySource(value="layer"), "norm.bias": KeySource(value=False)}
             ),
         )
-    elif not fields["norm.bias"].value:
+    elif fields["norm.bias"].value:
+        offset = fields.get("norm.unit_offset", KeySource(value=False)).value
+        yield "1 + w", constant("norm.unit_offset", not offset)
+    else:
         rest = {name: source for name, source in fields.items() if name != "norm.bias"}
         yield (
             "mean not taken off",
@@ -51,6 +57,16 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         )
         moved = constant("block.norms", "post" if norms == "pre" else "pre")
         yield "norms elsewhere", dataclasses.replace(moved, rows=rows)
+    if norms in OTHER_SUMS:
+        yield "sums elsewhere", constant("block.norms", OTHER_SUMS[norms])
+    if fields.get("model.position_offset", KeySource(value=False)).key:
+        rest = {name: source for name, source in fields.items() if name != "model.position_offset"}
+        table = {"model.num_positions": KeySource(key=fields["model.num_positions"].key)}
+        yield "positions not offset", dataclasses.replace(description, fields=rest | table)
+    if "model.head_activation" in fields:
+        yield "activation of the head", constant("model.head_activation", "quick_gelu")
+    if "position.dim" in fields:
+        yield "rotary channels not read", constant("position.dim", 4)
     if "position.kinds" in fields:
         pairing = fields.get("position.pairing", KeySource(value="half")).value
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
@@ -63,8 +79,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             yield "rotary base not the default", constant("position.theta", 77.0)
         if "position.alpha" in fields:
             yield "base not stretched", with_field("position.alpha", None)
-        partial = fields.get("position.partial", KeySource(value=False)).value
-        yield "rotary part", constant("position.partial", not partial)
+        if "position.dim" not in fields:
+            partial = fields.get("position.partial", KeySource(value=False)).value
+            yield "rotary part", constant("position.partial", not partial)
         none = {name: source for name, source in fields.items() if not name.startswith("position.")}
         yield "no positions", dataclasses.replace(description, fields=none)
         if len(fields["position.kinds"].value) == 1:
@@ -81,7 +98,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "channels with and without position exchanged", _exchanged(description)
         yield "width of values not read", constant("attention.value_dim", 12)
         yield "no latent of queries", constant("attention.query_dim", 22)
-    yield "tied head", constant("model.tie", True)
+    if "tie_word_embeddings" not in description.fixed:
+        yield "tied head", constant("model.tie", True)
     for name in ("attention.scale", "attention.softcap", "attention.gate", "model.logit_softcap", "model.logit_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
@@ -105,6 +123,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     for key in description.fixed:
         rest = {name: values for name, values in description.fixed.items() if name != key}
         yield f"{key} not refused", dataclasses.replace(description, fixed=rest)
+    for key in description.same:
+        rest = {name: other for name, other in description.same.items() if name != key}
+        yield f"other {key} not refused", dataclasses.replace(description, same=rest)
     for key in description.required:
         yield f"null of {key} not refused", dataclasses.replace(description, required=())
 

@@ -36,7 +36,7 @@ def with_rows(description):
     return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
 
 
-ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee", "hy_v3")
+ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee", "hy_v3", "opt", "roberta")
 
 
 @some("name", list(BY_NAME), ALWAYS)
@@ -68,6 +68,8 @@ QUICK = (
     *("hy_v3: router normalisation False", "hy_v3: router scores", "hy_v3: without router.scale"),
     *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
     *("hy_v3: top k not read", "hy_v3: shared layers not read"),
+    *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
+    *("roberta: activation of the head", "gptj: rotary channels not read"),
     *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
 )
 
@@ -103,8 +105,8 @@ def test_proof_refuses_window_off_by_one(name, monkeypatch):
     [
         ("nosuch", r"^model_type \(nosuch\) has no causal language model in transformers "),
         ("apertus", r"^mlp.act_fn \(XIELUActivation\): alpha_n has no place in ours; the nearest is mlp"),
-        ("phi", r"^lm_head.bias: our head has no bias"),
-        ("gptj", "GPTJ"),
+        ("bitnet", r"^mlp.ffn_sub_norm \(BitNetRMSNorm\): weight has no place in ours; the nearest is mlp.up_proj$"),
+        ("roc_bert", r"^roc_bert.embeddings.shape_embed \(Embedding\): a part besides blocks that ours lack$"),
     ],
 )
 def test_unknown_part_is_refused_by_name(name, message):

@@ -106,8 +106,12 @@ class DecoderBlock(Resettable):
         attended = self.attention(normed, **arguments)
         if cache is not None:
             attended, cache = attended
-        if norms == "parallel":
-            x = x + self.drop_shortcut(attended + self.ff(normed)) * scale
+        if norms in ("parallel", "parallel_two"):
+            x = x + self.drop_shortcut(attended + self.ff(normed if norms == "parallel" else self.norm2(x))) * scale
+            return x if cache is None else (x, cache)
+        if norms == "residual":
+            x = self.post_norm1(x + self.drop_shortcut(attended) * scale)
+            x = self.post_norm2(x + self.drop_shortcut(self.ff(x)) * scale)
             return x if cache is None else (x, cache)
         if "post_norm1" in self.config.norm_names:
             attended = self.post_norm1(attended)
@@ -127,4 +131,4 @@ def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNor
     """Return the norm of a config; `options` are those of both classes."""
     if isinstance(config, RMSNormConfig):
         return RMSNorm(config.emb_dim, config.eps, config.unit_offset, **options)
-    return LayerNorm(config.emb_dim, config.eps, config.affine, config.bias, **options)
+    return LayerNorm(config.emb_dim, config.eps, config.affine, config.bias, config.unit_offset, **options)

@@ -34,12 +34,19 @@ class KeySource:
         power: exponent of the number under the key (-1.0 for a divisor of the logits).
         times: key of a whole number that multiplies the one under the key (a number of experts and their width); ""
             multiplies by 1.
+        widths: where the key is null, or that of the width of the model, the value is this many times the width; 0
+            takes the key as it is.
+        less: key of a whole number that is subtracted from the one under the key; "" subtracts nothing.
+        plus: whole number that is added to the one under the key.
         value: the constant.
     """
 
     key: str = ""
     power: float = 1.0
     times: str = ""
+    widths: int = 0
+    less: str = ""
+    plus: int = 0
     value: Value | tuple[str, ...] = None
 
     def __post_init__(self) -> None:
@@ -67,6 +74,7 @@ class Description:
         last: kinds of the last layers, likewise.
         fixed: key with an effect that no field of ours has -> its proven values.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
+        same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
         required: keys that must not be null.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons.
@@ -85,6 +93,7 @@ class Description:
     last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
@@ -153,6 +162,7 @@ def _lines(description: Description) -> Iterator[str]:
         "proof": description.proof,
         "defaults": description.defaults,
         "renamed": description.renamed,
+        "same": description.same,
         "aliases": {key: list(names) for key, names in description.aliases.items()},
         **{
             name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}
@@ -181,6 +191,7 @@ def _source(source: KeySource) -> Written:
         return list(source.value)
     written: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
     written |= {"times": source.times} if source.times else {}
+    written |= {name: getattr(source, name) for name in ("widths", "less", "plus") if getattr(source, name)}
     return {**written, "power": source.power} if source.power != 1.0 else written
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ...specs.position import Rotary
+from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
@@ -30,8 +31,8 @@ from . import experts, latent
 from .description import Description, KeySource, dumps
 
 SETTINGS = {
-    "num_heads": ("num_attention_heads", "n_head"),
-    "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+    "num_heads": ("num_attention_heads",),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_heads"),
     **{key: (key,) for key in ("kv_lora_rank", "qk_nope_head_dim")},
 }
 """Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
@@ -97,8 +98,10 @@ class FamilyReader:
         sizes = read_sizes(config)
         if "attention.head_dim" not in self.description.fields:
             sizes["head_dim"] = None
-        if "attention.num_kv_heads" not in self.description.fields:
-            sizes["num_kv_heads"] = None
+        fields = self.description.fields
+        sizes["num_kv_heads"] = (
+            self.value(config, "attention.num_kv_heads") if "attention.num_kv_heads" in fields else None
+        )
         spec = GroupedQueryAttentionConfig(
             **sizes,
             **{name: value for name, value in self.part(config, "attention").items() if name not in sizes},
@@ -140,10 +143,11 @@ class FamilyReader:
         ):
             # Its tensors would be those of another family, whose layout claims them.
             raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
-        options = self.part(config, "model")
+        options = {"norm": True, **self.part(config, "model")}
         if not options.pop("scale_switch", True):
             del options["embedding_scale"]
-        return {"norm": self._norm(config), **options}
+        norms = [name for name in ("norm", "embedding_norm", "head_norm") if name in options]
+        return {**options, **{name: self._norm(config) if options[name] else None for name in norms}}
 
     def kind(self, config: ModelConfig, layer: int) -> str:
         """Return the kind of a layer: with a window, or without."""
@@ -186,6 +190,10 @@ class FamilyReader:
         read = _READ.get(name)
         if source.times:
             return config.integer(source.key, 0) * config.integer(source.times, 0)
+        if source.widths and (source.key == "hidden_size" or config.get(source.key) is None):
+            return config.integer("hidden_size") * source.widths
+        if source.less or source.plus:
+            return config.integer(source.key, 0) - (config.integer(source.less, 0) if source.less else 0) + source.plus
         if read is not None:
             return read(config, source.key)
         number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
@@ -194,6 +202,8 @@ class FamilyReader:
     def _refuse(self, config: ModelConfig) -> None:
         for key, accepted in self.description.fixed.items():
             config.refuse(key, *accepted)
+        for key, other in self.description.same.items():
+            config.refuse(key, None, config.get(other))
         for key in self.description.required:
             if config.get(key) is None:
                 raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
@@ -203,10 +213,14 @@ class FamilyReader:
         kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
         return kind(config.integer("hidden_size"), **options)
 
-    def _position(self, config: ModelConfig, kind: str, width: int) -> Rotary | None:
+    def _position(self, config: ModelConfig, kind: str, width: int) -> Rotary | Alibi | None:
         options = self.part(config, "position")
         if not options or kind not in options.pop("kinds"):
             return None
+        if "alibi" in options:
+            return Alibi()
+        if "dim" in options:
+            return Rotary(options["theta"], options["dim"], options.get("pairing", "half"))
         if options.pop("nested", False):
             return read_nested_rotary(config, width, kind, **options)
         return read_rotary(config, width, kind, **options)
@@ -222,7 +236,10 @@ class FamilyReader:
 
     @property
     def _attention_front(self) -> str:
-        return self._attention_rows[0].theirs.rpartition(".")[0].rpartition(".")[0] + "."
+        modules = [row.theirs.rpartition(".")[0].rpartition(".")[0] for row in self._attention_rows]
+        first, last = (one.split(".") for one in (min(modules), max(modules)))
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+        return ".".join(part for part, _ in shared) + "."
 
     def _table(self, config: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig) -> tuple[Row, ...]:
         """Return the rows of attention without prefix, with numbers for the names of sizes."""
@@ -277,6 +294,7 @@ class FamilyReader:
                 else {}
             ),
             **{key: values[0] for key, values in self.description.fixed.items()},
+            **dict.fromkeys(self.description.same, config.emb_dim),
         }
         if "layers.switch" in self.description.fields:
             written[self.description.fields["layers.switch"].key] = masks.get("sliding_window") is not None
@@ -291,6 +309,11 @@ class FamilyReader:
             value = getattr(parts.get(part), name, None)
             if source.times and value is not None:
                 written[source.key] = value // max(1, written.get(source.times, 1))
+            elif source.less or source.plus:
+                offset = config.position_offset if source.less else 0
+                written[source.key] = value + offset if source.less else value - source.plus
+            elif source.key and part == "position":
+                written[source.key] = getattr(attention.position, name, value)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         return written
@@ -316,7 +339,7 @@ class FamilyReader:
 
 
 def _written(name: str, value: Any, source: KeySource) -> Any:
-    if name == "activation":
+    if name in ("activation", "head_activation"):
         return NAMES[value]
     if name == "pairing":
         return value == "interleaved"
@@ -332,13 +355,15 @@ _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
 _READ: dict[str, Callable[[ModelConfig, str], object]] = {
     **dict.fromkeys(_FLAGS, ModelConfig.flag),
     **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ModelConfig.integer),
+    **dict.fromkeys(("num_positions", "num_token_types", "dim"), ModelConfig.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense"), ModelConfig.get),
     "head_dim": ModelConfig.integer_or_none,
     **dict.fromkeys(("num_kv_heads", "query_dim"), ModelConfig.integer_or_none),
     **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ModelConfig.integer),
+    "position_offset": lambda config, key: config.integer(key, 0),
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
-    "activation": lambda config, key: activation_of(config, key),
+    **dict.fromkeys(("activation", "head_activation"), lambda config, key: activation_of(config, key)),
 }
 
 
@@ -351,7 +376,13 @@ def layout_of(description: Description) -> Layout:
     """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
     used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
-    settings = {name: keys for name, keys in SETTINGS.items() if name in used}
+    aliases = description.aliases
+    # A file's own name of a key goes before the usual one, which the defaults have.
+    settings = {
+        name: tuple(other for key in keys for other in (*aliases.get(key, ()), key))
+        for name, keys in SETTINGS.items()
+        if name in used
+    }
     defaults: dict[str, int] = {}
     if {APART, TOGETHER} <= {row.branch for row in description.rows}:
         settings, defaults = {**settings, **FUSED}, {"fused": 0}

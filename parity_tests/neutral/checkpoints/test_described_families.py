@@ -41,7 +41,8 @@ LATENT = {f"attention.{name}": width for name, width in (
 
 def tiny(name, **changes):
     """Return the config.json of a small model of a family."""
-    fields = BY_NAME[name].fields
+    description = BY_NAME[name]
+    fields = description.fields
     more = {} if "attention.head_dim" not in fields else {"head_dim": 16}
     more |= {
         fields[field].key: value
@@ -49,6 +50,9 @@ def tiny(name, **changes):
         if field in fields and fields[field].key
     }
     more |= {"num_key_value_heads": 4} if "attention.latent_dim" in fields else {}
+    more |= {"rotary_dim": 8} if "position.dim" in fields else {}
+    more |= {key: values[0] for key, values in description.fixed.items() if description.defaults.get(key) not in values}
+    more |= dict.fromkeys(description.same, TINY["hidden_size"])
     return {"model_type": name, **TINY, **more, **changes}
 
 

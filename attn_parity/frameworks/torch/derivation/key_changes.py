@@ -123,6 +123,8 @@ LEGACY: tuple[dict[str, Any], ...] = (
 def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
     """Return changes of the usual config: each key that an instance reads or its config declares, and older ones."""
     keys = sorted(key for key in subject.read | subject.sizes.keys() | subject.own_keys if key not in IGNORED)
+    if "pad_token_id" in subject.read - subject.sizes.keys():
+        keys.append("pad_token_id")  # a class that can't do without may count positions from it
     keys = [key for key in keys if not callable(getattr(subject.config_class, key, None))]
     single = [{key: value} for key in keys for value in alternatives(subject, key)]
     switches = [one for one in single if _switches(subject, one)]

@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -16,6 +16,7 @@ from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.layout import Layout
+from attn_bridge.specs.feed_forward import Activation
 
 from ..running.promotion import promoted
 from . import experts as mixtures
@@ -28,8 +29,8 @@ MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""
 
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
-ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn")
-WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn", "activation")
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 SWITCH = "use_sliding_window"
 """Key that switches the window of all layers on."""
 
@@ -60,6 +61,8 @@ def _scales(subject: ModelClass) -> Iterator[Choice]:
 
     yield from keyed("attention.scale", "attention_multiplier", 1.0)
     yield from keyed("attention.scale", "query_pre_attn_scalar", -0.5)
+    if not {"attention_multiplier", "query_pre_attn_scalar"} & subject.read:
+        yield _alternatives({}, {"attention.scale": _constant(1.0)})
     yield from keyed("attention.softcap", "attn_logit_softcapping", 1.0)
     yield from keyed("attention.clip", "clip_qkv", 1.0)
     yield from keyed("block.residual_scale", "residual_multiplier", 1.0)
@@ -79,11 +82,11 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     rms = {"norm.kind": _constant("rms"), "norm.bias": None}
     layer = {"norm.kind": _constant("layer"), "norm.bias": bias}
     is_layer = bool(bias.key or bias.value)
-    offset = {**rms, "norm.unit_offset": _constant(True)}
+    offset, from_one = ({**kind, "norm.unit_offset": _constant(True)} for kind in (rms, layer))
     if not any(name.endswith(f"{parts.norms[0]}.weight") for name in parts.tensors):
         yield _alternatives({"norm.kind": _constant("layer"), "norm.bias": None, "norm.affine": _constant(False)})
     else:
-        yield _alternatives(layer) if is_layer else _alternatives(rms, offset, layer)
+        yield _alternatives(layer, from_one) if is_layer else _alternatives(rms, offset, layer)
     yield _alternatives(*({"norm.eps": one} for one in eps))
     child, names = parts.attention
     if "q_norm" in names:
@@ -94,7 +97,7 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)}, *rotated)
 
 
-def _positions(subject: ModelClass) -> Iterator[Choice]:
+def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     defaults = subject.defaults
     kinds = defaults.get("layer_types")
     has_window = "sliding_window" in subject.read and "sliding_window" in defaults
@@ -108,8 +111,17 @@ def _positions(subject: ModelClass) -> Iterator[Choice]:
         rules.insert(0, {"layers.rule": _constant("types"), "layers.switch": switch})
     yield _alternatives(*rules)
     rotary = defaults.get("rope_parameters")
+    if "rotary_dim" in subject.read:
+        width = {
+            "position.kinds": _constant((FULL, SLIDING)),
+            "position.theta": _constant(10000.0),
+            "position.dim": KeySource(key="rotary_dim"),
+        }
+        yield _alternatives({**width, "position.pairing": _constant("interleaved")}, width)
+        return
     if not isinstance(rotary, dict):
-        yield _alternatives({})
+        alibi = {"position.kinds": _constant((FULL, SLIDING)), "position.alibi": _constant(True)}
+        yield _alternatives({}, *(() if parts.outside.positions else (alibi,)))
         return
     base: Fields = {"position.theta": _constant(float(rotary.get("rope_theta", 10000.0)))}
     if is_nested(rotary):
@@ -133,27 +145,77 @@ def _positions(subject: ModelClass) -> Iterator[Choice]:
 def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
     child, names = parts.feed_forward
     acts = [key for key in ACTIVATIONS if key in subject.read]
-    widths = [key for key in WIDTHS if key in subject.read]
-    if not acts or (names and not widths):
+    widths = list(_widths(subject, parts)) if names else []
+    if names and not widths:
         raise DerivationError(
-            f"{child} ({parts.classes[child]}): no key of its {'width' if acts else 'activation'} is known; "
-            f"the nearest is {(WIDTHS if acts else ACTIVATIONS)[0]}"
+            f"{child} ({parts.classes.get(child, '')}): no key of its width is known; the nearest is {WIDTHS[0]}"
         )
+    activations = [KeySource(key=key) for key in acts] or [_constant(name) for name in get_args(Activation)]
     choices = [
-        *_positions(subject),
+        *_positions(subject, parts),
         *_norms(subject, parts),
         *_scales(subject),
-        _alternatives(*({"feed_forward.activation": KeySource(key=key)} for key in acts)),
+        _alternatives(*({"feed_forward.activation": one} for one in activations)),
+        _alternatives(*({"block.norms": _constant(one)} for one in parts.placements)),
     ]
     if names:
-        choices.append(_alternatives(*({"feed_forward.hidden_dim": KeySource(key=key)} for key in widths)))
+        choices.append(_alternatives(*({"feed_forward.hidden_dim": one} for one in widths)))
+    if parts.outside.tables:
+        choices.append(_alternatives(*parts.outside.tables))
+    if parts.outside.head_linear:
+        choices.append(_alternatives(*({"model.head_activation": one} for one in activations)))
     if parts.experts is not None:
         choices += mixtures.choices(subject, parts.experts)
     if "fused" in parts.attention[1]:
-        choices.append((({}, {"fused": "stacked"}), ({}, {"fused": "by-head"})))
+        choices.append(_fused(parts))
     if "gate_up" in names:
         choices.append((({}, {"gate_first": True}), ({}, {"gate_first": False})))
     return choices
+
+
+def _widths(subject: ModelClass, parts: Structure) -> Iterator[KeySource]:
+    """Yield sources of the width between the feed-forward matrices: keys that change it alone."""
+    child, names = parts.feed_forward
+    name = f"{parts.front}{parts.layers}.0.{structure.join(child, names.get('down', ''))}.weight"
+    axis = 0 if parts.classes.get(structure.join(child, names.get("down", ""))) == structure.TURNED else 1
+    if parts.experts is not None or "down" not in names:
+        yield from (KeySource(key=key) for key in WIDTHS if key in subject.read)
+        return
+
+    def width(**changes: int | None) -> int:
+        try:
+            return subject.shapes(subject.keys(**changes))[name][axis]
+        except Exception:  # a value that the class refuses changes nothing
+            return -1
+
+    hidden, usual = subject.keys()[_inner(subject, "hidden_size")], width()
+    counts = {
+        key: value for key, value in {**subject.defaults, **subject.sizes}.items() if isinstance(value, int | None)
+    }
+    for key in sorted(counts, key=lambda key: key not in WIDTHS):
+        if isinstance(counts[key], bool) or key == _inner(subject, "hidden_size"):
+            continue
+        if width(**{key: 24}) == 24 != usual:
+            null = width(**{key: None})
+            yield KeySource(key=key, widths=null // hidden if null > 0 and null % hidden == 0 and null != 24 else 0)
+        elif width(**{key: 3}) == 3 * hidden != usual:
+            yield KeySource(key=key, times="hidden_size")
+    if usual == 4 * hidden:
+        yield KeySource(key="hidden_size", widths=4)
+
+
+def _inner(subject: ModelClass, key: str) -> str:
+    """Return the name of a key in the files of a class."""
+    return str(getattr(subject.config_class, "attribute_map", {}).get(key, key))
+
+
+def _fused(parts: Structure) -> Choice:
+    """Return how queries, keys and values may be in single projection."""
+    single: Fields = {"attention.num_kv_heads": _constant(1)}
+    if parts.kv_heads == 1:
+        return ((single, {"fused": "stacked"}),)
+    kinds = ("stacked", "by-head", "by-four") if parts.kv_heads == 4 else ("stacked", "by-group")
+    return tuple(({}, {"fused": kind}) for kind in kinds)
 
 
 def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], dict[str, Any]]]:
@@ -210,7 +272,7 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
             base,
             fields={**base.fields, **fields},
             rows=structure.rows(parts, **arguments),
-            prefixes=() if parts.is_usual else (parts.front, ""),
+            prefixes=() if parts.is_usual else (parts.front, "") if parts.front else ("",),
         )
         first = first or description
         if all(_is_equal(description, *probe) for probe in probes):
@@ -265,7 +327,6 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         del fields["attention.key_bias"]
     if "attention.key_bias" in fields and fields["attention.key_bias"] == fields.get("attention.qkv_bias"):
         del fields["attention.key_bias"]
-    fields["block.norms"] = _constant(parts.placement)
     fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
     if "W_gate" in parts.attention[1]:
         fields["attention.gate"] = _constant(True)
@@ -275,13 +336,15 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
             fields["experts.may_lack_shared"] = _constant(True)
         if not parts.feed_forward[1]:
             fields.pop("feed_forward.bias", None)
+    fields |= parts.outside.fields
     fields["model.tie"] = KeySource(key="tie_word_embeddings")
     if parts.is_latent:
         fields |= latent.fields(subject)
     elif "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
         fields["attention.head_dim"] = KeySource(key="head_dim")
-    if "num_key_value_heads" in subject.sizes and not parts.is_latent:
-        fields["attention.num_kv_heads"] = KeySource(key="num_key_value_heads")
+    key = next((key for key in ("num_key_value_heads", "num_kv_heads") if key in subject.sizes), None)
+    if key is not None and not parts.is_latent:
+        fields["attention.num_kv_heads"] = KeySource(key=key)
     names = getattr(subject.config_class, "attribute_map", {})
     return Description(
         subject.model_type,
@@ -337,13 +400,14 @@ def _where(
         pair = proof.pair_with(model, reader, proof.read(reader, file), file)
     except ValueError as error:
         return f"{subject.model_class.__name__}: {error}"
-    slots = dict(zip(structure.SLOTS[parts.placement], parts.norms, strict=True))
+    slots = dict(zip(structure.SLOTS[parts.placements[0]], parts.norms, strict=True))
     names = {"att": parts.attention[0], "ff": parts.experts.child if parts.experts else parts.feed_forward[0], **slots}
+    names = {slot: name for slot, name in names.items() if name}
     for number in range(LAYERS):
         path, own = f"{parts.front}{parts.layers}.{number}", f"trf_blocks.{number}"
         theirs = _outputs(model, [f"{path}.{name}" for name in names.values()])
         ours = _outputs(pair.ours, [f"{own}.{name}" for name in names])
-        for name in [name.rpartition(".")[2] for name in theirs]:
+        for name in [name.removeprefix(f"{path}.") for name in theirs]:
             slot = next(slot for slot, other in names.items() if other == name)
             if proof.error_of(theirs[f"{path}.{name}"], ours[f"{own}.{slot}"]) > 1:
                 nearest = type(pair.ours.get_submodule(f"{own}.{slot}")).__name__
@@ -437,9 +501,12 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         with contextlib.suppress(proof.WrongError):
             if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
                 return switched
+    width = subject.keys()[_inner(subject, "hidden_size")]
+    if proof.as_file(subject.config(subject.keys())).get(key) == width and key not in description.same:
+        return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
-    values = (usual,) if defaults.get(key) == usual else (defaults.get(key), usual)
+    values = (usual,) if defaults.get(key) == usual or isinstance(usual, bool) else (defaults.get(key), usual)
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
@@ -447,6 +514,7 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
     """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
     used = {key for source in description.fields.values() for key in (source.key, source.times)}
     used |= description.fixed.keys()
+    used |= description.same.keys()
     used |= description.fixed_pattern.keys() | {
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
         *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),

@@ -17,15 +17,16 @@ from attn_bridge.models.rows.decoder import OURS
 from attn_bridge.weights.rows import Row
 
 from . import experts as mixtures
-from . import latent
+from . import latent, outside
 from .experts import Experts
+from .outside import Outside
 from .subject import LAYERS, DerivationError, ModelClass
 
 ATTENTION = {
     "W_query": ("q_proj", "query", "wq"),
     "W_key": ("k_proj", "key", "wk"),
     "W_value": ("v_proj", "value", "wv"),
-    "out_proj": ("o_proj", "out_proj", "dense", "c_proj", "wo"),
+    "out_proj": ("o_proj", "out_proj", "output.dense", "dense", "c_proj", "wo"),
     "fused": ("qkv_proj", "query_key_value", "Wqkv", "c_attn"),
     "q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
     "k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
@@ -33,8 +34,8 @@ ATTENTION = {
 }
 FEED_FORWARD = {
     "gate": ("gate_proj", "w1"),
-    "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h"),
-    "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h"),
+    "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "intermediate.dense"),
+    "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense"),
     "gate_up": ("gate_up_proj",),
 }
 """Our role -> names that modules of published models have for it."""
@@ -42,14 +43,22 @@ FEED_FORWARD = {
 DENSE = "feed-forward/dense"
 """Branch of the rows of blocks without experts, where other blocks have them."""
 
-PATTERNS = {(1, 1, 0): "pre", (0, 1, 1): "post", (1, 2, 1): "sandwich", (1, 0, 0): "parallel"}
-"""Norms before attention, between it and the feed-forward layers, and after these -> our word."""
+PATTERNS = {
+    "NANF": ("pre", "parallel_two"),
+    "ANFN": ("post", "residual"),
+    "NANNFN": ("sandwich",),
+    "NAF": ("parallel",),
+    "NNAF": ("parallel_two",),
+}
+"""Norms (N), attention (A) and feed-forward layers (F) in order of calls -> our words, the likeliest first."""
 
 SLOTS = {
     "pre": ("norm1", "norm2"),
     "post": ("post_norm1", "post_norm2"),
     "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
     "parallel": ("norm1",),
+    "parallel_two": ("norm1", "norm2"),
+    "residual": ("post_norm1", "post_norm2"),
 }
 
 
@@ -60,13 +69,11 @@ class Structure:
     Attributes:
         front: what names of the base model begin with, such as ``model.``.
         layers: name of the list of blocks below it.
-        embedding: name of the token embeddings, with the front.
-        head: name of the head.
-        norm: name of the norm after the blocks, with the front.
+        outside: names of the modules around the blocks.
         attention: name of the attention in a block, and role -> name of its submodule.
         feed_forward: likewise.
         norms: names of the norms of a block, in order of calls; empty where they have no tensors.
-        placement: our word for where they are.
+        placements: our words for where they are, the likeliest first.
         classes: path in the first block -> class, for messages.
         tensors: names of all tensors, with and without what flags switch.
         shapes: name -> shape in the usual instance.
@@ -79,13 +86,11 @@ class Structure:
 
     front: str
     layers: str
-    embedding: str
-    head: str
-    norm: str
+    outside: Outside
     attention: tuple[str, Mapping[str, str]]
     feed_forward: tuple[str, Mapping[str, str]]
     norms: tuple[str, ...]
-    placement: str
+    placements: tuple[str, ...]
     classes: Mapping[str, str]
     tensors: frozenset[str]
     shapes: Mapping[str, tuple[int, ...]]
@@ -105,18 +110,38 @@ class Structure:
         """Width of a head of the usual instance, which has 4."""
         child, names = self.attention
         if "W_query" in names:
-            return self.shapes[f"{self.front}{self.layers}.0.{child}.{names['W_query']}.weight"][0] // 4
-        return self.shapes[f"{self.front}{self.layers}.0.{child}.{names['out_proj']}.weight"][1] // 4
+            return self.shape(join(child, names["W_query"]))[0] // 4
+        return self.shape(join(child, names["out_proj"]))[1] // 4
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of a fused projection of the usual instance."""
+        child, names = self.attention
+        return (self.shape(join(child, names["fused"]))[0] // self.head_dim - 4) // 2
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a matrix of the first block, output channels first."""
+        shape = self.shapes[f"{self.front}{self.layers}.0.{name}.weight"]
+        return shape[::-1] if self.classes.get(name) == TURNED else shape
 
     @property
     def is_usual(self) -> bool:
         """Whether embeddings, blocks and head have the names of Llama."""
-        return (self.front, self.layers, self.embedding, self.head) == (
+        return (self.front, self.layers, self.outside.embedding, self.outside.head) == (
             "model.",
             "layers",
             "model.embed_tokens",
             "lm_head",
         )
+
+
+TURNED = "Conv1D"
+"""Class of layers whose matrices have the input's channels first."""
+
+
+def join(child: str, name: str) -> str:
+    """Return the name in a block of a part of a module; the block itself has no name."""
+    return f"{child}.{name}" if child else name
 
 
 def read(subject: ModelClass) -> Structure:
@@ -148,27 +173,21 @@ def read(subject: ModelClass) -> Structure:
             feed_forward = _part(dense, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
             classes |= {name: type(one).__name__ for name, one in dense.named_modules() if name}
     else:
-        feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
-    norms, placement = _norms(order, experts.child if experts else feed_forward[0], attention[0], classes)
-    embedding = next(name for name, one in model.named_modules() if one is model.get_input_embeddings())
-    outer = {name.rpartition(".")[0] for name, _ in model.named_parameters() if not name.startswith(f"{path}.")}
-    head_module = model.get_output_embeddings()
-    head = next((name for name, one in model.named_modules() if one is head_module), "")
-    rest = sorted(outer - {embedding, head})
-    if len(rest) > 1 or not head:
-        raise DerivationError(f"{', '.join(rest) or 'no head'}: parts besides blocks that ours lack")
+        feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward", attention[0])
+    quiet = [name for name in order if "dropout" not in classes[name].lower()]
+    leaves = quiet if sparse else _leaves(model, block)
+    norms, placements = _norms(leaves, attention, (experts.child, {}) if experts else feed_forward, classes)
+    around = outside.read(subject, model, path)
     shapes = subject.shapes(keys)
-    flags, fixed, tensors = _flags(
-        subject, shapes, f"{path}.", norms, attention, feed_forward, embedding, head, experts
-    )
+    flags, fixed, tensors = _flags(subject, shapes, f"{path}.", norms, attention, feed_forward, around, experts)
     structure = Structure(
-        front, layers, embedding, head, rest[0] if rest else "", attention, feed_forward, norms, placement, classes,
+        front, layers, around, attention, feed_forward, norms, placements, classes,
         tensors, shapes, flags, fixed, experts, experts is not None and _may_lack_shared(subject, experts, shapes),
         roles is latent.ROLES and latent.may_be_direct(subject, attention[0]),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
     child, names = attention
-    gate, query = (shapes.get(f"{path}.0.{child}.{names.get(role)}.weight") for role in ("W_gate", "W_query"))
+    gate, query = (shapes.get(f"{path}.0.{join(child, names.get(role, ''))}.weight") for role in ("W_gate", "W_query"))
     if gate != query and gate is not None:
         raise DerivationError(f"{child}.{names['W_gate']} {gate}: our gate has a channel per channel of the queries")
     return structure
@@ -201,10 +220,14 @@ def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 def _calls(model: nn.Module, block: nn.Module) -> list[str]:
     """Return the names of a block's submodules in the order in which a call begins them."""
+    return _order(model, dict(block.named_children()))
+
+
+def _order(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
     order: list[str] = []
     handles = [
         one.register_forward_pre_hook(lambda *_, name=name: order.append(name), prepend=True)
-        for name, one in block.named_children()
+        for name, one in modules.items()
     ]
     with torch.no_grad():
         model(torch.tensor([[3, 5, 4, 7]]))
@@ -213,33 +236,78 @@ def _calls(model: nn.Module, block: nn.Module) -> list[str]:
     return order
 
 
+def _leaves(model: nn.Module, block: nn.Module) -> list[str]:
+    """Return the names of the norms of a block, and of all modules with tensors, in order of calls."""
+    modules = {
+        name: one
+        for name, one in block.named_modules()
+        if name and (outside.is_norm(one) or any(True for _ in one.parameters(recurse=False)))
+    }
+    return _order(model, modules)
+
+
 def _part(
-    block: nn.Module, order: list[str], roles: Mapping[str, tuple[str, ...]], needed: tuple[str, ...], what: str
+    block: nn.Module,
+    order: list[str],
+    roles: Mapping[str, tuple[str, ...]],
+    needed: tuple[str, ...],
+    what: str,
+    taken: str = "",
 ) -> tuple[str, dict[str, str]]:
+    """Return the child of a block with layers of the needed roles, and role -> name in it; "" is the block itself."""
     names = {name: role for role, some in roles.items() for name in some}
-    for child in order:
-        children = {names[name]: name for name, _ in getattr(block, child).named_children() if name in names}
-        if any(role in children for role in needed):
-            return child, children
+    for child in dict.fromkeys([*order, ""]):
+        by_role: dict[str, str] = {}
+        for name, module in block.get_submodule(child).named_modules():
+            ends = [".".join(name.split(".")[-length:]) for length in (2, 1)]
+            role = next((names[end] for end in ends if end in names), None)
+            is_taken = not child and taken and name.startswith(taken)
+            if role is not None and not is_taken and any(True for _ in module.parameters(recurse=False)):
+                by_role.setdefault(role, name)
+        if any(role in by_role for role in needed):
+            return child, by_role
     shown = ", ".join(f"{child} ({type(getattr(block, child)).__name__})" for child in order)
     raise DerivationError(f"no {what} layers of ours among {shown}; the nearest have {' or '.join(needed)}")
 
 
 def _norms(
-    order: list[str], feed_forward: str, attention: str, classes: Mapping[str, str]
-) -> tuple[tuple[str, ...], str]:
-    """Return the norms of a block, and where they are."""
-    known = [name for name in order if "norm" in classes[name].lower() or name in (attention, feed_forward)]
-    others = [name for name in order if name not in known and "dropout" not in classes[name].lower()]
+    order: list[str],
+    attention: tuple[str, Mapping[str, str]],
+    feed_forward: tuple[str, Mapping[str, str]],
+    classes: Mapping[str, str],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the norms of a block, and where they may be."""
+    units = {"A": attention, "F": feed_forward}
+    members = {
+        letter: {join(child, name) for name in names.values()} | {child} for letter, (child, names) in units.items()
+    }
+    places = {letter: [n for n, name in enumerate(order) if name in members[letter]] or [-1] for letter in units}
+    word, norms, others = "", [], []
+    for number, name in enumerate(order):
+        inside = [one for one, (child, _) in units.items() if child and name.startswith(f"{child}.")]
+        letter = next((one for one in units if name in members[one]), None)
+        if (
+            letter is None
+            and inside
+            and (min(places[inside[0]]) < number < max(places[inside[0]]) or "norm" not in classes[name].lower())
+        ):
+            letter = inside[0]
+        if letter is None and "norm" not in classes[name].lower():
+            others.append(name)
+            continue
+        if letter is None:
+            norms.append(name)
+            word += "N"
+        elif not word.endswith(letter):
+            word += letter
     if others:
-        near = difflib.get_close_matches(others[0], [*known], 1, 0.0)[0]
+        names = [*members["A"], *members["F"], *norms]
+        near = difflib.get_close_matches(others[0], names, 1, 0.0)[0]
         raise DerivationError(f"{others[0]} ({classes[others[0]]}) has no role in our blocks; the nearest is {near}")
-    first, second = known.index(attention), known.index(feed_forward)
-    counts = (first, second - first - 1, len(known) - second - 1)
-    if counts not in PATTERNS:
-        shown = ", ".join(f"{name} ({classes[name]})" for name in known)
+    if word not in PATTERNS:
+        shown = ", ".join(f"{name} ({classes[name]})" for name in order)
         raise DerivationError(f"{shown}: norms in an order that our blocks lack; the nearest is 'sandwich'")
-    return tuple(name for name in known if name not in (attention, feed_forward)), PATTERNS[counts]
+    return tuple(norms), PATTERNS[word]
 
 
 def _flags(
@@ -249,12 +317,11 @@ def _flags(
     norms: tuple[str, ...],
     attention: tuple[str, Mapping[str, str]],
     feed_forward: tuple[str, Mapping[str, str]],
-    embedding: str,
-    head: str,
+    around: Outside,
     experts: Experts | None,
 ) -> tuple[dict[str, KeySource], dict[str, tuple[Any, ...]], frozenset[str]]:
     """Return the flags of biases, the head and sinks, flags that switch other tensors, and all names."""
-    roles = {f"{attention[0]}.{name}.bias": role for role, name in attention[1].items()}
+    roles = {f"{join(attention[0], name)}.bias": role for role, name in attention[1].items()}
     fields = {
         name: {"W_key": "attention.key_bias", "out_proj": "attention.out_bias"}.get(role, "attention.qkv_bias")
         for name, role in roles.items()
@@ -263,10 +330,10 @@ def _flags(
     if "latent" in attention[1]:
         fields = {name: "attention.bias" for name, role in roles.items() if role in latent.BIASED}
     else:
-        fields |= {f"{attention[0]}.sinks": "attention.sinks"}
+        fields |= {join(attention[0], "sinks"): "attention.sinks"}
     norm_names = [name for role, name in attention[1].items() if role in ("q_norm", "k_norm")]
-    fields |= {f"{attention[0]}.{name}.weight": "qk_norm.switch" for name in norm_names}
-    fields |= {f"{feed_forward[0]}.{name}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
+    fields |= {f"{join(attention[0], name)}.weight": "qk_norm.switch" for name in norm_names}
+    fields |= {f"{join(feed_forward[0], name)}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
     fields |= {f"{name}.bias": "norm.bias" for name in norms}
     if experts is not None:
         shared = [name for ours, name in experts.named.items() if ours.startswith("ff.shared.")]
@@ -301,12 +368,8 @@ def _flags(
             fixed[key] = (value,)
             continue
         moved = names.keys() ^ shapes.keys()
-        explained = {f"{path}{i}.{name}" for i in range(LAYERS) for name in fields} | {f"{head}.weight"}
-        final = {
-            name
-            for name in moved
-            if name.endswith(".bias") and not name.startswith(path) and name != f"{head}.bias"  # which ours lack
-        }
+        explained = {f"{path}{i}.{name}" for i in range(LAYERS) for name in fields} | {f"{around.head}.weight"}
+        final = {name for name in moved if name.endswith(".bias") and not name.startswith(path) and name != around.bias}
         if moved - explained - final:
             fixed[key] = (value,)
             continue
@@ -319,16 +382,14 @@ def _flags(
 def _check_all_known(structure: Structure, path: str) -> None:
     """Refuse the first tensor of a block without a role."""
     known = {
-        *(f"{structure.attention[0]}.{name}" for name in structure.attention[1].values()),
-        *(f"{structure.feed_forward[0]}.{name}" for name in structure.feed_forward[1].values()),
+        *(join(structure.attention[0], name) for name in structure.attention[1].values()),
+        *(join(structure.feed_forward[0], name) for name in structure.feed_forward[1].values()),
         *structure.norms,
     }
     inner = set() if structure.experts is None else structure.experts.tensors
     for name in sorted(structure.tensors):
         hit = re.fullmatch(rf"{re.escape(path)}\d+\.(.+)", name)
         if hit is None:
-            if name == f"{structure.head}.bias":
-                raise DerivationError(f"{name}: our head has no bias; the nearest is a head without")
             continue
         module, _, leaf = hit[1].rpartition(".")
         if re.sub(r"\.experts\.\d+\.", ".experts.{j}.", hit[1]) in inner or (
@@ -361,23 +422,20 @@ def rows(structure: Structure, *, fused: str = "stacked", gate_first: bool = Tru
 
 def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
     layer = f"{{prefix}}{structure.layers}.{{i}}."
-    if not structure.is_usual:
-        embedding = structure.embedding.removeprefix(structure.front)
-        yield Row(f"{{prefix}}{embedding}.weight", ("tok_emb.weight",), tied=("out_head.weight",))
-        yield Row(f"{structure.head}.weight", ("out_head.weight",), optional=True)
+    yield from outside.rows(structure.outside, structure.front, is_usual=structure.is_usual)
     child, names = structure.attention
     if structure.is_latent:
         has_bias = any(".bias" in name for name in structure.tensors if f".{child}." in name)
         yield from latent.rows(f"{layer}{child}.", names, has_direct=structure.may_be_direct, has_bias=has_bias)
     for role, name in names.items() if not structure.is_latent else ():
-        theirs = f"{layer}{child}.{name}"
+        theirs = f"{layer}{join(child, name)}"
         if role == "fused":
-            yield from _fused(structure, theirs, f"{child}.{name}", fused)
+            yield from _fused(structure, theirs, join(child, name), fused)
         elif role in ("q_norm", "k_norm"):
             is_switched = bool(structure.flags["qk_norm.switch"].key)
             yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",), optional=is_switched)
         else:
-            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}att.{role}")
+            yield from _linear(structure, theirs, join(child, name), f"{OURS}att.{role}")
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
         yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
     child, names = structure.feed_forward
@@ -385,17 +443,17 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
     ours = {"gate": "fc1", "up": "fc2", "down": "fc3"} if gated else {"up": "layers.0", "down": "layers.2"}
     branch = DENSE if structure.experts else ""
     for role, name in names.items():
-        theirs = f"{layer}{child}.{name}"
+        theirs = f"{layer}{join(child, name)}"
         if role == "gate_up":
             both = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
             parts = tuple(f"{OURS}ff.{one}.weight" for one in both)
             yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part", branch=branch)
             yield from (
                 Row(f"{theirs}.bias", tuple(f"{OURS}ff.{one}.bias" for one in both), "o -> (part o)", part="part")
-                for _ in _biases(structure, f"{child}.{name}")
+                for _ in _biases(structure, join(child, name))
             )
         else:
-            yield from _linear(structure, theirs, f"{child}.{name}", f"{OURS}ff.{ours[role]}", branch)
+            yield from _linear(structure, theirs, join(child, name), f"{OURS}ff.{ours[role]}", branch)
     if structure.experts is not None:
         yield from mixtures.rows(
             structure.experts,
@@ -405,11 +463,12 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
             has_bias=any(".shared" in name and name.endswith(".bias") for name in structure.tensors),
             may_lack_shared=structure.may_lack_shared,
         )
-    for slot, name in zip(SLOTS[structure.placement], structure.norms, strict=True):
+    for slot, name in zip(SLOTS[structure.placements[0]], structure.norms, strict=True):
         yield from _norm(structure, f"{layer}{name}", f"{structure.layers}.0.{name}", f"{OURS}{slot}")
-    if structure.norm:
-        bare = structure.norm.removeprefix(structure.front)
-        yield from _norm(structure, f"{{prefix}}{bare}", bare, "final_norm")
+    for ours, name in structure.outside.norms.items():
+        bare = name.removeprefix(structure.front)
+        front = "{prefix}" if name.startswith(structure.front) and structure.front else ""
+        yield from _norm(structure, f"{front}{bare}", bare, ours)
 
 
 def _biases(structure: Structure, name: str) -> list[bool]:
@@ -417,13 +476,15 @@ def _biases(structure: Structure, name: str) -> list[bool]:
     fronts = [f"{structure.front}{structure.layers}.{number}." for number in range(LAYERS)]
     if not any(f"{front}{name}.bias" in structure.tensors for front in fronts):
         return []
-    part = name.partition(".")[0]
+    child, names = structure.attention
+    is_attention = name in {join(child, one) for one in names.values()}
     switched = {field.partition(".")[0] for field, source in structure.flags.items() if source.key and "bias" in field}
-    return [("attention" if part == structure.attention[0] else "feed_forward") in switched]
+    return [("attention" if is_attention else "feed_forward") in switched]
 
 
 def _linear(structure: Structure, theirs: str, name: str, ours: str, branch: str = "") -> Iterator[Row]:
-    yield Row(f"{theirs}.weight", (f"{ours}.weight",), branch=branch)
+    pattern = "o i -> i o" if structure.classes.get(name) == TURNED else "... -> ..."
+    yield Row(f"{theirs}.weight", (f"{ours}.weight",), pattern, branch=branch)
     yield from (
         Row(f"{theirs}.bias", (f"{ours}.bias",), optional=optional, branch=branch)
         for optional in _biases(structure, name)
@@ -431,20 +492,49 @@ def _linear(structure: Structure, theirs: str, name: str, ours: str, branch: str
 
 
 def _fused(structure: Structure, theirs: str, name: str, kind: str) -> Iterator[Row]:
+    """Yield the rows of queries, keys and values in one projection; `kind` is one of `FUSED`."""
     for leaf, rest in (("weight", " i"), *(("bias", "") for _ in _biases(structure, name))):
-        parts = tuple(f"{OURS}att.W_{part}.{leaf}" for part in ("query", "key", "value"))
+        order = FUSED[kind][1]
+        parts = tuple(f"{OURS}att.W_{part}.{leaf}" for part in order)
         optional = leaf == "bias" and _biases(structure, name)[0]
+        turned = bool(rest) and structure.classes.get(name) == TURNED
         if kind == "by-head":
             pattern = f"(h c){rest} -> (h part c){rest}"
             yield Row(f"{theirs}.{leaf}", parts, pattern, part="part", sizes={"h": "num_heads"}, optional=optional)
+            continue
+        groups, heads = FUSED[kind][0], structure.kv_heads
+        # A class with as many key/value heads as query heads has no key for them.
+        kv: int | str = {1: 1, 4: "num_heads"}.get(heads, "num_kv_heads")
+        shares = tuple("num_heads" if part == "query" else kv for part in order)
+        if groups:
+            pattern = f"(h x){rest} -> (h x){rest}"
+            yield Row(
+                f"{theirs}.{leaf}", parts, pattern, along="x", sizes={"h": groups}, shares=shares, optional=optional
+            )
         else:
-            shares = ("num_heads", "num_kv_heads", "num_kv_heads")
-            yield Row(f"{theirs}.{leaf}", parts, f"o{rest} -> o{rest}", along="o", shares=shares, optional=optional)
+            pattern = "o i -> i o" if turned else f"o{rest} -> o{rest}"
+            yield Row(f"{theirs}.{leaf}", parts, pattern, along="o", shares=shares, optional=optional)
+
+
+FUSED: dict[str, tuple[int | str, tuple[str, ...]]] = {
+    "stacked": ("", ("query", "key", "value")),
+    "by-head": ("num_heads", ("query", "key", "value")),
+    "by-group": ("num_kv_heads", ("query", "key", "value")),
+    "by-four": (4, ("query", "value", "key")),
+}
+"""How queries, keys and values are in one projection -> the groups that each hold some of all, and their order.
+
+CodeGen has four groups, one for each core of a TPU, with values before keys.
+"""
 
 
 def _norm(structure: Structure, theirs: str, name: str, ours: str) -> Iterator[Row]:
-    if f"{structure.front}{name}.weight" in structure.tensors:
+    if _has(structure, f"{name}.weight"):
         yield Row(f"{theirs}.weight", (f"{ours}.scale",))
-    if f"{structure.front}{name}.bias" in structure.tensors:
+    if _has(structure, f"{name}.bias"):
         optional = bool(structure.flags.get("norm.bias", KeySource(value=False)).key)
         yield Row(f"{theirs}.bias", (f"{ours}.shift",), optional=optional)
+
+
+def _has(structure: Structure, name: str) -> bool:
+    return f"{structure.front}{name}" in structure.tensors or name in structure.tensors

@@ -24,13 +24,14 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exper
 
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 40),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head"), 4),
-    "num_key_value_heads": 2,
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), 40),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     "head_dim": 16,
+    "rotary_dim": 8,
     "vocab_size": 70,
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 64),
     "sliding_window": 4,
     **dict.fromkeys(COUNTS, 6),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 3),
@@ -49,6 +50,8 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
+    "is_decoder": True,
+    "embedding_size": 64,
 }
 """Sizes of tiny instances, of the keys that a config has.
 
@@ -79,7 +82,14 @@ _ODD: dict[str, Any] = {
 """Values of keys that scale something, so far from 1 that a proposal without them is wrong."""
 
 
-_RESOLVED = ("num_key_value_heads", "head_dim", "attention_multiplier")
+_RESOLVED = (
+    "num_key_value_heads",
+    "head_dim",
+    "attention_multiplier",
+    "word_embed_proj_dim",
+    "ffn_hidden_size",
+    "num_kv_heads",
+)
 """Numbers that a class without a default computes from others of the same config."""
 
 ABSENT = "<absent>"
@@ -139,6 +149,11 @@ class ModelClass:
         common = importlib.import_module("transformers").PreTrainedConfig()
         return self.defaults.keys() - common.to_dict().keys()
 
+    def canonical(self, key: str) -> str:
+        """Return the name under which a description reads a key: that of most families, where a class renames it."""
+        names = getattr(self.config_class, "attribute_map", {})
+        return next((outer for outer, inner in names.items() if inner == key), key)
+
     def keys(self, **changes: Any) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}
@@ -163,7 +178,7 @@ class ModelClass:
         """Return name -> shape of the tensors of an instance; a tied head is not among them."""
         with torch.device("meta"):
             model = self.model_class(self.config(keys))
-        return _tensors(model)
+        return {name: tuple(tensor.shape) for name, tensor in learned(model).items()}
 
     def instance(self, keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
         """Return an instance in float64, with random weights: no zeros, no ones, norms and biases included."""
@@ -171,7 +186,7 @@ class ModelClass:
         _lift(model)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for tensor in _learned(model).values():
+            for tensor in learned(model).values():
                 spread = tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else 0.3
                 drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
                 tensor.copy_(1.3 * spread * drawn + (0.1 if tensor.ndim == 1 else 0.0))
@@ -183,11 +198,7 @@ class ModelClass:
             self.instance(self.keys())(torch.tensor([[3, 5, 4, 7, 6, 9]]))
 
 
-def _tensors(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in _learned(model).items()}
-
-
-def _learned(model: nn.Module) -> dict[str, Tensor]:
+def learned(model: nn.Module) -> dict[str, Tensor]:
     """Return name -> parameter or saved buffer, each once."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     saved = model.state_dict(keep_vars=True)
@@ -226,13 +237,22 @@ def find(model_type: str) -> ModelClass:
         config_class = CONFIG_MAPPING[model_type]
         model_class = getattr(transformers, architecture)
         base = config_class()
-        sizes = {key: value for key, value in _SIZES.items() if hasattr(base, key)}
+        sizes = {
+            key: value
+            for key, value in _SIZES.items()
+            if hasattr(base, key) and not isinstance(getattr(config_class, key, None), property)
+        }
         if LATENT in sizes:
             sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
             sizes |= {"num_key_value_heads": sizes["num_attention_heads"]} if "num_key_value_heads" in sizes else {}
         names = {inner: outer for outer, inner in getattr(config_class, "attribute_map", {}).items()}
         sizes = {key: value for key, value in sizes.items() if key not in names.values() or key in base.to_dict()}
         subject = ModelClass(model_type, config_class, model_class, sizes)
+        try:
+            subject.check()
+        except TypeError:  # a class that compares tokens with the one of padding needs a number
+            sizes = {key: value for key, value in sizes.items() if key != "pad_token_id"}
+            subject = dataclasses.replace(subject, sizes=sizes)
         read = frozenset(_keys_read(subject, subject.keys()))
         if subject.mixed_layers:
             with contextlib.suppress(Exception):  # a class that has one kind of layer alone

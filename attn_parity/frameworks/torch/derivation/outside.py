@@ -1,0 +1,225 @@
+"""Modules around the blocks of a tiny instance: embeddings, positions, norms, and the layers of the head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from attn_bridge.models.derived.description import KeySource
+from attn_bridge.weights.rows import Row
+
+from .experts import in_files
+from .subject import DerivationError, ModelClass, learned
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """Names of the modules around the blocks; "" for a module that a class lacks.
+
+    Attributes:
+        embedding: token embeddings.
+        head: the layer that gives the logits.
+        positions: table of positions.
+        types: table of types of tokens.
+        embedding_norm: norm before the blocks.
+        norm: norm behind the blocks.
+        head_linear: linear layer before the head.
+        head_norm: norm behind that layer.
+        bias: tensor of the head's bias.
+        head_in_files: name of the head in files, where that is another; "" for the same.
+        fields: their fields of ours.
+        tables: alternatives for the fields of the table of positions, the likeliest first.
+    """
+
+    embedding: str
+    head: str
+    positions: str = ""
+    types: str = ""
+    embedding_norm: str = ""
+    norm: str = ""
+    head_linear: str = ""
+    head_norm: str = ""
+    bias: str = ""
+    head_in_files: str = ""
+    fields: dict[str, KeySource] = dataclasses.field(default_factory=dict)
+    tables: tuple[dict[str, KeySource], ...] = ()
+
+    @property
+    def norms(self) -> dict[str, str]:
+        """Our name of a norm -> its name."""
+        named = {"emb_norm": self.embedding_norm, "final_norm": self.norm, "head_norm": self.head_norm}
+        return {ours: theirs for ours, theirs in named.items() if theirs}
+
+
+def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
+    """Return the modules around the blocks.
+
+    Args:
+        subject: the class.
+        model: its tiny instance.
+        blocks: name of the list of blocks.
+
+    Raises:
+        DerivationError: a module has no place in ours.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    embedding = names[model.get_input_embeddings()]
+    head = names.get(model.get_output_embeddings(), "")
+    tensors = {name: tensor for name, tensor in learned(model).items() if not name.startswith(f"{blocks}.")}
+    of_head = [
+        name
+        for name, tensor in tensors.items()
+        if name.endswith("bias")
+        and tuple(tensor.shape) == (subject.keys()["vocab_size"],)
+        and head.startswith(name.rpartition(".")[0])
+    ]
+    bias = next(iter(of_head), "")  # some classes keep it in the module above the head
+    outer = [name for name in _order(model, tensors, blocks, bias) if name not in (embedding, head)]
+    if not head:
+        raise DerivationError(f"{', '.join(sorted(outer)) or type(model).__name__}: no head that gives logits")
+    by_role: dict[str, str] = {}
+    fields: dict[str, KeySource] = {}
+    tables: tuple[dict[str, KeySource], ...] = ()
+    behind = False
+    for name in outer:
+        if name == blocks:
+            behind = True
+            continue
+        module = model.get_submodule(name)
+        role = _role(name, module, behind, "head_linear" in by_role)
+        if role is None or role in by_role:
+            raise DerivationError(f"{name} ({type(module).__name__}): a part besides blocks that ours lack")
+        by_role[role] = name
+    if "positions" in by_role:
+        tables = _positions(subject, f"{by_role['positions']}.weight")
+    if "types" in by_role:
+        fields["model.num_token_types"] = _source(subject, f"{by_role['types']}.weight")
+    if bias:
+        fields["model.head_bias"] = KeySource(value=True)
+    if "norm" not in by_role:
+        fields["model.norm"] = KeySource(value=False)
+    fields |= {f"model.{role}": KeySource(value=True) for role in ("embedding_norm", "head_norm") if role in by_role}
+    return Outside(
+        embedding,
+        head,
+        bias=bias,
+        head_in_files=_in_files(model, head, blocks),
+        fields=fields,
+        tables=tables,
+        **by_role,
+    )
+
+
+def _in_files(model: nn.Module, head: str, blocks: str) -> str:
+    """Return the name of the head in files, where that is another; "" for the same."""
+    try:
+        names = {name for name in in_files(model) if not name.startswith(blocks)}
+    except Exception:  # a class that writes no files has no other names in them
+        return ""
+    others = {name.removesuffix(".weight") for name in names - model.state_dict().keys()}
+    return others.pop() if f"{head}.weight" not in names and len(others) == 1 else ""
+
+
+def _order(model: nn.Module, tensors: dict[str, torch.Tensor], blocks: str, bias: str) -> list[str]:
+    """Return the names of the modules with tensors, of norms, and of the blocks, in order of calls; idle ones last."""
+    order: list[str] = []
+    holders = {name.rpartition(".")[0] for name in tensors if name != bias}
+    norms = {name for name, module in model.named_modules() if is_norm(module) and not name.startswith(f"{blocks}.")}
+    first = f"{blocks}.0"
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: order.append(name), prepend=True)
+        for name in (*holders, *(norms - holders), first)
+    ]
+    with torch.no_grad():
+        model(torch.tensor([[3, 5, 4, 7]]))
+    for handle in handles:
+        handle.remove()
+    return [blocks if name == first else name for name in dict.fromkeys([*order, *sorted(holders)])]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm, by the name of its class."""
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+
+
+def _role(name: str, module: nn.Module, behind: bool, has_linear: bool) -> str | None:
+    last = name.rpartition(".")[2].lower()
+    if isinstance(module, nn.Embedding):
+        if behind:
+            return None
+        return "types" if "type" in last else "positions" if "pos" in last or last == "wpe" else None
+    if is_norm(module):
+        return "embedding_norm" if not behind else "head_norm" if has_linear else "norm"
+    return "head_linear" if behind and isinstance(module, nn.Linear) else None
+
+
+def _probes(subject: ModelClass, name: str) -> Iterator[tuple[str, int, int]]:
+    """Yield key, another value of it, and the rows of a table with that value, of keys that change these."""
+    usual = subject.shapes(subject.keys())[name][0]
+    for key in sorted({key for key, value in {**subject.defaults, **subject.sizes}.items() if _is_count(value)}):
+        if key in ("hidden_size", "d_model", "n_embd", "vocab_size"):
+            continue
+        value = subject.keys().get(key, subject.defaults.get(key)) + 8
+        try:
+            rows = subject.shapes(subject.keys(**{key: value}))[name][0]
+        except Exception:  # a value that the class refuses changes nothing
+            continue
+        if rows != usual:
+            yield key, value, rows
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positions(subject: ModelClass, name: str) -> tuple[dict[str, KeySource], ...]:
+    """Return the fields of a table of positions; where the token of padding has a number, it may offset them."""
+    for key, value, rows in _probes(subject, name):
+        if rows >= value:
+            outer = subject.canonical(key)
+            fields = {"model.num_positions": KeySource(key=outer)}
+            fields |= {"model.position_offset": KeySource(value=rows - value)} if rows > value else {}
+            behind = {
+                "model.num_positions": KeySource(key=outer, less="pad_token_id", plus=-1),
+                "model.position_offset": KeySource(key="pad_token_id", plus=1),
+            }
+            return (behind, fields) if "pad_token_id" not in subject.sizes and rows == value else (fields,)
+    raise DerivationError(f"{name}: no key gives the number of positions; the nearest is max_position_embeddings")
+
+
+def _source(subject: ModelClass, name: str) -> KeySource:
+    for key, value, rows in _probes(subject, name):
+        if rows == value:
+            return KeySource(key=subject.canonical(key))
+    raise DerivationError(f"{name}: no key gives its number of rows; the nearest is type_vocab_size")
+
+
+def rows(outside: Outside, front: str, *, is_usual: bool) -> Iterator[Row]:
+    """Yield the rows of the modules around the blocks.
+
+    Args:
+        outside: the modules.
+        front: beginning of the names of the base model, which ``{prefix}`` replaces.
+        is_usual: whether embeddings and head have Llama's names, whose rows every such layout has.
+    """
+
+    def template(name: str) -> str:
+        return f"{{prefix}}{name.removeprefix(front)}" if front and name.startswith(front) else name
+
+    if not is_usual:
+        yield Row(f"{template(outside.embedding)}.weight", ("tok_emb.weight",), tied=("out_head.weight",))
+        branch = "head/module" if outside.head_in_files else ""
+        yield Row(f"{outside.head}.weight", ("out_head.weight",), optional=True, branch=branch)
+        if outside.head_in_files:
+            yield Row(f"{outside.head_in_files}.weight", ("out_head.weight",), optional=True, branch="head/file")
+    for name, ours in ((outside.positions, "pos_emb"), (outside.types, "type_emb")):
+        if name:
+            yield Row(f"{template(name)}.weight", (f"{ours}.weight",))
+    if outside.head_linear:
+        yield Row(f"{outside.head_linear}.weight", ("head_linear.weight",))
+        yield Row(f"{outside.head_linear}.bias", ("head_linear.bias",))
+    if outside.bias:
+        yield Row(outside.bias, ("out_bias",))
