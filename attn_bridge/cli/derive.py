@@ -42,6 +42,10 @@ def derive(
     ] = False,
     seconds: Annotated[float, typer.Option(metavar="N", min=1.0, help="With --all: limit of each family.")] = 600.0,
     memory: Annotated[float, typer.Option(metavar="GIB", min=1.0, help="With --all: limit of each process.")] = 8.0,
+    reuse: Annotated[
+        bool,
+        typer.Option("--reuse", help="With --all: take packaged families proven with this transformers as they are."),
+    ] = False,
 ) -> int:
     """Derive a family of decoders from a class of transformers, and prove it: logits, gradients, padding, caches.
 
@@ -67,7 +71,7 @@ def derive(
         backends.require("flax", "jax", "flax")
     if every:
         assert output is not None, "checked above"
-        return _survey(output, seconds, memory, flax)
+        return _survey(output, seconds, memory, flax, reuse)
     assert source is not None, "checked above"
     return _check_again(source, flax) if check else _derive_one(source, output, flax)
 
@@ -133,12 +137,13 @@ def _stored(source: str) -> Family:
     return families.FAMILIES[source]
 
 
-def _survey(folder: Path, seconds: float, memory: float, flax: bool) -> int:
+def _survey(folder: Path, seconds: float, memory: float, flax: bool, reuse: bool) -> int:
     """Derive all families into a folder, and print a line for each."""
     survey = load_judge("frameworks.torch.derivation.survey")
     folder.mkdir(parents=True, exist_ok=True)
     counts: collections.Counter[str] = collections.Counter()
-    for outcome in survey.survey(survey.names(), folder, seconds=seconds, memory=int(memory * (1 << 30)), flax=flax):
+    most = int(memory * (1 << 30))
+    for outcome in survey.survey(survey.names(), folder, seconds=seconds, memory=most, flax=flax, reuse=reuse):
         counts[outcome.kind] += 1
         detail = outcome.detail or f"{outcome.proof['configs_equal']} configs equal"
         typer.echo(f"{outcome.model_type}: {outcome.kind}, {detail}")

@@ -136,7 +136,7 @@ def _constructors() -> list[BadCall]:
             TypeError,
             f"{name} must be a bool, got {kind}",
         )
-        for name in ("affine", "bias")
+        for name in ("affine", "bias", "unit_offset")
         for label, value, kind in BAD_BOOLS
     ]
     rows += [

@@ -210,16 +210,26 @@ GROUPED = (
 
 # ---- the others
 
-NORMS = tuple(
+NORMS = (
+    *(
+        Case(
+            name,
+            specs.RMSNormConfig(2, 3.5, unit_offset),
+            {"scale": np.array(scale)},
+            [[3 / 2, 8], [0, 4]],
+            None,
+            x=((3.0, 4.0), (0.0, 1.0)),
+        )
+        for name, unit_offset, scale in (("scale", False, [2.0, 8.0]), ("scale from 1", True, [1.0, 7.0]))
+    ),
     Case(
-        name,
-        specs.RMSNormConfig(2, 3.5, unit_offset),
-        {"scale": np.array(scale)},
-        [[3 / 2, 8], [0, 4]],
+        "mean taken off, scale from 1",
+        specs.LayerNormConfig(2, 3.75, unit_offset=True),
+        {"scale": np.array([1.0, 7.0]), "shift": np.array([0.0, 10.0])},
+        [[-1 / 2, 12], [-1 / 2, 12]],
         None,
         x=((3.0, 4.0), (0.0, 1.0)),
-    )
-    for name, unit_offset, scale in (("scale", False, [2.0, 8.0]), ("scale from 1", True, [1.0, 7.0]))
+    ),
 )
 
 LATENT_SHARES = shares(2 * exp(math.cos(1.0)), exp(1.0) / 2)

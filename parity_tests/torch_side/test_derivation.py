@@ -151,6 +151,13 @@ def test_survey_has_an_outcome_for_each_family(tmp_path):
     assert json.loads((tmp_path / survey.FILE).read_text())["families"].keys() == outcomes.keys()
 
 
+def test_survey_takes_packaged_families_as_they_are(tmp_path):
+    (outcome,) = survey.survey(["arcee"], tmp_path, seconds=0.01, memory=8 << 30, reuse=True)
+    assert (outcome.kind, outcome.proof) == ("proven", BY_NAME["arcee"].proof)
+    assert loads((tmp_path / "arcee.toml").read_text(), "arcee.toml") == BY_NAME["arcee"]
+    assert json.loads((tmp_path / survey.FILE).read_text())["families"]["arcee"]["kind"] == "proven"
+
+
 @pytest.mark.full
 def test_survey_stops_a_family_beyond_its_limits(tmp_path):
     (outcome,) = survey.survey(["arcee"], tmp_path, seconds=0.01, memory=8 << 30)

@@ -102,8 +102,10 @@ def convert(
 
     Layouts: torch, flax, book, fused-qkv, torch-mha, nnx-mha, linen-mha, hf-gpt2, nanogpt, hf-bert, hf-llama,
     hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
-    hf-arcee, hf-cohere, hf-glm, hf-glm4, hf-granite-swa, hf-hy-v3, hf-hyperclovax, hf-jais2,
-    hf-minimax-m2, hf-solar-open, hf-stablelm, hf-starcoder2, hf-vaultgemma,
+    hf-arcee, hf-bert-generation, hf-biogpt, hf-codegen, hf-cohere, hf-data2vec-text, hf-electra, hf-ernie,
+    hf-falcon, hf-glm, hf-glm4, hf-gpt-bigcode, hf-gpt-neox, hf-gptj, hf-granite-swa, hf-hy-v3,
+    hf-hyperclovax, hf-jais2, hf-megatron-bert, hf-minimax-m2, hf-opt, hf-phi, hf-roberta,
+    hf-roberta-prelayernorm, hf-solar-open, hf-stablelm, hf-starcoder2, hf-vaultgemma, hf-xlm-roberta-xl,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,

@@ -309,7 +309,7 @@ class FamilyReader:
             value = getattr(parts.get(part), name, None)
             if source.times and value is not None:
                 written[source.key] = value // max(1, written.get(source.times, 1))
-            elif source.less or source.plus:
+            elif (source.less or source.plus) and value is not None:
                 offset = config.position_offset if source.less else 0
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":

@@ -239,7 +239,8 @@ def check_gradients(pair: ModelPair, seed: int = 3) -> int:
     shapes = {parameter.rule.torch: parameter.shape for parameter in pair.config.parameters}
     encoded = pair.layout.encode(shapes, pair.settings)
     written = encoded.write({name: ours.get(name, np.zeros(shape)) for name, shape in shapes.items()})
-    parameters = {name: one for name, one in pair.theirs.named_parameters() if name in written}
+    every = pair.theirs.named_parameters(remove_duplicate=False)
+    parameters = {name: tensor for name, tensor in every if name in written}
     for name, parameter in parameters.items():
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if error_of(grad, torch.from_numpy(written[name])) > 1:

@@ -423,7 +423,7 @@ def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
     outputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str, module: Any, arguments: Any, out: Any) -> None:
-        outputs.setdefault(name, out[0] if isinstance(out, tuple) else out)
+        outputs.setdefault(name, out[0] if isinstance(out, tuple | list) else out)
 
     handles = [model.get_submodule(name).register_forward_hook(functools.partial(keep, name)) for name in names]
     with promoted(), torch.no_grad():
@@ -506,7 +506,9 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
-    values = (usual,) if defaults.get(key) == usual or isinstance(usual, bool) else (defaults.get(key), usual)
+    default = defaults.get(key)
+    is_other_flag = isinstance(usual, bool) and isinstance(default, bool)
+    values = (usual,) if default == usual or is_other_flag else (default, usual)
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
@@ -555,6 +557,7 @@ def _is_same(subject: ModelClass, parts: Structure, description: Description, la
     """Return whether another layout reads all tensors of a class as its own does."""
     own = layout_of(description)
     flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
+    flags -= description.fixed.keys()
     for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):
         keys = subject.keys(**changes)
         try:

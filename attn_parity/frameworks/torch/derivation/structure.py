@@ -465,10 +465,10 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
         )
     for slot, name in zip(SLOTS[structure.placements[0]], structure.norms, strict=True):
         yield from _norm(structure, f"{layer}{name}", f"{structure.layers}.0.{name}", f"{OURS}{slot}")
-    for ours, name in structure.outside.norms.items():
+    for slot, name in structure.outside.norms.items():
         bare = name.removeprefix(structure.front)
         front = "{prefix}" if name.startswith(structure.front) and structure.front else ""
-        yield from _norm(structure, f"{front}{bare}", bare, ours)
+        yield from _norm(structure, f"{front}{bare}", bare, slot)
 
 
 def _biases(structure: Structure, name: str) -> list[bool]:
@@ -504,8 +504,8 @@ def _fused(structure: Structure, theirs: str, name: str, kind: str) -> Iterator[
             continue
         groups, heads = FUSED[kind][0], structure.kv_heads
         # A class with as many key/value heads as query heads has no key for them.
-        kv: int | str = {1: 1, 4: "num_heads"}.get(heads, "num_kv_heads")
-        shares = tuple("num_heads" if part == "query" else kv for part in order)
+        kv: int | str = 1 if heads == 1 else "num_heads" if heads == 4 else "num_kv_heads"
+        shares: tuple[int | str, ...] = tuple("num_heads" if part == "query" else kv for part in order)
         if groups:
             pattern = f"(h x){rest} -> (h x){rest}"
             yield Row(

@@ -200,7 +200,11 @@ class ModelClass:
 
 def learned(model: nn.Module) -> dict[str, Tensor]:
     """Return name -> parameter or saved buffer, each once."""
-    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    # Of a tied pair the first name may be the head's, where a class makes its head first.
+    tensors: dict[str, Tensor] = {
+        name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if name not in ties
+    }
     saved = model.state_dict(keep_vars=True)
     tensors |= {name: one for name, one in model.named_buffers() if name in saved and one.is_floating_point()}
     return tensors

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
-from attn_bridge.models.derived.description import Value, dumps
+from attn_bridge.models.derived import known
+from attn_bridge.models.derived.description import Description, Value, dumps
 from attn_bridge.printable import printable
 
 Kind = Literal["proven", "refused", "stopped"]
@@ -54,7 +55,13 @@ def names() -> tuple[str, ...]:
 
 
 def survey(
-    model_types: Iterable[str], folder: Path, *, seconds: float, memory: int, flax: bool = False
+    model_types: Iterable[str],
+    folder: Path,
+    *,
+    seconds: float,
+    memory: int,
+    flax: bool = False,
+    reuse: bool = False,
 ) -> Iterator[Outcome]:
     """Derive families one by one, and yield the outcome of each; their output is left out.
 
@@ -64,8 +71,13 @@ def survey(
         seconds: limit of a family.
         memory: limit of the address space of its process, in bytes, where the system has such a limit.
         flax: whether the proofs run the Flax models as well.
+        reuse: whether packaged families that were proven with the installed `transformers` are taken as they are.
     """
     import transformers
+
+    packaged = {
+        one.model_type: one for one in known.DESCRIPTIONS if one.proof.get("transformers") == transformers.__version__
+    }
 
     context = multiprocessing.get_context("forkserver")
     # The import of torch and transformers is shared; without, it would cost more than most derivations.
@@ -73,6 +85,13 @@ def survey(
     outcomes: dict[str, Outcome] = {}
     for model_type in model_types:
         begin = time.monotonic()
+        description = packaged.get(model_type) if reuse else None
+        if description is not None:
+            _write(description, folder)
+            outcomes[model_type] = Outcome(model_type, PROVEN, "", 0.0, dict(description.proof))
+            _record(outcomes, transformers.__version__, folder)
+            yield outcomes[model_type]
+            continue
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_derive, args=(model_type, str(folder), memory, flax, sender))
         process.start()
@@ -89,12 +108,21 @@ def survey(
             process.join()
         kind, detail, proof = message
         outcomes[model_type] = Outcome(model_type, kind, detail, round(time.monotonic() - begin, 1), proof)
-        document = {
-            "transformers": transformers.__version__,
-            "families": {name: dataclasses.asdict(one) for name, one in outcomes.items()},
-        }
-        (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        _record(outcomes, transformers.__version__, folder)
         yield outcomes[model_type]
+
+
+def _record(outcomes: Mapping[str, Outcome], version: str, folder: Path) -> None:
+    document = {
+        "transformers": version,
+        "families": {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()},
+    }
+    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _write(description: Description, folder: Path) -> None:
+    name = description.model_type.replace("/", "-")
+    (folder / f"{name}.toml").write_text(dumps(description), encoding="utf-8")
 
 
 def _derive(model_type: str, folder: str, memory: int, flax: bool, sender: Connection) -> None:
@@ -119,7 +147,7 @@ def _derive(model_type: str, folder: str, memory: int, flax: bool, sender: Conne
             line = printable(str(error).partition("\n")[0], 200)
             sender.send((REFUSED, f"{type(error).__name__}: {line}", {}))
         else:
-            Path(folder, f"{model_type.replace('/', '-')}.toml").write_text(dumps(description), encoding="utf-8")
+            _write(description, Path(folder))
             sender.send((PROVEN, "", dict(description.proof)))
 
 
