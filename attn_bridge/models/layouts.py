@@ -272,6 +272,9 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
         full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
     if len(full) > 1:
         full = _by_shapes(full, names)
+    if len(full) > 1:  # a derived family needs its model_type where a layout written by hand has the same names
+        derived = {layout.name for layout in known.LAYOUTS}
+        full = [name for name in full if name not in derived] or full
     if len(full) == 1:
         return _LAYOUTS[full[0]]
     if not full:
