@@ -57,6 +57,7 @@ ROUTERS = {
     "deepseek_v3": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "deepseek_v32": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "aria_text": ({}, Router("softmax")),
     "dots1": ({}, Router("sigmoid", normalise=False, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "ernie4_5_moe": ({}, Router("softmax", correction=True)),
     "exaone_moe": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
