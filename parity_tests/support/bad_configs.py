@@ -351,9 +351,16 @@ RULES: tuple[BadConfig, ...] = (
         ({"chosen": 4}, "chosen groups (4) must be at least 1 and at most all (3)"),
         ({"score": "x"}, "score of groups ('x') must be 'max' or 'top2'"),
     ),
-    _choices("Router", "scores", "'softmax', 'sigmoid'"),
+    _choices("Router", "scores", "'softmax', 'sigmoid', 'sparse_mixer'"),
     _choices("Router", "corrects", "'scores', 'logits'"),
-    *_relations("Router", ({"corrects": "logits"}, "corrects (logits) needs correction")),
+    *_relations(
+        "Router",
+        ({"corrects": "logits"}, "corrects (logits) needs correction"),
+        (
+            {"scores": "sparse_mixer"},
+            "scores (sparse_mixer) need a router without normalise, correction and groups",
+        ),
+    ),
     *_kinds("Router", {"groups": "ExpertGroups"}),
     *_kinds(
         "MixtureOfExpertsConfig", {"expert": "FeedForwardConfig", "router": "Router", "shared": "FeedForwardConfig"}

@@ -105,6 +105,10 @@ UNUSUAL = {
 """Values that are the default of no family, and a head that is tied in none."""
 
 ONLY = {
+    "afmoe": {"attention_bias": False},
+    "aria_text": {"hidden_act": "silu"},
+    "olmoe": {"clip_qkv": None},
+    "qwen2_moe": {"use_sliding_window": False},
     "cwm": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
