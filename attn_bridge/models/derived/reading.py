@@ -145,7 +145,7 @@ class FamilyReader:
             raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
         options = {"norm": True, **self.part(config, "model")}
         if not options.pop("scale_switch", True):
-            del options["embedding_scale"]
+            options.pop("embedding_scale", None)
         norms = [name for name in ("norm", "embedding_norm", "head_norm") if name in options]
         return {**options, **{name: self._norm(config) if options[name] else None for name in norms}}
 
