@@ -23,7 +23,7 @@ BARE = ["{path}W_query", "{path}W_key", "{path}W_value"]
 LINEAR = [
     f"{{path}}{name}.{leaf}"
     for name in (
-        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head"),
+        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head", "head_linear"),
         *(f"ff.{one}.fc{number}" for one in ("experts.{j}", "shared") for number in (1, 2, 3)),
         *("ff.router", "ff.shared_gate"),
     )
@@ -49,7 +49,7 @@ MODERN = [
 ]
 """Names of projections that attention after chapter 3 adds."""
 
-BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias"]
+BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias", "{path}out_bias"]
 
 NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *BARE_VECTORS]
 """Every name of ours, below any prefix."""

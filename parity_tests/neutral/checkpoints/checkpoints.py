@@ -127,6 +127,9 @@ _RIGHT = {
     "pos_emb.weight": (9, WIDTH),
     "out_head.weight": (11, WIDTH),
     "logits_bias": (1, 11),
+    "out_bias": (11,),
+    "head_linear.weight": (WIDTH, WIDTH),
+    "head_linear.bias": (WIDTH,),
     "conv1.weight": (WIDTH, 3, 2),
     "conv2.weight": (WIDTH, WIDTH, 2),
     "conv1d.weight": (32, 1, 2),
@@ -183,6 +186,8 @@ def _outputs(module, rows, attention):
         sizes |= {"W_gate": 16, "W_value": 16, "W_key": 8}
     else:
         keys = 8 if any(row.part and len(row.ours) == 3 for row in rows) else 4
+        shares = next((row.shares for row in rows if row.shares), ())
+        keys = {"num_heads": 8, 1: 2}.get(shares[1], keys) if shares else keys
         sizes |= {"W_key": keys, "W_value": keys}
     return sizes[module]
 

@@ -498,9 +498,9 @@ def _fused(structure: Structure, theirs: str, name: str, kind: str) -> Iterator[
         parts = tuple(f"{OURS}att.W_{part}.{leaf}" for part in order)
         optional = leaf == "bias" and _biases(structure, name)[0]
         turned = bool(rest) and structure.classes.get(name) == TURNED
-        if kind == "by-head":
+        if kind in ("by-head", "by-four"):
             pattern = f"(h c){rest} -> (h part c){rest}"
-            yield Row(f"{theirs}.{leaf}", parts, pattern, part="part", sizes={"h": "num_heads"}, optional=optional)
+            yield Row(f"{theirs}.{leaf}", parts, pattern, part="part", sizes={"h": FUSED[kind][0]}, optional=optional)
             continue
         groups, heads = FUSED[kind][0], structure.kv_heads
         # A class with as many key/value heads as query heads has no key for them.
