@@ -36,7 +36,7 @@ def with_rows(description):
     return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
 
 
-ALWAYS = ("starcoder2", "cohere", "glm", "exaone4", "arcee", "hy_v3", "opt", "roberta")
+ALWAYS = ("starcoder2", "cohere", "exaone4", "hy_v3", "glm4_moe_lite", "phimoe", "opt", "roberta")
 
 
 @some("name", list(BY_NAME), ALWAYS)
@@ -71,6 +71,10 @@ QUICK = (
     *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
     *("roberta: activation of the head", "gptj: rotary channels not read"),
     *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
+    *("kolibri1: correction elsewhere", "hy_v3: correction in the weights", "phimoe: router scores"),
+    *("glm4_moe_lite: channels with and without position exchanged", "glm4_moe_lite: rotary kind"),
+    *("hunyuan_v1_moe: norms of q and k elsewhere", "flint: last layer like the others"),
+    *("qwen2_moe: without the gate of shared layers", "mellum: rotary kinds exchanged"),
 )
 
 
@@ -115,8 +119,8 @@ def test_unknown_part_is_refused_by_name(name, message):
 
 
 def test_module_that_computes_something_else_is_named():
-    with pytest.raises(DerivationError, match=r"^model.layers.0.self_attn \(HunYuanDenseV1Attention\) computes"):
-        derive("hunyuan_v1_dense", flax=False)
+    with pytest.raises(DerivationError, match=r"^model.layers.0.self_attn \(Llama4TextAttention\) computes"):
+        derive("llama4_text", flax=False)
 
 
 def test_command_refuses_in_one_line(capsys, tmp_path):

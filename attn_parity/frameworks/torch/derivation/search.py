@@ -346,6 +346,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     if key is not None and not parts.is_latent:
         fields["attention.num_kv_heads"] = KeySource(key=key)
     names = getattr(subject.config_class, "attribute_map", {})
+    pattern, first, last = _pattern(subject)
     return Description(
         subject.model_type,
         subject.model_class.__name__,
@@ -353,7 +354,9 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         aliases={outer: (inner,) for outer, inner in names.items()},
         fields=fields,
         fixed=parts.fixed,
-        **_pattern(subject),
+        pattern=pattern,
+        first=first,
+        last=last,
         defaults=_with_older_names({key: value for key, value in defaults.items() if key not in LISTS}),
     )
 
@@ -368,11 +371,11 @@ def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
     return keys if part is None else {**keys, "partial_rotary_factor": part}
 
 
-def _pattern(subject: ModelClass) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of layers where a config has no ``layer_types``: those that repeat, and of the ends."""
+def _pattern(subject: ModelClass) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the kinds of layers where a config has no ``layer_types``: those that repeat, the first and the last."""
     depths = range(24, 29)
     if not subject.defaults.get("layer_types"):
-        return {}
+        return (), (), ()
     try:
         kinds = [subject.config_class(num_hidden_layers=layers).layer_types for layers in depths]
     except Exception as error:
@@ -383,10 +386,10 @@ def _pattern(subject: ModelClass) -> dict[str, tuple[str, ...]]:
     # A pattern counts from layer 0, so the first layers are kept apart only where they differ from it.
     for last, first, length in itertools.product(range(2), range(4), range(1, depths[0] // 3)):
         pattern = tuple(middle[first + (place - first) % length] for place in range(length))
-        ends = {"first": tuple(middle[:first]), "last": tuple(kinds[0][depths[0] - last :])}
-        proposal = Description("", "", "", pattern=pattern, **ends)
+        ends = tuple(middle[:first]), tuple(kinds[0][depths[0] - last :])
+        proposal = Description("", "", "", pattern=pattern, first=ends[0], last=ends[1])
         if all(list(some) == [proposal.kind_of(layer, len(some)) for layer in range(len(some))] for some in kinds):
-            return {"pattern": pattern, **{name: some for name, some in ends.items() if some}}
+            return pattern, *ends
     raise DerivationError(f"layer_types ({', '.join(kinds[0])}): no pattern that repeats; the nearest is one that does")
 
 
