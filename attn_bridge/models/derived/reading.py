@@ -115,9 +115,10 @@ class FamilyReader:
 
     def _latent(self, config: ModelConfig, layer: int, kind: str) -> AttentionLayer:
         values = self.part(config, "attention")
-        spec = latent.read_latent(
-            config, values, self._position(config, kind, values["rope_dim"]), mask_of(config, layer, kind)
-        )
+        position = self._position(config, kind, values["rope_dim"])
+        if isinstance(position, Alibi):
+            raise ValueError(f"ALiBi of {config.model_type} does not fit keys that are made of a latent")
+        spec = latent.read_latent(config, values, position, mask_of(config, layer, kind))
         tables = {"transformers": latent.table_of(self._table(spec), spec)}
         return AttentionLayer("MultiHeadLatentAttention", spec, layer, tables, self._prefix(layer))
 
