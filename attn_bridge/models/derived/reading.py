@@ -314,7 +314,7 @@ class FamilyReader:
                 offset = config.position_offset if source.less else 0
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":
-                written[source.key] = getattr(attention.position, name, value)
+                written[source.key] = _written(name, getattr(attention.position, name, value), source)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         return written
