@@ -236,6 +236,18 @@ def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> lis
     return [name for name in candidates if faults[name] == min(faults.values())]
 
 
+def _place_equally(candidates: Iterable[str], names: Mapping[str, Shape | None]) -> bool:
+    """Return whether layouts that have all the names map each of them to the same elements of ours.
+
+    Families that differ in their configs alone, such as granitemoe and granitemoeshared, then need no choice.
+    """
+    first, *others = (_LAYOUTS[name].match(names)[1] for name in candidates)
+    pairs = {
+        (id(row), id(other[name][0])): (row, other[name][0]) for other in others for name, (row, _) in first.items()
+    }
+    return all(row.places_like(other) for row, other in pairs.values())
+
+
 def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     layout = _fitting(names, model_type)
     why = _why_other_type(layout, model_type)
@@ -275,6 +287,8 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if len(full) > 1:  # a derived family needs its model_type where a layout written by hand has the same names
         derived = {layout.name for layout in known.LAYOUTS}
         full = [name for name in full if name not in derived] or full
+    if len(full) > 1 and _place_equally(full, names):
+        full = [min(full, key=lambda name: len(_LAYOUTS[name].rows))]
     if len(full) == 1:
         return _LAYOUTS[full[0]]
     if not full:

@@ -166,6 +166,10 @@ class Row:
         mine = placeholders(self.ours[0]) - placeholders(self.theirs) if self.stack and self.ours else set()
         return next((name for name in ("j", "i") if name in mine), "")
 
+    def places_like(self, other: Row) -> bool:
+        """Return whether it maps the same outside tensor to the same elements of ours; they may be required elsewhere."""
+        return self == dataclasses.replace(other, optional=self.optional, branch=self.branch)
+
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
         """Return the values of the placeholders in an outside name, or None if it does not match."""
         return match(self.theirs, name, tuple(prefixes))

@@ -1,5 +1,8 @@
 """The layout tables: every one there and back, what they say about names and shapes, and how they are told apart."""
 
+import contextlib
+import copy
+import dataclasses
 import itertools
 import math
 import re
@@ -11,6 +14,7 @@ import pytest
 
 from attn_bridge import WeightsMismatchError
 from attn_bridge.models import layouts
+from attn_bridge.models.derived import known
 from attn_bridge.models.layouts import LayoutError, Row, SettingError
 from attn_bridge.models.ours import lacking
 from attn_bridge.weights.rows import refined
@@ -21,6 +25,10 @@ from .checkpoints import SIZES, attention, bert, gpt, llama, whole
 SINGLE = ["torch", "flax", "book", "fused-qkv", "torch-mha", "nnx-mha", "linen-mha"]
 WHOLE = [name for name in layouts.names() if layouts.find(name).whole]
 MADE = [name for name in WHOLE if name not in ("hf-gpt2", "nanogpt", "hf-bert", "flax-bert", "hf-llama")]
+DERIVED = {layout.name for layout in known.LAYOUTS}
+KINDS = ("hf-glm4", "hf-hy-v3", "hf-falcon", "hf-roberta", "hf-gpt-neox", "hf-qwen2-moe", "hf-kolibri1")
+"""Derived layouts that always run: one per kind of block, of experts and of projections in one tensor."""
+ALWAYS = [name for name in WHOLE if name not in DERIVED or name in KINDS]
 DTYPES = [np.float32, np.float64, ml_dtypes.bfloat16, np.float16, np.int8]
 
 
@@ -62,7 +70,7 @@ def test_whole_models_go_there_and_back(name, make, prefix):
     assert decoded.restore["prefix"] == layout.prefixes[prefix]
 
 
-@pytest.mark.parametrize("name", MADE)
+@cover.some("name", MADE, [name for name in ALWAYS if name in MADE])
 def test_models_of_every_kind_of_block_go_there_and_back(name):
     layout = layouts.find(name)
     canonical = whole(name, 4)
@@ -85,20 +93,54 @@ def test_models_of_every_kind_of_block_go_there_and_back(name):
 
 
 @cover.some("prefixes", ["the first", "all"], ["the first"])
-@pytest.mark.parametrize("name", WHOLE)
-def test_no_layout_takes_the_models_of_another(name, prefixes):
+@cover.some("name", WHOLE, ALWAYS)
+def test_no_layout_reads_the_models_of_another_otherwise(name, prefixes):
     layout = layouts.find(name)
     for prefix in layout.prefixes[: 1 if prefixes == "the first" else None]:
-        theirs = layout.from_canonical(whole(name, 4) if name in MADE else MAKE[name](4), prefix=prefix, **SIZES)
+        theirs = shapes(
+            layout.from_canonical(whole(name, 4) if name in MADE else MAKE[name](4), prefix=prefix, **SIZES)
+        )
         assert layouts.detect(theirs) is layout
+        placed = layout.decode(theirs, SIZES).placements
         for other in WHOLE:
-            if other not in (name, "vllm" if name == "hf-phi3" else ""):  # names are the same
-                with pytest.raises((WeightsMismatchError, LayoutError)):
-                    layouts.find(other).decode(shapes(theirs), SIZES)
+            with contextlib.suppress(WeightsMismatchError, LayoutError):
+                assert layouts.find(other).decode(theirs, SIZES).placements == placed, other
+
+
+@pytest.mark.parametrize(
+    ("model_type", "others"),
+    [("solar_open", ["glm4_moe"]), ("glm4_moe", ["dots1"]), ("granitemoe", ["granitemoeshared"])],
+)
+def test_layouts_that_read_a_model_equally_need_no_choice(model_type, others):
+    name = f"hf-{model_type.replace('_', '-')}"
+    theirs = shapes(layouts.find(name).from_canonical(whole(name, 2), **SIZES))
+    assert layouts.detect(theirs).name == name
+    for kind in (model_type, *others):
+        assert layouts.detect(theirs, kind).name == f"hf-{kind.replace('_', '-')}"
+
+
+def test_layouts_that_read_a_model_otherwise_ask_which(monkeypatch):
+    layout, other = layouts.find("hf-granitemoe"), copy.copy(layouts.find("hf-granitemoeshared"))
+    theirs = shapes(layout.from_canonical(whole("hf-granitemoe", 2), **SIZES))
+    exchanged = {"ff.experts.{j}.fc1": "ff.experts.{j}.fc2", "ff.experts.{j}.fc2": "ff.experts.{j}.fc1"}
+    rows = [
+        dataclasses.replace(
+            row,
+            ours=tuple(re.sub(r"ff\.experts\.\{j\}\.fc[12]", lambda hit: exchanged[hit[0]], one) for one in row.ours),
+        )
+        for row in other.rows
+    ]
+    other.rows = tuple(rows)
+    other._index_theirs(rows)
+    monkeypatch.setitem(layouts._PACKAGED, other.name, other)
+    with pytest.raises(
+        LayoutError, match=r"^the names fit the layouts hf-granitemoe, hf-granitemoeshared; say which with --from$"
+    ):
+        layouts.detect(theirs)
 
 
 @cover.some("blocks", ["the last of a kind", "all"], ["the last of a kind"])
-@pytest.mark.parametrize("name", MADE)
+@cover.some("name", MADE, [name for name in ALWAYS if name in MADE])
 def test_a_model_that_lacks_any_tensor_is_refused(name, blocks):
     layout = layouts.find(name)
     theirs = shapes(layout.from_canonical(whole(name, 4), **SIZES))
@@ -340,7 +382,9 @@ def test_every_row_of_every_layout_places_every_element_once():
         shape = tuple(12 + 12 * position for position in range(len(left)))
         keys = {(number, 0): shape for number in range(len(row.ours))}
         names = {(number, 0): str(number) for number in range(len(row.ours))}
-        whole, placed = row.encode(row.theirs, keys, names, settings)
+        # One group of keys and values has as many rows as each of its queries.
+        sizes = {**settings, "num_heads": 1, "num_kv_heads": 1} if 1 in row.shares else settings
+        whole, placed = row.encode(row.theirs, keys, names, sizes)
         taken = []
         for placement in placed.values():
             steps = [
@@ -348,9 +392,7 @@ def test_every_row_of_every_layout_places_every_element_once():
             ]
             taken += [placement.offset + sum(place) for place in itertools.product(*steps)]
         assert sorted(taken) == list(range(math.prod(whole))), (name, row)
-        assert set(row.decode(row.theirs, whole, values, settings)) == {
-            template.format(**values) for template in row.ours
-        }
+        assert set(row.decode(row.theirs, whole, values, sizes)) == {template.format(**values) for template in row.ours}
 
 
 def test_axes_that_two_layouts_cut_in_different_places_meet():
