@@ -7,6 +7,7 @@ import functools
 import json
 
 import pytest
+import torch
 
 from attn_bridge.cli.app import run
 from attn_bridge.masks import sliding_window
@@ -14,6 +15,7 @@ from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS
 from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, subject, survey
+from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
 from attn_parity.frameworks.torch.running.promotion import promoted
 
 from ..support.cover import some
@@ -73,7 +75,11 @@ QUICK = (
     *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
     *("kolibri1: correction elsewhere", "hy_v3: correction in the weights", "phimoe: router scores"),
     *("glm4_moe_lite: channels with and without position exchanged", "glm4_moe_lite: rotary kind"),
-    *("hunyuan_v1_moe: norms of q and k elsewhere", "flint: last layer like the others"),
+    *(
+        "hunyuan_v1_moe: norms of q and k elsewhere",
+        "hunyuan_v1_moe: base not stretched",
+        "flint: last layer like the others",
+    ),
     *("qwen2_moe: without the gate of shared layers", "mellum: rotary kinds exchanged"),
 )
 
@@ -83,6 +89,25 @@ def test_proof_refuses_wrong_family(fault):
     name, wrong = PLANTED[fault]
     with pytest.raises(proof.WrongError):
         proof.prove(found(name), wrong, flax=False)
+
+
+def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypatch):
+    model = dataclasses.replace(found("hunyuan_v1_moe"), kept={})
+    right, reader = subject.ModelClass.instance, proof.reader_of(BY_NAME["hunyuan_v1_moe"])
+
+    def instance(self, keys, seed=0):
+        if keys.get("rope_parameters") == STRETCHED:
+            return torch.empty(1 << 50)
+        return right(self, keys, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject.ModelClass, "instance", instance)
+        with pytest.raises(MemoryError, match=r"^too little memory for an instance with ."):
+            proof.try_change(model, reader, {"rope_parameters": STRETCHED})
+    assert proof.try_change(model, reader, {"rope_parameters": STRETCHED}) == "equal"
+    _, wrong = PLANTED["hunyuan_v1_moe: base not stretched"]
+    with pytest.raises(proof.WrongError, match=r"^logits differ by "):
+        proof.try_change(model, proof.reader_of(wrong), {"rope_parameters": STRETCHED})
 
 
 def test_class_without_a_planted_fault_cannot_run_what_would_tell():

@@ -413,20 +413,31 @@ def _check_read(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, ob
 
 
 def _made(subject: ModelClass, keys: Mapping[str, Any], seed: int) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
-    """Return an instance, its config.json and its logits; None where it can't be made or run."""
+    """Return an instance, its config.json and its logits; None where it can't be made or run.
+
+    Raises:
+        MemoryError: too little memory to run it, which does not show that the class can't.
+    """
     name = json.dumps([keys, seed])
     if name not in subject.kept:
-        subject.kept[name] = None
+        made = None
         try:
             with promoted(), torch.no_grad():
                 theirs = subject.instance(keys, seed)
                 logits = theirs(sample(1), use_cache=False).logits
             if bool(torch.isfinite(logits).all()):
-                subject.kept[name] = theirs, as_file(subject.config(keys)), logits
-        except Exception:  # what transformers raises for a config that it can't run is of any class
-            return None
+                made = theirs, as_file(subject.config(keys)), logits
+        except Exception as error:  # what transformers raises for a config that it can't run is of any class
+            if _is_out_of_memory(error):
+                raise MemoryError(f"too little memory for an instance with {_shown(keys, subject)}") from error
+        subject.kept[name] = made
     instance: tuple[nn.Module, dict[str, Any], Tensor] | None = subject.kept[name]
     return instance
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory was short; torch's allocator on CPUs raises a RuntimeError."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def prove(subject: ModelClass, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:
@@ -439,6 +450,7 @@ def prove(subject: ModelClass, description: Description, *, flax: bool = True, m
         mixtures: random configs with several keys changed.
 
     Raises:
+        MemoryError: a config needs more memory than there is.
         WrongError: they do not compute the same; the message names the first config and what differs.
     """
     import transformers
