@@ -167,7 +167,7 @@ class Row:
         return next((name for name in ("j", "i") if name in mine), "")
 
     def places_like(self, other: Row) -> bool:
-        """Return whether it maps the same outside tensor to the same elements of ours; they may be required elsewhere."""
+        """Return whether it maps the same tensor to the same elements of ours; only one of both may require it."""
         return self == dataclasses.replace(other, optional=self.optional, branch=self.branch)
 
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:

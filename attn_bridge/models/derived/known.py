@@ -1,4 +1,4 @@
-"""The families of `data/` and the layouts of their tensors; some use the layout of a family written by hand."""
+"""The families that are data, and the layouts of their tensors; some use the layout of a family written by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDER = "ATTN_BRIDGE_FAMILIES"
 
 def load() -> tuple[Description, ...]:
     """Return the families of the package, and those of the user's folder, which go before."""
-    folders: list[Traversable] = [resources.files(__package__).joinpath("data")]
+    folders: list[Traversable] = [resources.files("attn_bridge.models").joinpath("families")]
     if os.environ.get(FOLDER):
         folders.append(Path(os.environ[FOLDER]))
     families: dict[str, Description] = {}

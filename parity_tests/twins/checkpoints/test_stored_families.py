@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints, models
 from attn_bridge.cli.app import run
+from attn_bridge.models import families
 from attn_bridge.models.derived import known, stored
 from attn_bridge.models.derived.description import dumps
 
@@ -136,7 +138,7 @@ def test_config_that_the_derived_family_does_not_compute_is_refused(model, tmp_p
 
 
 def test_stored_family_that_does_not_hold_is_refused(tmp_path, capsys):
-    shutil.copy(str(known.resources.files(known.__package__) / "data" / "helium.toml"), tmp_path / stored.FILE)
+    shutil.copy(Path(families.__file__).with_name("helium.toml"), tmp_path / stored.FILE)
     text = (tmp_path / stored.FILE).read_text()
     assert "interleaved" in text
     (tmp_path / stored.FILE).write_text(text.replace("interleaved", "half"))

@@ -1,9 +1,10 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
-Every family is a `Family` in a file of this folder: its ``model_type`` names, `transformers`' defaults for missing
-keys, and a function from config and layer to an `AttentionLayer`: our class, its config, and the tables of
-`attn_bridge.weights.rows.Row` that map to its tensors and back. A file is registered by its name in `HAND_WRITTEN`.
-Families of `derived` are data, which ``attn-bridge derive`` writes.
+A family is data or code. Data is a TOML file of this folder, which ``attn-bridge derive`` writes and
+`attn_bridge.models.derived` reads. Code is a `Family` in a file of `attn_bridge.models`, registered in `HAND_WRITTEN`:
+its ``model_type`` names, `transformers`' defaults for missing keys, and a function from config and layer to an
+`AttentionLayer`: our class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and
+back.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..printable import printable
-from ..specs.decoder_model import DecoderConfig
-from ..specs.encoder_decoder_model import EncoderDecoderConfig
-from . import (
+from ...printable import printable
+from ...specs.decoder_model import DecoderConfig
+from ...specs.encoder_decoder_model import EncoderDecoderConfig
+from .. import (
     bloom,
     deepseek,
     diffllama,
@@ -38,14 +39,14 @@ from . import (
     smollm3,
     t5,
 )
-from .derived import known
-from .family import AttentionLayer, Family
-from .layout import Layout
-from .reading import multimodal
-from .reading.decoders import make_decoder
-from .reading.differences import differences
-from .reading.model_config import ModelConfig
-from .scope import Scoped
+from ..derived import known
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading import multimodal
+from ..reading.decoders import make_decoder
+from ..reading.differences import differences
+from ..reading.model_config import ModelConfig
+from ..scope import Scoped
 
 __all__ = [
     "AttentionLayer",
@@ -136,7 +137,7 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
             f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(decoders)}{instead}"
         )
     return make_decoder(
-        read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
+        read, family.depth, lambda config, layer: family.read(config, layer).config, family.block, family.model
     )
 
 
@@ -154,8 +155,8 @@ def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ())
     pairs = tuple(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
     family, read = _read(config, pairs)
     if family.pair is None:
-        known = ", ".join(pairs) + ("; DecoderModel runs it" if family.block else "")
-        raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {known}")
+        choices = ", ".join(pairs) + ("; DecoderModel runs it" if family.block else "")
+        raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {choices}")
     return family.pair(read, names)
 
 
@@ -208,10 +209,10 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
         FamilyError: (a ValueError) likewise, for a source; the message names the first difference from the family that
             gives the layout its name.
     """
-    known = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    families = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
     candidates = [
         (name, family.architecture, family.write)
-        for name, family in known
+        for name, family in families
         if family.write is not None and family.whole is not None and isinstance(config, family.whole)
     ]
     names = [parameter.rule.torch for parameter in config.parameters]
@@ -278,10 +279,10 @@ def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:
 
 def _by_kind(differences: Iterable[str]) -> list[str]:
     """Return the first of each kind of difference, with the number of blocks that have it."""
-    found: dict[str, list[str]] = collections.defaultdict(list)
-    for one in differences:
-        found[re.sub(r"^(\w+\.)?blocks\[[0-9]+\]", r"\1", one)].append(one)
-    return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
+    kinds: dict[str, list[str]] = collections.defaultdict(list)
+    for difference in differences:
+        kinds[re.sub(r"^(\w+\.)?blocks\[[0-9]+\]", r"\1", difference)].append(difference)
+    return [alike[0] + (f" in {len(alike)} blocks" if len(alike) > 1 else "") for alike in kinds.values()]
 
 
 def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, ModelConfig]:
@@ -293,8 +294,8 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
-    given = multimodal.text_of(config)
-    name = given.get("model_type")
+    keys = multimodal.text_of(config)
+    name = keys.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
     if not isinstance(name, str) or name not in FAMILIES:
@@ -303,4 +304,4 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
             "that of another decoder from transformers"
         )
     family = FAMILIES[name]
-    return family, ModelConfig(given, name, family.defaults, family.aliases)
+    return family, ModelConfig(keys, name, family.defaults, family.aliases)
