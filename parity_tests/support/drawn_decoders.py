@@ -51,14 +51,25 @@ SIZES: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 4,
     "linear_value_head_dim": 5,
+    "rotary_dim": 8,
+    "is_decoder": True,
+    "embedding_size": 32,
 }
+
+LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "youtu")
+"""Begins of families with as many keys as queries, which are made of a latent."""
+
+
+def own_keys(model_type: str) -> dict[str, Any]:
+    """Return the keys that a family of 4 heads takes other values of than most."""
+    keys = {"num_key_value_heads": 4} if model_type.startswith(LATENT) else {}
+    return keys | ({"head_dim": None} if model_type == "gpt_neox" else {})
 
 
 def draw(model_type: str, seed: int) -> DecoderConfig:
     """Return a decoder of a family with up to three changes, which may make it one of no family."""
     rng = random.Random(f"{model_type} {seed}")
-    more = {"num_key_value_heads": 4} if model_type.startswith(("deepseek", "glm_moe_dsa")) else {}
-    config = families.find_decoder({"model_type": model_type, **SIZES, **more})
+    config = families.find_decoder({"model_type": model_type, **SIZES, **own_keys(model_type)})
     for _ in range(seed % 4):
         try:
             config = _changed(config, rng)

@@ -11,6 +11,8 @@ from attn_bridge.models import families, layouts
 from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, Router
 from attn_bridge.specs.as_json import as_json, from_json
 
+from ...support.drawn_decoders import own_keys
+
 DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
 SMALL = {
     "vocab_size": 20,
@@ -27,16 +29,14 @@ SMALL = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "pad_token_id": 0,
+    "rotary_dim": 8,
+    "is_decoder": True,
+    "embedding_size": 64,
 }
 
 
-LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "youtu")
-"""Begins of families with as many keys as queries, which are made of a latent."""
-
-
 def small(name: str) -> dict[str, object]:
-    own = {"num_key_value_heads": 4} if name.startswith(LATENT) else {}
-    return {"model_type": name, **SMALL, **own}
+    return {"model_type": name, **SMALL, **own_keys(name)}
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -12,6 +12,7 @@ from attn_bridge import checkpoints, masks
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
+from attn_bridge.models.derived import known
 from attn_bridge.models.reading.differences import differences
 from attn_bridge.specs import BertEncoderConfig, GPTModelConfig
 from attn_bridge.specs.as_json import as_json
@@ -104,7 +105,15 @@ UNUSUAL = {
 }
 """Values that are the default of no family, and a head that is tied in none."""
 
+ENCODERS = (
+    *("bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+)
+"""Families of encoders that run as decoders, whose heads are tied."""
+
 ONLY = {
+    **{name: {"tie_word_embeddings": True} for name in ENCODERS},
+    "gpt_neox": {"rope_theta": None},
     "afmoe": {"attention_bias": False},
     "aria_text": {"hidden_act": "silu"},
     "olmoe": {"clip_qkv": None},
@@ -185,10 +194,7 @@ def test_a_reciprocal_is_the_shortest_number():
     assert written["logits_scaling"] == 7.0
 
 
-OTHERS = (
-    "(llama, mistral, qwen2, qwen3, granite, ministral, smollm3, cwm, ernie4_5, gemma, helium, seed_oss) says all of "
-    "this decoder; "
-)
+OTHERS = f"({', '.join(layouts.find('hf-llama').model_types)}) says all of this decoder; "
 ALL = {
     "sinks": (changed(decoder(), sinks=True), "llama has another blocks[0].attention.sinks (True) in 3 blocks"),
     "pairs": (
@@ -249,8 +255,14 @@ def test_every_decoder_with_a_layout_has_a_writer(name):
     layout_of(name)
 
 
+DRAWN = [name for name in DECODERS if name != "gemma3"]
+PACKAGED = [description.model_type for description in known.DESCRIPTIONS]
+KINDS = ("exaone4", "falcon", "glm4_moe_lite", "gpt_neox", "hy_v3", "kolibri1", "phimoe", "roberta", "stablelm")
+"""Families that are data and always run: a cover of their kinds of attention, experts, norms and positions."""
+
+
 @cover.some("seeds", [range(4), range(4, 40)], always=[range(4)])
-@pytest.mark.parametrize("name", [name for name in DECODERS if name != "gemma3"])
+@cover.some("name", DRAWN, [name for name in DRAWN if name not in PACKAGED or name in KINDS])
 def test_a_drawn_decoder_is_said_or_refused_in_one_line(name, seeds):
     said, refused = 0, []
     for seed in seeds:
