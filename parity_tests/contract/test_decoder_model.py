@@ -22,8 +22,10 @@ from attn_bridge.specs import (
     FeedForwardConfig,
     GroupedQueryAttentionConfig,
     LayerNormConfig,
+    MixtureOfExpertsConfig,
     RMSNormConfig,
     Rotary,
+    Router,
 )
 
 from . import backends
@@ -99,6 +101,44 @@ def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
     expected = x @ arrays["out_head.weight"].T + arrays["out_bias"]
     found = backend.output(model, IDS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def routed(logits: np.ndarray, correction: np.ndarray, router: Router, top_k: int) -> np.ndarray:
+    """Return the weight of each expert for a token, from the router's formula."""
+    scores = 1.0 / (1.0 + np.exp(-logits))
+    weights, rest = np.zeros_like(logits), logits.copy()
+    if router.scores != "sparse_mixer":
+        preferred = (scores if router.corrects == "scores" else logits) + correction
+        chosen = np.argsort(-preferred)[:top_k]
+        weights[chosen] = scores[chosen]
+        return weights
+    for _ in range(top_k):
+        best = rest.argmax()
+        close = (rest[best] - logits) / np.maximum(np.abs(logits), rest[best]) <= 2.0 * router.tolerance
+        weights[best] = np.exp(rest[best]) / np.exp(rest[close]).sum()
+        rest[best] = -np.inf
+    return router.scale * weights
+
+
+ROUTERS = {
+    "correction of scores": Router("sigmoid", normalise=False, correction=True),
+    "correction of logits": Router("sigmoid", normalise=False, correction=True, corrects="logits"),
+    "sparse mixer": Router("sparse_mixer", normalise=False, scale=1.5, tolerance=0.3),
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_weighs_the_experts_by_its_formula(backend, name):
+    config = BLOCK.replace(feed_forward=MixtureOfExpertsConfig(FeedForwardConfig(8, 6), 5, 3, router=ROUTERS[name]))
+    block, random = backend.build("DecoderBlock", config=config), np.random.default_rng(7)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
+    backend.load(block, arrays)
+    x = random.normal(size=(1, 40, 8)).astype("f4")
+    correction = arrays.get("ff.router.correction_bias", np.zeros(5, "f4"))
+    weights = [routed(row, correction, ROUTERS[name], 3) for row in x[0] @ arrays["ff.router.weight"].T]
+    outputs = [backend.output(expert, x)[0] for expert in block.ff.experts]
+    expected = sum(weight[:, None] * output for weight, output in zip(np.transpose(weights), outputs, strict=True))
+    np.testing.assert_allclose(backend.output(block.ff, x)[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 BAD_CALLS = {
