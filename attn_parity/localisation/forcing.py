@@ -21,6 +21,7 @@ from .leaves import (
     fed_cotangents,
     match_by_place,
     match_leaves,
+    match_outputs,
     other_layouts,
     relative,
     whole_numbers,
@@ -87,7 +88,7 @@ def force(
         limit: difference above which other ways to feed the call are tried.
         strict: whether inputs are to be taken as they are (the whole module's).
     """
-    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    outputs = match_outputs(calls)
     feeds = _feeds(calls, strict=strict)
     free = CallTrial(apart(calls, feeds[0].groups, "inputs"), apart(calls, outputs, "outputs"))
     if not outputs:
@@ -135,7 +136,7 @@ def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:
 def compare_freely(calls: dict[Side, Call], limit: float) -> CallTrial:
     """Compare one recorded call of each side; the outputs count only if the inputs agree and contain no integers."""
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
-    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    outputs = match_outputs(calls)
     error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
     agree = (error_in or 0.0) <= limit and not whole_numbers(calls["first"].arguments, calls["second"].arguments)
     return CallTrial(error_in, error_out, error_out if agree else None)
@@ -219,7 +220,7 @@ def evidence_of(
 ) -> Evidence:
     """Return the evidence on a pair with its inputs, outputs, weights and gradients added."""
     groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
-    outputs = match_leaves(*(calls[side].outputs for side in SIDES))
+    outputs = match_outputs(calls)
     results = {side: calls[side].outputs for side in SIDES}
     gradients: dict[Side, Arrays] = {"first": {}, "second": {}}
     if runner is not None:
@@ -252,7 +253,7 @@ def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[P
         for side in SIDES
     )
     results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
-    outputs = match_leaves(results["first"], results["second"])
+    outputs = match_leaves(results["first"], results["second"]) if taken is not None else match_outputs(whole)
     return dataclasses.replace(
         known,
         inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -101,6 +101,20 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
             used[1].add(j)
             groups.append((i, group))
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
+
+
+def match_outputs(calls: Mapping[Side, Call]) -> list[LeafGroup]:
+    """Match the floating-point outputs of one call of each side.
+
+    The whole module's outputs are judged one by one, so they go together in their order; of a submodule, by value.
+    """
+    first, second = (calls[side].outputs for side in ("first", "second"))
+    is_whole = not any(calls[side].path for side in calls)
+    if is_whole and [leaf.shape for leaf in first] == [leaf.shape for leaf in second]:
+        turns = [AxisTurn(leaf.shape, leaf.shape, tuple(range(leaf.ndim))) for leaf in first]
+        floats = [i for i, both in enumerate(zip(first, second, strict=True)) if all(map(is_float, both))]
+        return [LeafGroup((i,), (i,), turns[i]) for i in floats]
+    return match_leaves(first, second)
 
 
 def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:

@@ -14,7 +14,7 @@ from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
 from .between import Direction, PairedCall, calls_inside, located, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
-from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves
+from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves, match_outputs
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
@@ -215,7 +215,7 @@ class Narrowing:
         child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
         both = calls if step is None else step.calls
         groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
-        outputs = match_leaves(*(both[side].outputs for side in SIDES))
+        outputs = match_outputs(both)
         if self._runner is None:
             return {side: [] for side in SIDES}
         try:
@@ -246,7 +246,7 @@ class Narrowing:
         return found
 
     def _same_cotangents(self, calls: dict[Side, Call], limit: float) -> bool:
-        groups = match_leaves(*(calls[side].outputs for side in SIDES))
+        groups = match_outputs(calls)
         return (apart(calls, groups, "cotangents") or 0.0) <= limit
 
 
@@ -287,7 +287,7 @@ def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Arra
     """Return one call as both sides take it, fed with the first side's numbers."""
     groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
     arguments = fed(calls, groups, "first")
-    cotangents = fed_cotangents(calls, match_leaves(*(calls[side].outputs for side in SIDES)), "first")
+    cotangents = fed_cotangents(calls, match_outputs(calls), "first")
     return {side: (arguments[side], cotangents[side]) for side in SIDES}
 
 
@@ -307,7 +307,7 @@ def shares(
     groups = match_leaves(*(whole[side].arguments.leaves for side in SIDES))
     ends = [*({side: step.calls[side].arguments.leaves for side in SIDES} for step in steps)]
     ends.append({side: whole[side].outputs for side in SIDES})
-    matched = [match_leaves(one["first"], one["second"]) for one in ends]
+    matched = [*(match_leaves(one["first"], one["second"]) for one in ends[:-1]), match_outputs(whole)]
     measures: list[list[Measure]] = [[] for _ in ends]
     for copy in range(copies):
         arguments = fed(whole, groups, "first", copy=copy, dtype=sides.dtype)

@@ -17,7 +17,7 @@ from ..sides.subject import Array, Call, Run, Substitute
 from ..verdict.measures import scale_of
 from .between import PairedCall
 from .forcing import Feed, apart_in, gradients_of, run_both
-from .leaves import apart, distance, match_leaves
+from .leaves import apart, distance, match_leaves, match_outputs
 from .search import LIMIT, SURE
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .weighing import rounding
@@ -93,7 +93,7 @@ def _substitutes(
     for one, two in zip(mine, its, strict=True):
         both: dict[Side, Call] = {"first": one, "second": two}
         groups = match_leaves(one.arguments.leaves, two.arguments.leaves)
-        outputs = match_leaves(one.outputs, two.outputs)
+        outputs = match_outputs(both)
         runs = run_both(runner, paths, both, Feed(groups), outputs, "first")
         values: list[Array | None] = [None] * len(two.outputs)
         for group in outputs:
@@ -113,7 +113,7 @@ def _apart(
     sides: Sides, whole: dict[Side, Call], runs: dict[Side, Run], targets: Mapping[str, str]
 ) -> tuple[float, float]:
     """Return the relative differences of outputs and gradients, but for those of the accepted submodules."""
-    outputs = match_leaves(whole["first"].outputs, whole["second"].outputs)
+    outputs = match_outputs(whole)
     forward = apart_in(runs, outputs)
     groups = match_leaves(*(whole[side].arguments.leaves for side in SIDES))
     gradients = gradients_of(sides.pairing, runs, groups)

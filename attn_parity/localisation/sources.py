@@ -18,7 +18,7 @@ from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array, Call, Substitute
 from .between import PairedCall
 from .forcing import Paths
-from .leaves import LeafGroup, distance, fed, match_leaves, relative
+from .leaves import LeafGroup, distance, fed, match_leaves, match_outputs, relative
 from .sides import FAILURES, SubmoduleRunner
 
 INPUTS = -1
@@ -71,7 +71,9 @@ class Sources:
         self._steps, self._target, self._limit = steps, target, limit
         self._held = [outputs_of(step.calls) for step in steps]
         self._left = dict.fromkeys(SIDES, int(np.clip(WORK // size, FEWEST, MOST)))
-        self._groups = match_leaves(*(self._recorded(side) for side in SIDES))
+        self._groups = (
+            match_outputs(whole) if target is None else match_leaves(*(self._recorded(side) for side in SIDES))
+        )
         self.feeds: list[int] = []  # all sources, those whose part is right among them
         self._wanted: dict[Side, list[int]] = {}
         self._bases: dict[Side, list[Array]] = {}
@@ -237,7 +239,7 @@ class Sources:
 def outputs_of(calls: Mapping[Side, Call]) -> list[LeafGroup] | None:
     """Return how the floating-point outputs of a call correspond; None if some have no counterpart."""
     outputs = [calls[side].outputs for side in SIDES]
-    groups = match_leaves(*outputs)
+    groups = match_outputs(calls)
     for side, leaves in zip(SIDES, outputs, strict=True):
         matched = {i for group in groups for i in group.places(side)}
         if any(is_float(leaf) and i not in matched for i, leaf in enumerate(leaves)):

@@ -14,7 +14,7 @@ from ..sides.tables import STILL
 from ..verdict.criterion import precision_used
 from ..verdict.measures import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, scale_of
 from .forcing import Paths, shapes_apart
-from .leaves import distance, fed, fed_cotangents, match_leaves
+from .leaves import distance, fed, fed_cotangents, match_leaves, match_outputs
 from .sides import Sides, SubmoduleRunner
 
 TABLE_SEEDS = 2
@@ -30,7 +30,7 @@ def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Si
     Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
     """
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
-    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    outputs = match_outputs(calls)
     arguments = fed(calls, groups, "first", dtype=sides.dtype)
     cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
     largest = 0.0
@@ -51,7 +51,7 @@ def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[S
     If both sides have the same ones, or none, the pair has to agree exactly.
     """
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
-    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    outputs = match_outputs(calls)
     arguments, cotangents = fed(calls, groups, "first"), fed_cotangents(calls, outputs, "first")
     allowed = {"forward": 0.0, "backward": 0.0}
     for kind, factor in (("tables", TABLE_FACTOR), ("literals", 1.0)):
@@ -95,7 +95,7 @@ def weigh(
     problem.
     """
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
-    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    outputs = match_outputs(calls)
     if not outputs:
         return {}, {}, shapes_apart(calls)
     measures: dict[str, list[Measure]] = {"forward": [], "backward": []}

@@ -44,7 +44,7 @@ from .state import Carrying
 NEARER = 0.5
 """Share of their distance that outputs may keep when state that fits by shape alone is carried next to a fault."""
 
-LEAVES = ("weight", "bias", "kernel", "scale", "embedding", "w", "b")
+LEAVES = ("weight", "bias", "kernel", "scale", "embedding", "w", "b", "gamma", "beta", "offset")
 """Usual last words of the tensors of a layer."""
 
 OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
@@ -93,11 +93,10 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
     unnamed = [row for row in zip(first, second, probed, strict=True) if not {*row[0].words} & {*row[1].words}]
     crossed = _crossed([match for *_, match in unnamed], trials)
-    layers = {
-        _layer_of(match.first): _layer_of(match.second)
-        for ours, theirs, match in unnamed
-        if (_is_word(ours.spelled) and _is_word(theirs.spelled)) or match.first.name in crossed
-    }
+    layers: dict[str, str] = {}
+    for ours, theirs, match in unnamed:
+        if (_is_word(ours.spelled) and _is_word(theirs.spelled)) or match.first.name in crossed:
+            layers.setdefault(_layer_of(match.first), _layer_of(match.second))
     if layers:
         pairs = state.listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
@@ -105,7 +104,8 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
 
 def _layer_of(tensor: Tensor) -> str:
     """Return the path of a tensor's layer; a tensor whose last word is unusual, such as `mu`, counts as a layer."""
-    path, _, last = tensor.name.rpartition(".")
+    at = max(tensor.name.rfind("."), tensor.name.rfind("/"))  # Keras separates by "/"
+    path, last = tensor.name[: max(at, 0)], tensor.name[at + 1 :]
     return path if path and last in LEAVES else tensor.name
 
 
@@ -266,7 +266,7 @@ class Matcher:
         if not ours or not theirs:
             return found
         pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
-        if not pairs or self.trials.distance(found) < AGREE:
+        if not pairs or self.trials.largest_distance(found) < AGREE:
             return found
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
@@ -366,7 +366,7 @@ class Matcher:
 
     def _added(self, found: Pairing, pairs: list[Suited]) -> Pairing:
         """Return a pairing with state added; without equal names, only if the outputs agree, or come nearer, by it."""
-        before = self.carrying.names
+        names = self.carrying.names
         first, second = ({_both(one)[at].source: _both(one)[at].parameter for one in pairs} for at in (0, 1))
         self.carrying.add("first", first)
         self.carrying.add("second", second)
@@ -382,13 +382,13 @@ class Matcher:
             joint = together(propose(first, second, distance, labels=self._labels))
             if all(one.is_named for one in pairs):
                 return joint
-            reached = self.trials.distance(joint)
+            reached = self.trials.largest_distance(joint)
             if reached < AGREE:
                 return _by_run(joint, pairs)
-            if all(one.is_only for one in pairs) and reached < NEARER * self.trials.distance(found):
+            if all(one.is_only for one in pairs) and reached < NEARER * self.trials.largest_distance(found):
                 return _doubted(joint, _on_fit(pairs))
         for side in SIDES:
-            self.carrying.set(side, before[side])
+            self.carrying.set(side, names[side])
         return found
 
 

@@ -134,16 +134,34 @@ class Trials:
         affordable = int(PAIRING_WORK / max(self._pair.effort.work, 1.0))
         return max(LEAST_CANDIDATES, min(MAX_CANDIDATES, affordable))
 
-    def distance(self, candidate: Pairing) -> float:
-        """Return how far apart the outputs are when both sides hold the same weights by a pairing."""
+    def distance(self, candidate: Pairing, *, as_held: bool = False) -> float:
+        """Return how far apart the outputs are when both sides hold the same weights by a pairing.
+
+        Args:
+            candidate: the pairing.
+            as_held: take the weights that the first side holds; else drawn ones, all of them different.
+        """
         pair = self._pair
+        if as_held:
+            return self._apart(candidate, pair.held["first"], None)
         parameters = candidate.drawn_as(pair.first.parameters())
         kept = state.kept(candidate, parameters)
         key = kept, frozenset((name, one.role) for name, one in parameters.items())
         if key not in self._runs:
             drawn = draw_weights(parameters, pair.held["first"], (0, 1), kept)
             self._runs[key] = drawn, self._runner.precisely("first", drawn, pair.arguments["first"])
-        drawn, wanted = self._runs[key]
+        return self._apart(candidate, *self._runs[key])
+
+    def largest_distance(self, candidate: Pairing) -> float:
+        """Return how far apart the outputs are with the first side's weights or with drawn ones, whichever is more.
+
+        Drawn weights may saturate the outputs, which then agree whatever the rest is.
+        """
+        return max(self.distance(candidate, as_held=as_held) for as_held in (False, True))
+
+    def _apart(self, candidate: Pairing, drawn: Arrays, wanted: Run | None) -> float:
+        pair = self._pair
+        wanted = wanted or self._runner.precisely("first", drawn, pair.arguments["first"])
         weights = {**pair.held["second"], **candidate.to_second(drawn)}
         distance = apart(wanted, self._runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance

@@ -23,6 +23,9 @@ MAX_CANDIDATES = 256
 MAX_SHOWN = 16
 """Number of pairings to try if more than the limit remain."""
 
+MAX_LISTED, MAX_PAIRS = 4, 2
+"""Number of pairings that a message lists, and pairs of each."""
+
 AGREE = 1e-9
 """Relative distance below which outputs agree: several times the rounding of float64 in a deep model."""
 
@@ -194,7 +197,8 @@ def _untried(pairing: Pairing, by_name: Mapping[str, str]) -> Pairing:
 
 
 def _doubtful(pairing: Pairing, by_name: Mapping[str, str], why: str, candidates: str) -> Pairing:
-    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why} (rules=, --rules); tried: {candidates}")
+    tried = f"; tried: {candidates}" if candidates else ""
+    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why} (rules=, --rules){tried}")
 
 
 def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:
@@ -262,14 +266,27 @@ def _ambiguous(what: str, candidates: Sequence[Pairing], names: set[str]) -> Val
 
 
 def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
-    """Describe the first candidates by the pairs in which they differ."""
-    texts = []
-    for candidate in candidates:
-        rows = [match for match in candidate.matches if match.first.name in names][:4]
-        texts.append(", ".join(f"{match.first.name} = {match.second.name} ({match.pattern})" for match in rows))
-    shown = list(dict.fromkeys(texts[:4]))
-    more = len(candidates) - 4
-    return "; ".join(shown) + (f"; and {more if more + 4 <= MAX_CANDIDATES else 'many'} more" if more > 0 else "")
+    """Describe the first candidates by the pairs in which they differ from each other."""
+    rows = [{match.first.name: match for match in one.matches if match.first.name in names} for one in candidates]
+    partners: dict[str, set[str]] = collections.defaultdict(set)
+    patterns: dict[str, set[str]] = collections.defaultdict(set)
+    for row in rows:
+        for name, match in row.items():
+            partners[name].add(match.second.name)
+            patterns[name].add(match.pattern)
+
+    def written(match: Match) -> str:
+        name = match.first.name
+        return f"{name} = {match.second.name}{f' ({match.pattern})' if len(patterns[name]) > 1 else ''}"
+
+    differ = [name for name in partners if len(partners[name]) > 1 or len(patterns[name]) > 1]
+    chosen = {name for name in differ if len(partners[name]) > 1} or set(differ)
+    texts = [", ".join([written(match) for name, match in row.items() if name in chosen][:MAX_PAIRS]) for row in rows]
+    shown = [text for text in dict.fromkeys(texts) if text]
+    more = len(candidates) - MAX_LISTED
+    return "; ".join(shown[:MAX_LISTED]) + (
+        f"; and {more if more + MAX_LISTED <= MAX_CANDIDATES else 'many'} more" if more > 0 and shown else ""
+    )
 
 
 def may_be_keras(matches: Iterable[Match]) -> bool:

@@ -24,6 +24,26 @@ class Block(nn.Module):
         return self.last(x * self.kept + torch.tanh(self.inner(x)) * self.gain)
 
 
+class Heads(nn.Module):
+    """Returns two outputs of one shape, and their mean squares, which may be exchanged or scaled."""
+
+    def __init__(self, *, order=(0, 1), weight=1.0):
+        super().__init__()
+        self.inner, self.order, self.weight = nn.Linear(6, 8), order, weight
+
+    def forward(self, x):
+        halves = self.inner(x).chunk(2, -1)
+        loss = (halves[0] - halves[1]).square().mean()
+        return halves[self.order[0]], halves[self.order[1]], loss * self.weight, loss
+
+
+@pytest.mark.parametrize("fault", [{"order": (1, 0)}, {"weight": 0.25}], ids=str)
+def test_outputs_of_the_whole_are_compared_in_their_order(fault):
+    torch.manual_seed(0)
+    first = compare(Heads(), Heads(**fault), X, seeds=1).first_divergence
+    assert str(first).startswith("first divergence (forward) between inner and the outputs: ")
+
+
 @pytest.mark.parametrize(
     ("factors", "place"),
     [

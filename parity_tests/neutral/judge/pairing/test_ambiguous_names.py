@@ -63,11 +63,17 @@ def test_a_doubt_lists_only_tensors_with_several_candidates():
     assert found.doubt.endswith("; tried: W = M (... -> ...); W = M (a1 a0 -> a0 a1)")
 
 
+def test_a_doubt_lists_no_pairs_that_all_candidates_share():
+    found = propose(*SQUARES, lambda candidate: 1.0).doubt.partition("; tried: ")[2]
+    assert found.startswith("alpha.weight = x.kernel, beta.weight = y.kernel; alpha.weight = y.kernel")
+    assert "->" not in found, "which tensor is which comes first"
+
+
 def test_two_fitting_candidates_are_refused_and_listed():
     with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree, give rules") as caught:
         propose(*SQUARES, lambda one: 0.0)
-    assert "alpha.weight = x.kernel (a1 a0 -> a0 a1), beta.weight = y.kernel" in str(caught.value)
-    assert "alpha.weight = y.kernel (a1 a0 -> a0 a1), beta.weight = x.kernel" in str(caught.value)
+    assert "candidates: alpha.weight = x.kernel, beta.weight = y.kernel; " in str(caught.value)
+    assert "alpha.weight = y.kernel, beta.weight = x.kernel" in str(caught.value)
     (line,) = re.findall(r"rule = \[.*\]", str(caught.value))
     pairing = pair_parameters(*SQUARES, rules=tomllib.loads(line)["rule"])
     assert [(row.first, row.second, row.how) for row in pairing.rows()] == [

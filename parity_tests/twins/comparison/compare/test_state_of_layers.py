@@ -280,3 +280,29 @@ def test_vectors_of_a_spectral_norm_are_carried_to_a_tree_of_zeros(power, verdic
     report = compare(torch.nn.utils.spectral_norm(nn.Linear(8, 6)).eval(), function(call, zeros), X, seeds=1)
     assert report.verdict == verdict
     assert len(report.pairing) == 4
+
+
+class TorchClamped(nn.Module):
+    """A layer whose drawn weights saturate all outputs, so that these do not depend on its gains."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(1e-4 * torch.from_numpy(random.normal(size=(6, 8)).astype(np.float32)))
+        self.register_buffer("gain", torch.linspace(0.6, 1.4, 6) ** 3)
+
+    def forward(self, x):
+        return (1e3 * self.gain * (x @ self.weight.T)).clamp(-1, 1)
+
+
+class FlaxClamped(nnx.Module):
+    def __init__(self):
+        self.weight, self.gain = nnx.Param(jnp.ones((6, 8))), nnx.Variable(jnp.ones(6))
+
+    def __call__(self, x):
+        return jnp.clip(1e3 * self.gain[...] * (x @ self.weight[...].T), -1, 1)
+
+
+def test_state_is_carried_where_drawn_weights_saturate_the_outputs():
+    report = compare(TorchClamped(), FlaxClamped(), X, seeds=1)
+    assert report.verdict == "equal"
+    assert len(report.pairing) == 2
