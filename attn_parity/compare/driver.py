@@ -24,7 +24,7 @@ from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads, unlike_inputs
 from ..results.allowances import accept, checked
-from ..results.findings import Divergence, Side, TensorVerdict, Verdict, worst
+from ..results.findings import Divergence, DtypeLeak, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
 from ..settings import precision
@@ -278,7 +278,8 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
     if verdict == "different":
         message = unlike_inputs(pair)
-    report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
+    leaks = [leak for dtype in dtypes if dtype != "float64" for leak in runner.dtype_leaks(dtype)]
+    report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen, leaks=leaks)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
     explained = Explained()
     for one in found:
@@ -294,6 +295,7 @@ def _report(
     message: str = "",
     findings: Sequence[Findings] = (),
     seen: Coverage | None = None,
+    leaks: Sequence[DtypeLeak] = (),
 ) -> Report:
     labels, seen = pair.labels, seen or Coverage()
     lacks = [f"{pair.shown[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
@@ -309,7 +311,10 @@ def _report(
         unreached=seen.unreached,
         pairing=pair.pairing.rows(),
         noise=noise,
-        notes=list(dict.fromkeys([*pair.notes, *notes, *seen.notes, *differing_settings(pair), *lacks])),
+        notes=list(
+            dict.fromkeys([*pair.notes, *notes, *seen.notes, *differing_settings(pair), *lacks, *map(str, leaks)])
+        ),
+        dtype_leaks=list(dict.fromkeys(leaks)),
         message=message,
         seeds=findings[-1].seeds if findings else 0,
         samples=findings[-1].samples if findings else 0,

@@ -19,7 +19,7 @@ from ..localisation.sides import sides_of
 from ..matching.outputs import check_outputs
 from ..pair import SIDES, Pair, Progress
 from ..pairing import Match, Pairing, Tensor, lies_within, uncovered
-from ..results.findings import Side
+from ..results.findings import DtypeLeak, Side
 from ..results.report import Report
 from ..samples import calls
 from ..samples.sampling import Planned, Sample
@@ -173,6 +173,11 @@ class Replay:
         """Look up the tables of one side."""
         del sample
         return self.dumps[side].manifest.tables.get(dtype)
+
+    def dtype_leaks(self, dtype: str) -> list[DtypeLeak]:
+        """Return nothing: dumps hold no dtypes of calls."""
+        del dtype
+        return []
 
     def same_literals(self, sample: Sample, dtype: str) -> bool:
         """Return False: dumps hold no literals."""

@@ -28,6 +28,10 @@ class RecordedTrials(Trials):
         """Return how far apart the outputs are by a pairing."""
         return self._distance(candidate)
 
+    def held_distance(self, candidate: Pairing) -> float:
+        """Return how far apart the outputs are by a pairing: dumps hold them for one set of weights."""
+        return self._distance(candidate)
+
     def without_effect(self, side: Side, names: Collection[str]) -> list[str]:
         """Return those of some weights that can be NaN without a change of the outputs."""
         if side not in self._dumps:

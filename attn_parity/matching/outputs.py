@@ -134,16 +134,9 @@ class Trials:
         affordable = int(PAIRING_WORK / max(self._pair.effort.work, 1.0))
         return max(LEAST_CANDIDATES, min(MAX_CANDIDATES, affordable))
 
-    def distance(self, candidate: Pairing, *, as_held: bool = False) -> float:
-        """Return how far apart the outputs are when both sides hold the same weights by a pairing.
-
-        Args:
-            candidate: the pairing.
-            as_held: take the weights that the first side holds; else drawn ones, all of them different.
-        """
+    def distance(self, candidate: Pairing) -> float:
+        """Return how far apart the outputs are when both sides hold the same drawn weights by a pairing."""
         pair = self._pair
-        if as_held:
-            return self._apart(candidate, pair.held["first"], None)
         parameters = candidate.drawn_as(pair.first.parameters())
         kept = state.kept(candidate, parameters)
         key = kept, frozenset((name, one.role) for name, one in parameters.items())
@@ -157,7 +150,11 @@ class Trials:
 
         Drawn weights may saturate the outputs, which then agree whatever the rest is.
         """
-        return max(self.distance(candidate, as_held=as_held) for as_held in (False, True))
+        return max(self.distance(candidate), self.held_distance(candidate))
+
+    def held_distance(self, candidate: Pairing) -> float:
+        """Return how far apart the outputs are when both sides hold the first side's own weights by a pairing."""
+        return self._apart(candidate, self._pair.held["first"], None)
 
     def _apart(self, candidate: Pairing, drawn: Arrays, wanted: Run | None) -> float:
         pair = self._pair

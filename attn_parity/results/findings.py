@@ -222,6 +222,33 @@ def between_words(path: str, between: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class DtypeLeak:
+    """A place where a side widens floating-point numbers, without casting them back before they are used.
+
+    Attributes:
+        label: label of the side: ``torch`` or ``flax`` where the frameworks differ, else ``first`` or ``second``.
+        path: dotted path of the deepest submodule whose output is wider than all of its inputs and weights.
+        before: the submodule of `path` in front of which its code widens; "" if an output of `path` itself is wide.
+        own: the widest dtype of its inputs and weights.
+        returned: the dtype of its wide output, or of what `before` returns.
+    """
+
+    label: str
+    path: str
+    before: str
+    own: str
+    returned: str
+
+    def __str__(self) -> str:
+        where = self.path or "the module itself, outside its submodules"
+        where = f"{where}, in front of {self.before}" if self.before else where
+        return (
+            f"{shown(self.label)} computes in {self.returned} from {where} on, where inputs and weights are "
+            f"{self.own}: a constant or a cast widens the numbers, and nothing casts them back"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
     """A part of the code that the search for the first divergence did not exclude.
 

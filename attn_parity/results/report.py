@@ -12,6 +12,7 @@ from .findings import (
     SEVERITY,
     Allowance,
     Divergence,
+    DtypeLeak,
     ModuleNode,
     PairedParameter,
     Picture,
@@ -53,6 +54,7 @@ class Report:
         pairing: the paired parameters.
         noise: difference of each side from itself: name of the variation -> relative difference.
         notes: remarks for the reader, such as a side without float64.
+        dtype_leaks: places where a side computes or returns a wider dtype than its inputs and weights have.
         message: the reason of an inconclusive verdict; inputs that differ, for a different one.
         seeds: number of draws.
         samples: number of runs that each verdict pools.
@@ -81,6 +83,7 @@ class Report:
     pairing: list[PairedParameter] = dataclasses.field(default_factory=list)
     noise: Mapping[str, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
+    dtype_leaks: list[DtypeLeak] = dataclasses.field(default_factory=list)
     message: str = ""
     seeds: int = 0
     samples: int = 0

@@ -23,6 +23,11 @@ def unit_of(dtype: str) -> float:
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # ml_dtypes ships no types for it
 
 
+def width_of(dtype: str) -> int:
+    """Return the bytes of a number of a dtype."""
+    return int(numpy_dtype(dtype).itemsize)
+
+
 def is_float(array: Any) -> bool:
     """Return whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
     return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))

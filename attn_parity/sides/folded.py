@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import wide
-from .subject import Arguments, Array, Arrays, Call, Parameter, Run, Subject, Substitute
+from .subject import Arguments, Array, Arrays, Call, DtypeCall, Parameter, Run, Subject, Substitute
 
 _BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")
 
@@ -120,6 +120,10 @@ class FoldedSubject:
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call."""
         return self._subject.describe_outputs(self._unfolded(weights), arguments)
+
+    def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
+        """Return the dtypes of all calls of a forward pass."""
+        return self._subject.dtypes(self._unfolded(weights), arguments, dtype)
 
     def record(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> list[Call]:
         """Return every call of every submodule with its inputs, outputs and cotangents."""

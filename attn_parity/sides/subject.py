@@ -289,6 +289,25 @@ class Call:
     cotangents: list[Array | None]
 
 
+@dataclasses.dataclass(frozen=True)
+class DtypeCall:
+    """The dtypes of one call of a submodule, or of the whole module (path "").
+
+    Attributes:
+        path: dotted path of the submodule.
+        start: position among all calls, by start.
+        end: number of calls that began before this one ended: those from `start` on are inside it.
+        inputs: names of the dtypes of the arrays that it was given.
+        outputs: those of the arrays that it returned.
+    """
+
+    path: str
+    start: int
+    end: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 class Subject(Protocol):
     """Interface of a runnable side; both backends implement it and document the methods."""
 
@@ -401,6 +420,15 @@ class Subject(Protocol):
         """Run in a precision and return every call of every submodule with its inputs, outputs and cotangents.
 
         Without cotangents it runs forward alone; the calls inside the submodule at `path` have their whole paths.
+        """
+
+    def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
+        """Return the dtypes of all calls of a forward pass, the whole module's first; JAX need not run for it.
+
+        Args:
+            weights: all weights by name.
+            arguments: the call.
+            dtype: precision of weights and inputs; None leaves every dtype as given.
         """
 
     def substituted(

@@ -6,6 +6,7 @@ side from itself: run to run, in one batch or two halves, eager or compiled, mov
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -14,13 +15,14 @@ import numpy as np
 
 from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..results.findings import Side
+from ..results.findings import DtypeLeak, Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..sides.dtypes import is_float, unit_of, wide
 from ..sides.large import spilled
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run
 from ..sides.tables import STILL, Tables
+from .dtype_leaks import leaks_of
 from .measures import MEANING_LIMIT, scale_of
 from .probes import Kind, Probe, probed
 
@@ -78,6 +80,9 @@ class Runner(Protocol):
 
     def same_literals(self, sample: Sample, dtype: str) -> bool:
         """Return whether both sides have the same literals of float32 accuracy; False if unavailable."""
+
+    def dtype_leaks(self, dtype: str) -> list[DtypeLeak]:
+        """Return where a side widens numbers in a precision; recorded results don't show it."""
 
     def unstable(self) -> str:
         """Return which side gives different results for the same input, and how; "" if neither."""
@@ -190,6 +195,21 @@ class Live:
         first, second = (run.tables for run in runs)
         are_same = first is not None and second is not None and first.equals(second)
         return are_same and (first is None or first.count > 0)
+
+    def dtype_leaks(self, dtype: str) -> list[DtypeLeak]:
+        """Run both sides forward once on their own weights, in a precision, and look at the dtypes of all calls."""
+        pair, cast = self.pair, self._cast(dtype)
+        found: list[DtypeLeak] = []
+        for side in SIDES:
+            subject, held = pair.subject(side), pair.held[side]
+            dtypes: dict[str, set[str]] = {}
+            for name, one in subject.parameters().items():
+                if one.role != "state":
+                    own = held[name].dtype.name if cast is None or not is_float(held[name]) else cast
+                    dtypes.setdefault(one.path, set()).add(own)
+            with contextlib.suppress(CannotPromoteError, ModuleFailedError):
+                found += leaks_of(subject.dtypes(held, pair.arguments[side], cast), dtypes, pair.labels[side])
+        return found
 
     def unstable(self, sides: Sequence[Side] = SIDES) -> str:
         """Return which side gives different results for the same input, and how; "" if neither."""

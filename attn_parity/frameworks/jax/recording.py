@@ -18,7 +18,7 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching
 
-from ...sides.subject import Arguments, Call, ModuleFailedError, Substitute, flatten, replace
+from ...sides.subject import Arguments, Call, DtypeCall, ModuleFailedError, Substitute, flatten, replace
 
 recording = jax.make_user_context(0)
 """JAX user context with the number of the running tape: keeps programs traced for a tape apart in JAX's caches."""
@@ -35,12 +35,16 @@ _SLOT = _Slot()
 
 @dataclasses.dataclass
 class _Entry:
-    """One call that was traced; arrays that are known already stand among the inputs and outputs."""
+    """One call that was traced; arrays that are known already stand among the inputs and outputs.
+
+    `end` is the number of calls that began before it ended; 0 is one that has not ended.
+    """
 
     path: str
     skeleton: Any
     inputs: list[Any]
     outputs: list[Any] = dataclasses.field(default_factory=list)
+    end: int = 0
 
 
 class Tape:
@@ -81,6 +85,7 @@ class Tape:
         if substitute is not None:
             result = _with_values(path, result, substitute)
         entry.outputs = [leaf for _, leaf in flatten(result, is_jax_array)]
+        entry.end = len(self.entries)
         after = [self._noted(leaf, number, "output", position) for position, leaf in enumerate(entry.outputs)]
         return replace(result, is_jax_array, after)
 
@@ -120,9 +125,21 @@ class Tape:
             found.append(Call(entry.path, number, order, Arguments(args, kwargs), outputs, cotangents))
         return found
 
+    def dtypes(self) -> list[DtypeCall]:
+        """Return the dtypes of the calls that were traced, in the order in which they began."""
+        return [
+            DtypeCall(entry.path, start, entry.end, _names(entry.inputs), _names(entry.outputs))
+            for start, entry in enumerate(self.entries)
+            if entry.end
+        ]
+
     def _values(self, order: int, kind: str, count: int) -> list[Any] | None:
         found = [self.notes.get((order, kind, position)) for position in range(count)]
         return None if any(one is None for one in found) else found
+
+
+def _names(arrays: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(one.dtype.name for one in arrays)
 
 
 @jax.custom_vjp

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...sides.subject import Arguments, Array, Call, flatten, replace
+from torch_attn.functional import dtype_name
+
+from ...sides.subject import Arguments, Array, Call, DtypeCall, flatten, replace
 from .running.replicas import cut_of, read
 from .weights import is_tensor, unreadable
 
@@ -29,6 +31,48 @@ class _Recorded:
     gradients: dict[int, Array] = dataclasses.field(default_factory=dict)
     has_graph: list[bool] = dataclasses.field(default_factory=list)
     repeated: bool = False
+
+
+class DtypeRecorder:
+    """Records the dtypes of the arguments and outputs of submodule calls inside `recording`.
+
+    Args:
+        modules: path -> submodule.
+
+    Attributes:
+        calls: the calls, in the order in which they ended.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]):
+        self._modules = modules
+        self._began: dict[int, list[int]] = {}
+        self.count = 0
+        self.calls: list[DtypeCall] = []
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hold the hooks."""
+        with contextlib.ExitStack() as stack:
+            for path, child in self._modules.items():
+                if path:
+                    for handle in (
+                        child.register_forward_pre_hook(self._before),
+                        child.register_forward_hook(self._after(path), with_kwargs=True),
+                    ):
+                        stack.callback(handle.remove)
+            yield
+
+    def _before(self, child: nn.Module, _: Any) -> None:
+        self._began.setdefault(id(child), []).append(self.count)
+        self.count += 1
+
+    def _after(self, path: str) -> Any:
+        def hook(child: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            start = self._began[id(child)].pop()
+            given, returned = (tuple(map(dtype_name, _tensors(one))) for one in ((args, kwargs), result))
+            self.calls.append(DtypeCall(path, start, self.count, given, returned))
+
+        return hook
 
 
 class Recorder:

@@ -20,10 +20,22 @@ from torch_attn.functional import dtype_name
 
 from ...hints.settings import read as read_settings
 from ...sides.dropout_masks import Masks, Plan
+from ...sides.dtypes import class_of
 from ...sides.large import is_large
-from ...sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, Substitute, plain_values
+from ...sides.subject import (
+    Arguments,
+    Array,
+    Arrays,
+    Call,
+    DtypeCall,
+    Parameter,
+    Run,
+    Submodule,
+    Substitute,
+    plain_values,
+)
 from .drawing import drawing
-from .recording import Recorder
+from .recording import DtypeRecorder, Recorder
 from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
@@ -239,6 +251,16 @@ class TorchSubject:
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule; see `Subject.record`."""
         return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
+
+    def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
+        """Return the dtypes of all calls of a forward pass; see `Subject.dtypes`."""
+        recorder = DtypeRecorder(self.side.modules())
+        one = Execution(self, self.side.part(""), "", dtype, "eager", 0, 0, frozenset())
+        with ONE_AT_A_TIME, recorder.recording():
+            run = one.results(weights, arguments, None, self._accumulates)
+        given, returned = ([leaf.dtype.name for leaf in some] for some in (arguments.leaves, run.outputs))
+        cast = (dtype if dtype is not None and class_of(name) == "float" else name for name in given)
+        return [DtypeCall("", -1, recorder.count, tuple(cast), tuple(returned)), *recorder.calls]
 
     def substituted(
         self,
