@@ -60,23 +60,22 @@ def leaks_of(calls: Sequence[DtypeCall], weights: Mapping[str, Collection[str]],
     if whole is None:
         return []
     root = _node(whole, [call for call in calls if call.path], weights)
-    found = [_source(root, label)] if _widens(root) else []
-    found += _inside(root, label)
-    by_path = {leak.path: leak for leak in reversed(found)}
-    return [leak for leak in found if by_path.pop(leak.path, None) is not None][:MAX_LEAKS]
+    leaks = [*([_source(root, label)] if _widens(root) else []), *_inside(root, label)]
+    by_path = {leak.path: leak for leak in reversed(leaks)}
+    return [leak for leak in leaks if by_path.pop(leak.path, None) is not None][:MAX_LEAKS]
 
 
 def _node(call: DtypeCall, inside: Sequence[DtypeCall], weights: Mapping[str, Collection[str]]) -> _Node:
     below = f"{call.path}." if call.path else ""
-    held = [dtype for path, own in weights.items() if f"{path}.".startswith(below) for dtype in own]
+    dtypes = [dtype for path, own in weights.items() if f"{path}.".startswith(below) for dtype in own]
     children = []
-    rest = sorted(inside, key=lambda one: one.start)
+    rest = sorted(inside, key=lambda each: each.start)
     while rest:
         first = rest[0]
-        mine = [one for one in rest[1:] if one.start < first.end]
+        mine = [other for other in rest[1:] if other.start < first.end]
         rest = rest[1 + len(mine) :]
         children.append(_node(first, mine, weights))
-    return _Node(call, tuple(dict.fromkeys(held)), tuple(children))
+    return _Node(call, tuple(dict.fromkeys(dtypes)), tuple(children))
 
 
 def _widest(dtypes: Collection[str]) -> str:

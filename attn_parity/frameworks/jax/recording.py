@@ -138,8 +138,8 @@ class Tape:
         return None if any(one is None for one in found) else found
 
 
-def _names(arrays: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(one.dtype.name for one in arrays)
+def _names(arrays: Sequence[Array]) -> tuple[str, ...]:
+    return tuple(array.dtype.name for array in arrays)
 
 
 @jax.custom_vjp

@@ -24,6 +24,7 @@ from ...sides.large import Lent, lends
 from ...sides.modes import mode_arguments
 from ...sides.subject import (
     Arguments,
+    Array,
     Arrays,
     Call,
     CannotPromoteError,
@@ -339,28 +340,26 @@ class JaxSubject:
         """Run in float64 and return every call of every submodule; see `Subject.record`."""
         return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
 
-    def dtypes(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, dtype: str | None = None
-    ) -> list[DtypeCall]:
+    def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
         """Return the dtypes of all calls of a forward pass, which is traced alone; see `Subject.dtypes`."""
         tape, part = Tape(), self._part("")
-        held = {name: weights[name] for name in part.names if name in weights}
+        arrays = {name: weights[name] for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
         setting = Setting(dtype, 0, self.train, Masks(0), tape)
 
-        def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
+        def _run(weights: Mapping[str, jax.Array], leaves: Sequence[jax.Array]) -> list[jax.Array]:
             tape.clear()
             return outputs_of(part.call(weights, arguments.with_leaves(leaves), setting), self.name, self.entry)[1]
 
-        shapes = {name: jax.ShapeDtypeStruct(one.shape, _cast_of(one, dtype)) for name, one in held.items()}
-        with self._reported(dtype, arguments), _kept_wide(held, leaves), recording(next(_TAPES)):
+        shapes = {name: jax.ShapeDtypeStruct(array.shape, _cast_of(array, dtype)) for name, array in arrays.items()}
+        with self._reported(dtype, arguments), _kept_wide(arrays, leaves), recording(next(_TAPES)):
             try:
                 outputs = jax.eval_shape(_run, shapes, leaves)
             except UNTRACEABLE:  # it looks at values
-                arrays = {name: _as(one, dtype) for name, one in held.items()}
-                outputs = _run(*jax.tree.map(jnp.asarray, (arrays, leaves)))
-        dtypes = (tuple(one.dtype.name for one in some) for some in (leaves, outputs))
-        return [DtypeCall("", -1, len(tape.entries), *dtypes), *tape.dtypes()]
+                cast = {name: _as(array, dtype) for name, array in arrays.items()}
+                outputs = _run(*jax.tree.map(jnp.asarray, (cast, leaves)))
+        inputs, returned = (tuple(array.dtype.name for array in side) for side in (leaves, outputs))
+        return [DtypeCall("", -1, len(tape.entries), inputs, returned), *tape.dtypes()]
 
     def substituted(
         self,
@@ -539,7 +538,7 @@ def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
     return array.astype(jnp.dtype(dtype), copy=False) if dtype is not None and is_jax_float(array) else array
 
 
-def _cast_of(array: np.ndarray[Any, Any], dtype: str | None) -> Any:
+def _cast_of(array: Array, dtype: str | None) -> np.dtype[np.generic]:
     return jnp.dtype(dtype) if dtype is not None and is_jax_float(array) else array.dtype
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,15 +62,15 @@ class DtypeRecorder:
                         stack.callback(handle.remove)
             yield
 
-    def _before(self, child: nn.Module, _: Any) -> None:
+    def _before(self, child: nn.Module, _: object) -> None:
         self._began.setdefault(id(child), []).append(self.count)
         self.count += 1
 
-    def _after(self, path: str) -> Any:
-        def hook(child: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def _after(self, path: str) -> Callable[[nn.Module, object, object, object], None]:
+        def hook(child: nn.Module, args: object, kwargs: object, result: object) -> None:
             start = self._began[id(child)].pop()
-            given, returned = (tuple(map(dtype_name, _tensors(one))) for one in ((args, kwargs), result))
-            self.calls.append(DtypeCall(path, start, self.count, given, returned))
+            inputs, outputs = (tuple(map(dtype_name, _tensors(tree))) for tree in ((args, kwargs), result))
+            self.calls.append(DtypeCall(path, start, self.count, inputs, outputs))
 
         return hook
 

@@ -255,12 +255,13 @@ class TorchSubject:
     def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
         """Return the dtypes of all calls of a forward pass; see `Subject.dtypes`."""
         recorder = DtypeRecorder(self.side.modules())
-        one = Execution(self, self.side.part(""), "", dtype, "eager", 0, 0, frozenset())
+        execution = Execution(self, self.side.part(""), "", dtype, "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME, recorder.recording():
-            run = one.results(weights, arguments, None, self._accumulates)
-        given, returned = ([leaf.dtype.name for leaf in some] for some in (arguments.leaves, run.outputs))
-        cast = (dtype if dtype is not None and class_of(name) == "float" else name for name in given)
-        return [DtypeCall("", -1, recorder.count, tuple(cast), tuple(returned)), *recorder.calls]
+            run = execution.results(weights, arguments, None, self._accumulates)
+        names = [leaf.dtype.name for leaf in arguments.leaves]
+        inputs = tuple(dtype if dtype is not None and class_of(name) == "float" else name for name in names)
+        outputs = tuple(array.dtype.name for array in run.outputs)
+        return [DtypeCall("", -1, recorder.count, inputs, outputs), *recorder.calls]
 
     def substituted(
         self,
