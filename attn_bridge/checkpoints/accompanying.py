@@ -133,18 +133,25 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
         return None
     folder = folder_of(reader.path)
     own = folder / configs.CONFIG
-    return _adapted(read_file(own, folder, configs.MAX_BYTES), plan) if own.is_file() else None
+    return _adapted(read_file(own, folder, configs.MAX_BYTES), plan, reader.config) if own.is_file() else None
 
 
-def _adapted(data: bytes, plan: Plan) -> bytes:
-    """Return the source's config.json, unquantised and with the dtype of a cast; the same bytes if nothing changes."""
+def _adapted(data: bytes, plan: Plan, changed: Mapping[str, Any] | None) -> bytes:
+    """Return the source's config.json, unquantised and with the dtype of a cast; the same bytes if nothing changes.
+
+    Args:
+        data: the file.
+        plan: the conversion.
+        changed: what the reader makes of it, such as that of an untied model; None where the file is read as it is.
+    """
     try:
         config = json.loads(data)
     except (ValueError, RecursionError):
         return data
     if not isinstance(config, dict):
         return data
-    plain = quantised.unquantised(config) if plan.scales else config
+    read = config if changed is None else dict(changed)
+    plain = quantised.unquantised(read) if plan.scales else read
     adapted = configs.with_dtype(plain, plan.dtype, plan.target_layout)
     return data if adapted == config else _dumped(adapted)
 

@@ -165,9 +165,11 @@ def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.Path
     else:
         quantised.check_plain(reader, config)
     tied = heads.tied_by(config, {name: info.shape for name, info in base.tensors.items()})
-    return adapters.Merged(
-        base, adapters.Adapter.open(remote.to_path(adapter)), config, dtype, bool(tied), becomes=becomes
-    )
+    opened = adapters.Adapter.open(remote.to_path(adapter))
+    if tied and not dequantize:
+        base, before = adapters.untied(base, opened, config), base
+        tied = base is before
+    return adapters.Merged(base, opened, config, dtype, bool(tied), becomes=becomes)
 
 
 def _in_order(reader: Reader, config: Mapping[str, Any], dtype: str) -> quantised.InOrder:

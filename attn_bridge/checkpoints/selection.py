@@ -1,6 +1,7 @@
 """Selects and renames the source tensors to convert: wrappers of torch, a prefix, patterns and random state.
 
-Parts that wrappers add to names (``_orig_mod``, ``module``) are removed at any position.
+Parts that wrappers add to names (``_orig_mod``, ``module``) are removed at any position. ``LayerNorm.gamma`` and
+``LayerNorm.beta``, as BERT's first files have them, become ``weight`` and ``bias``, as `transformers` loads them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ RANDOM_STATE = "it is the state of a random stream"
 
 VALUE, COUNT, KEY = ".value", ".count", ".key"
 """Endings of their names."""
+
+
+NORM, NORM_ENDINGS = "LayerNorm", {"gamma": "weight", "beta": "bias"}
+"""Name of BERT's norms, and the endings of TensorFlow's variables, which its first files have -> those of torch."""
 
 
 def random_state_names(tensors: Mapping[str, TensorInfo]) -> list[str]:
@@ -76,6 +81,18 @@ def counted(bare: Mapping[str, str]) -> dict[str, int]:
 
 
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
+    """Return name -> the name without wrappers and with torch's names of a norm's parameters."""
+    return {name: _of_torch(own) for name, own in _unwrapped(names).items()}
+
+
+def _of_torch(name: str) -> str:
+    above, _, ending = name.rpartition(".")
+    if ending not in NORM_ENDINGS or above.rpartition(".")[2] != NORM:
+        return name
+    return f"{above}.{NORM_ENDINGS[ending]}"
+
+
+def _unwrapped(names: Collection[str]) -> dict[str, str]:
     """Return name -> the name without wrappers.
 
     ``module`` may be a part of a user's own model. It is removed in front of all names; deeper in a name it is removed
@@ -136,7 +153,7 @@ class Selection:
         prefix: prefix removed from the names that are taken; "" if none.
         dropped: pattern of ``--drop`` -> the names that it leaves out.
         left_out: names without the prefix, except those that are dropped.
-        unwrapped: wrapper part that is removed from names -> number of names.
+        unwrapped: wrapper part that is removed from names, or ending that is renamed -> number of names.
         parts: reason why a recognised part is left out -> its names.
         chosen: the step and the item that are read from an Orbax run.
     """
@@ -185,8 +202,11 @@ class Selection:
 
     def notes(self) -> list[str]:
         """Return lines on the tensors left out: their number, and the first few names of each kind."""
-        lost = ", ".join(f"{printable(part)} ({count} tensors)" for part, count in self.unwrapped.items())
-        notes = [f"removed from names, as wrappers add them: {lost}"] if lost else []
+        lost = {part: f"({count} tensors)" for part, count in self.unwrapped.items()}
+        renamed = [f"{NORM}.{part} to {NORM_ENDINGS[part]} {lost.pop(part)}" for part in NORM_ENDINGS if part in lost]
+        gone = ", ".join(f"{printable(part)} {count}" for part, count in lost.items())
+        notes = [f"removed from names, as wrappers add them: {gone}"] if gone else []
+        notes += [f"renamed, as transformers does: {', '.join(renamed)}"] if renamed else []
         notes += [
             f"left out by --drop {printable(pattern)}: {_listed(names, _above(pattern))}"
             for pattern, names in self.dropped.items()

@@ -4,6 +4,6 @@
 of its tensors, and `Merged` is the base with the adapter in it.
 """
 
-from .reader import Adapter, Merged, check_base, without_adapter
+from .reader import Adapter, Merged, check_base, untied, without_adapter
 
-__all__ = ["Adapter", "Merged", "check_base", "without_adapter"]
+__all__ = ["Adapter", "Merged", "check_base", "untied", "without_adapter"]

@@ -91,7 +91,7 @@ def pair(
     """
     parts: dict[str, dict[str, str]] = {}
     for name in adapter:
-        own, field, target = _parsed(path, name)
+        own, field, target = parsed(path, name)
         if field in parts.setdefault(target, {"layer": own}):
             raise bad(path, f"{printable(name)} and {printable(parts[target][field])} are for the same tensor")
         parts[target][field] = name
@@ -114,7 +114,7 @@ def pair(
     return _turned(path, changes, adapter, config, base, model)
 
 
-def _parsed(path: Path, name: str) -> tuple[str, str, str]:
+def parsed(path: Path, name: str) -> tuple[str, str, str]:
     """Return the layer, the field of `Change`, and the name of the base's tensor for a name of the adapter."""
     own = name.removeprefix(FRONT)
     for ending, (field, of_base) in ENDINGS.items():

@@ -17,9 +17,9 @@ from ..containers.files import bad, boxes, check_range, listed
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
-from ..readers import Filtered, Wrapped
+from ..readers import Filtered, Renamed, Wrapped
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
-from .pairing import FLOATS, FRONT, OF_TABLES, Change, pair
+from .pairing import FLOATS, FRONT, OF_TABLES, Change, pair, parsed
 
 SHOWN = 3
 """Number of layers that a note names."""
@@ -302,6 +302,57 @@ class Merged(Wrapped):
             total += product
         total *= kind(change.scale)
         return total
+
+
+class Untied(Renamed):
+    """A base whose head is a tensor of its own, with the numbers of the embeddings that it was tied to.
+
+    Args:
+        reader: the base, by the names of `transformers`.
+        config: its config.json.
+        table: name of the embeddings.
+        head: name of the head, which the base may lack.
+    """
+
+    def __init__(self, reader: Reader, config: Mapping[str, Any], table: str, head: str):
+        super().__init__(reader, {name: name for name in reader.tensors} | {head: self._source(reader, table, head)})
+        self.unread = reader.unread
+        inner = config.get("text_config")
+        nested = {"text_config": {**inner, TIE: False}} if isinstance(inner, Mapping) else {}
+        self._config = {**config, **nested, TIE: False}
+        note = f"{printable(head)} becomes a tensor of its own ({TIE}: false): the adapter changes it or the embeddings"
+        self.notes = (*reader.notes, note)
+
+    @staticmethod
+    def _source(reader: Reader, table: str, head: str) -> str:
+        return head if head in reader.tensors else table
+
+    @property
+    def config(self) -> Mapping[str, Any]:  # type: ignore[override]  # that of an untied model
+        """The model's config, which ties nothing."""
+        return self._config
+
+
+TIE = "tie_word_embeddings"
+
+
+def untied(reader: Reader, adapter: Adapter, config: Mapping[str, Any]) -> Reader:
+    """Return a base whose head is tied to its embeddings, untied if the adapter changes either of the two.
+
+    peft computes with both apart: the model's layers share a matrix, and each has an addition or a copy of its own.
+    A base whose head has no usual name is returned as it is.
+    """
+    names = [name for name in reader.tensors if name.endswith(TABLES)]
+    changed = {target for name in adapter.reader.tensors for target in [parsed(adapter.path, name)[2]]}
+    ends = {".".join(name.split(".")[-2:]) for name in changed}
+    if len(names) != 1 or not ends & {"lm_head.weight", ".".join(names[0].split(".")[-2:])}:
+        return reader
+    front = names[0].removesuffix("model.embed_tokens.weight") if "language_model.model." in names[0] else ""
+    return Untied(reader, config, names[0], f"{front}lm_head.weight")
+
+
+TABLES = ("model.embed_tokens.weight", "language_model.embed_tokens.weight", "transformer.wte.weight")
+"""Ends of the names of embeddings in models of `transformers` whose head is ``lm_head``."""
 
 
 def _cast(info: TensorInfo, dtype: str) -> TensorInfo:

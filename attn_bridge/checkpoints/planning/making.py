@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...models import layouts, trees
@@ -199,7 +199,7 @@ def make(
     }
     targets += _kept_targets(manifest, theirs.name, consumed, {target.info.name for target in targets}, wide)
     metadata = consumed.get("metadata", {}) if consumed.get("format") == target_format else {}
-    if not consumed and target_format == "safetensors":
+    if consumed.get("format") != target_format == "safetensors":
         metadata = _written_for(theirs.name)
     targets = _in_files(targets, reader, consumed, target_format, is_folder)
     return Plan(
@@ -326,22 +326,28 @@ def _in_files(
     ordered = sorted(targets, key=lambda target: rank.get(target.info.name, len(rank)))
     if not is_folder or target_format != "safetensors":
         return ordered
-    known = sorted({info.file for info in reader.tensors.values() if info.file})
-    if len(known) > 1 and not all(file.endswith(".safetensors") for file in known):
-        names = {file: f"model-{number:05d}-of-{len(known):05d}.safetensors" for number, file in enumerate(known, 1)}
-    else:
-        names = {file: file if file.endswith(".safetensors") else WHOLE for file in known}
+    names = _safetensors_names(info.file for info in reader.tensors.values())
     before = consumed.get("files", {})
+    earlier = _safetensors_names(before.values())
     files: list[str] = []
     for target in ordered:
         own = "" if target.kept else reader.tensors[target.moves[0].source].file
-        files.append(before.get(target.info.name) or (files[-1] if target.kept and files else names.get(own, WHOLE)))
+        usual = files[-1] if target.kept and files else names.get(own, WHOLE)
+        files.append(earlier.get(before.get(target.info.name, ""), usual))
     first = {file: position for position, file in reversed(list(enumerate(files)))}
     found = [
         dataclasses.replace(target, info=dataclasses.replace(target.info, file=file))
         for target, file in zip(ordered, files, strict=True)
     ]
     return sorted(found, key=lambda target: first[target.info.file])
+
+
+def _safetensors_names(files: Iterable[str]) -> dict[str, str]:
+    """Return name of a source's file -> that of the file of safetensors which takes its tensors."""
+    known = sorted({file for file in files if file})
+    if len(known) > 1 and not all(file.endswith(".safetensors") for file in known):
+        return {file: f"model-{number:05d}-of-{len(known):05d}.safetensors" for number, file in enumerate(known, 1)}
+    return {file: file if file.endswith(".safetensors") else WHOLE for file in known}
 
 
 def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target_format: str) -> dict[str, Any]:

@@ -299,11 +299,52 @@ def test_saved_modules_that_the_base_lacks_are_not_missed(tmp_path):
     assert merged(tmp_path, matrices(DOWN, 10, 6), config=config).keys() == {f"{DOWN}.weight"}
 
 
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_embeddings_are_not_changed_alone(tmp_path, name):
-    source, arrays = write(tmp_path / "base", config={"tie_word_embeddings": True})
-    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | {name: arrays[name] + 1})
-    with pytest.raises(CheckpointError, match=rf"changes {name}, which the base's config.json ties to the"):
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("change", ["table", "head", "lora of both"])
+def test_a_tied_head_that_an_adapter_changes_becomes_a_tensor(tmp_path, change, is_stored):
+    names = SHAPES.keys() - (() if is_stored else {HEAD})
+    source, arrays = write(tmp_path / "base", config={"model_type": "llama", "tie_word_embeddings": True}, names=names)
+    if is_stored:  # as in a file of torch
+        arrays[HEAD] = arrays[TABLE]
+        safetensors.numpy.save_file(arrays, source / "model.safetensors")
+    own = matrices("lm_head", 6, 7)
+    rows = matrices("x", 7, 6)
+    both = {"model.embed_tokens.lora_embedding_A": rows["x.lora_A.weight"],
+            "model.embed_tokens.lora_embedding_B": rows["x.lora_B.weight"]}  # fmt: skip
+    tensors, wanted = {
+        "table": ({TABLE: arrays[TABLE] + 1}, (arrays[TABLE] + 1, arrays[TABLE])),
+        "head": ({HEAD: arrays[TABLE] + 1}, (arrays[TABLE], arrays[TABLE] + 1)),
+        "lora of both": (own | both, (arrays[TABLE] + product(rows, "x").T, arrays[TABLE] + product(own, "lm_head"))),
+    }[change]
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | tensors)
+    checkpoints.convert(source, tmp_path / "out", to_layout="same", adapter=adapter)
+    assert checkpoints.verify(source, tmp_path / "out", adapter=adapter).passed
+    found = checkpoints.read(tmp_path / "out")
+    for name, array in zip((TABLE, HEAD), wanted, strict=True):
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-5)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_a_tied_head_that_no_adapter_changes_stays_tied(tmp_path):
+    source, _ = write(tmp_path / "base", config={"tie_word_embeddings": True}, names=SHAPES.keys() - {HEAD})
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
+    checkpoints.convert(source, tmp_path / "out", to_layout="same", adapter=adapter)
+    assert HEAD not in checkpoints.read(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"tie_word_embeddings": True}
+
+
+def test_tied_embeddings_of_an_unknown_name_are_not_changed_alone(tmp_path):
+    source, arrays = write(tmp_path / "base", config={"tie_word_embeddings": True}, names={TABLE, f"{DOWN}.weight"})
+    safetensors.numpy.save_file(
+        {"encoder.embed_tokens.weight": arrays[TABLE], f"{DOWN}.weight": arrays[f"{DOWN}.weight"]},
+        source / "model.safetensors",
+    )
+    changed = {"encoder.embed_tokens.weight": arrays[TABLE] + 1}
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | changed)
+    with pytest.raises(CheckpointError, match="embed_tokens.weight, which the base's config.json ties to the head"):
         checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=adapter)
 
 

@@ -302,3 +302,24 @@ def test_a_layout_that_stays_needs_its_whole_model(tmp_path, name, lacking):
     with pytest.raises(WeightsMismatchError, match=f"missing: {lacking}"):
         checkpoints.convert(source, tmp_path / "there.safetensors", from_layout=name, to_layout=name)
     checkpoints.convert(source, tmp_path / "there.npz", to_layout="same")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_came_from_files_of_torch_goes_back_into_safetensors(tmp_path, count):
+    arrays = layouts.find("hf-gpt2").from_canonical(gpt(1))
+    names = [f"pytorch_model-{number}.bin" for number in range(count)]
+    (tmp_path / "x").mkdir()
+    weight_map = {}
+    for number, name in enumerate(names):
+        part = dict(list(arrays.items())[number::count])
+        checkpoints.convert(part, tmp_path / "x" / name, to_layout="same")
+        weight_map |= dict.fromkeys(part, name)
+    if count > 1:
+        (tmp_path / "x" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    checkpoints.convert(tmp_path / "x", tmp_path / "flax")
+    checkpoints.convert(tmp_path / "flax", tmp_path / "back", to_layout="hf-gpt2")
+    found = checkpoints.open(tmp_path / "back")
+    assert {name: found[name].tobytes() for name in found} == {name: one.tobytes() for name, one in arrays.items()}
+    files = {info.file for info in found.tensors.values()}
+    assert files == ({"model.safetensors"} if count == 1 else {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)})
+    assert {one["format"] for one in found.metadata["files"].values()} == {"pt"}  # transformers refuses it without

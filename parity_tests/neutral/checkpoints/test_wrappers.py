@@ -10,9 +10,12 @@ import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.selection import without_wrappers
 from attn_bridge.cli.app import run
+from attn_bridge.models import layouts
 
 from .checkpoint_files import tree
+from . import checkpoints as checkpoints_of
 from .checkpoints import attention
 from .test_prefixes import with_prefix
 from .test_prefixes import write as put
@@ -142,3 +145,22 @@ def test_commands_report_it_and_the_manifest_remembers_it(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "layout hf-llama" in said
     assert "_orig_mod" in said
+
+
+def test_norms_with_the_names_of_tensorflow_are_read_as_transformers_reads_them(tmp_path):
+    bert = layouts.find("hf-bert").from_canonical(checkpoints_of.bert(2))
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+           for name, array in bert.items()}  # fmt: skip
+    source = put(tmp_path / "x.safetensors", old)
+    assert checkpoints.inspect(source).layout == "hf-bert"
+    count = sum(name.endswith(".gamma") for name in old)
+    (note,) = [one for one in checkpoints.plan(source, tmp_path / "out").notes if "renamed" in one]
+    assert note.endswith(f"LayerNorm.gamma to weight ({count} tensors), LayerNorm.beta to bias ({count} tensors)")
+    check_followed(tmp_path, source, bert)
+    checkpoints.convert(source, tmp_path / "same.npz", to_layout="same")
+    assert checkpoints.read(tmp_path / "same.npz").keys() == old.keys()
+
+
+def test_other_norms_keep_their_names(tmp_path):
+    held = {"norm.gamma": np.ones(2, np.float32), "LayerNorm.gamma.x": np.ones(2, np.float32)}
+    assert without_wrappers(held) == {name: name for name in held}
