@@ -84,7 +84,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     """
     from ..models import layouts
     from ..printable import printable
-    from . import configs, containers, manifest
+    from . import configs, containers, manifest, quantised
     from .containers import remote
     from .planning import reading
     from .readers import Filtered
@@ -101,6 +101,8 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
             streams = random_state_names(taken.tensors)
             selection = Selection(unwrapped=unwrapped, parts={RANDOM_STATE: tuple(streams)} if streams else {})
             taken = Filtered(taken, streams, ()) if streams else taken
+            if not reader.config:
+                quantised.check_plain(taken, configs.of_reader(reader))
             is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
             layout = (
                 known.layout

@@ -281,7 +281,8 @@ def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, Any], *, is_r
         return quantised.in_file_order(plan, reader)
     packed = quantised.dequantised_in(reader.base) if isinstance(reader, adapters.Merged) else None
     if packed is None:
-        notes = quantised.notes_on_codes(reader.tensors) if is_read else []
+        taken = {name: info for name, info in reader.tensors.items() if name not in plan.dropped}
+        notes = quantised.notes_on_codes(taken) if is_read else []
         notes += quantised.notes_on_config(config, plan.config)
         return dataclasses.replace(plan, notes=(*plan.notes, *notes)) if notes else plan
     scales = {one.name: one.others for one in packed.quantised.values()}

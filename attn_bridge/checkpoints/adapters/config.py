@@ -157,6 +157,8 @@ def _check_method(path: Path, document: Mapping[str, Any]) -> None:
         raise bad(path, f"is an adapter of {kind}, which adds inputs and changes no weight: it can't be merged")
     if kind in UNMERGED_TYPES:
         raise bad(path, f"is an adapter of {kind}, which depends on the input: it can't be merged, by peft neither")
+    if kind is None and "fine_tune_type" in document:
+        raise bad(path, "is an adapter of mlx_lm and is not merged; mlx_lm.fuse merges it: convert what that writes")
     if kind != "LORA":
         raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; {BY_PEFT}")
     unmergeable = next((name for key, name in UNMERGEABLE.items() if document.get(key)), None)

@@ -13,7 +13,7 @@ from ...printable import printable, shell_word
 from ...weights.changes import rounded
 from ..containers import open_reader
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
-from ..containers.files import bad, boxes, check_range, listed
+from ..containers.files import bad, boxes, check_range, listed, parse_json
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
@@ -72,6 +72,9 @@ def _any_below(names: Collection[str], module: str) -> bool:
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of an adapter's tensors, the first of them that exists."""
+
+FILES_OF_MLX = ("adapters.safetensors",)
+"""Files of the tensors of mlx_lm's adapters, which are refused by name."""
 
 PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 """Parts of the names of an adapter's tensors; a model that is not merged has the adapter's name behind them."""
@@ -382,7 +385,19 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
             f"{shown} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
             f"{shell_word(FRONT + '*')} leaves it out"
         )
-    if takes_any_names or not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
+    if takes_any_names:
+        return
+    above = reader.path if reader.path.is_dir() else reader.path.parent
+    files = {info.file or reader.path.name for info in reader.tensors.values()}
+    if files and files <= {*FILES, *FILES_OF_MLX} and is_there(above / CONFIG):
+        config = read_file(inside(above, CONFIG, above), above, MAX_BYTES)
+        LoraConfig.of(above / CONFIG, config)  # refuses other methods by name
+        model = parse_json(config, above / CONFIG, "config").get("base_model_name_or_path")
+        base = f" ({printable(model, 80)})" if isinstance(model, str) and model else ""
+        raise CheckpointError(
+            f"{shown} is an adapter of peft, without its base{base}; convert the base with --adapter {folder}"
+        )
+    if not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
         return
     if any(".base_layer." in name for name in reader.tensors):
         raise CheckpointError(

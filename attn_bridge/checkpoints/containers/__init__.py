@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
+from . import mistaken
 from .base import (
     DCP_METADATA,
     ORBAX_ITEMS,
@@ -21,7 +22,7 @@ from .base import (
 )
 from .files import bad, listed
 from .remote import is_remote, to_path
-from .sources import follow, is_folder, numbers_of
+from .sources import follow, is_folder, numbers_of, open_file
 
 __all__ = [
     "READERS",
@@ -176,7 +177,9 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
         if path.suffix in INSTEAD:
             raise bad(path, INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
-            raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)} (--source-format)")
+            shown = _kind_by_bytes(path)
+            said = f"it {shown}" if shown else f"name one of {', '.join(_READERS)} (--source-format)"
+            raise bad(path, f"its extension says no format; {said}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox", "keras"):
@@ -204,10 +207,50 @@ def _undecided(folder: Path) -> str:
     """Return why a folder is not read: it contains several checkpoints, or none."""
     known = ENDINGS.keys() | TRAINERS.keys()
     names = sorted(below.name for below in folder.iterdir() if below.suffix in known)
+    names = [name for name in names if not mistaken.is_state(name)]
     if names:
         files = listed(list(map(printable, names)), 20)
         return f"does not determine which checkpoint is meant; give one of its files: {files}"
+    places = [] if is_remote(folder) else _below(folder)
+    if any(place.startswith("zero/") for place in places):
+        return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
+    if places:
+        return f"holds checkpoints in its folders; give one of them: {listed(places, 20)}"
+    unnamed = [] if is_remote(folder) else [one for one in sorted(folder.iterdir()) if one.is_file() and not one.suffix]
+    said = next((f"{printable(one.name)}, which {kind}" for one in unnamed if (kind := _kind_by_bytes(one))), "")
+    if said:
+        return f"has no file with a known extension; give the file {said}"
     return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
+
+
+LOOKED_AT, DEPTH = 200, 3
+"""Folders that are looked at for checkpoints, and how deep below the folder that the user names."""
+
+
+def _below(folder: Path) -> list[str]:
+    """Return the names of folders with a checkpoint, the highest in each branch, below a folder without one."""
+    places: list[str] = []
+    level = [folder]
+    looked_at = 0
+    for _ in range(DEPTH):
+        lower = sorted(one for above in level for one in above.iterdir() if one.is_dir() and not one.is_symlink())
+        level = []
+        for one in lower[: LOOKED_AT - looked_at]:
+            if _kind_of(one) is not None:
+                places.append(printable(one.relative_to(folder).as_posix()))
+            else:
+                level.append(one)
+        looked_at += len(lower)
+    return places
+
+
+def _kind_by_bytes(path: Path) -> str:
+    """Return the kind of a file without a known extension, and a remedy; "" if unknown."""
+    file = open_file(path, None)
+    try:
+        return mistaken.unnamed(file)
+    finally:
+        file.close()
 
 
 def _kind_of(folder: Path) -> tuple[Path, str] | None:
@@ -220,7 +263,7 @@ def _kind_of(folder: Path) -> tuple[Path, str] | None:
         return folder, "orbax"
     if DCP_METADATA in names:
         return folder, "dcp"
-    if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) for name in names):
+    if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) and not mistaken.is_state(name) for name in names):
         return folder, "torch"
     single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) > 1:

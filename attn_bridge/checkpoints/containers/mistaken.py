@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Protocol
 
 HEAD = 512
@@ -37,7 +38,7 @@ def kind_of(file: _Readable, format: str) -> str:
 
     Args:
         file: the file.
-        format: the container that it was opened as.
+        format: the container that it was opened as; "" if none is known.
     """
     start = bytes(file.read(0, min(HEAD, file.size)))
     if start.startswith(b"version https://git-lfs"):
@@ -50,7 +51,50 @@ def kind_of(file: _Readable, format: str) -> str:
     container = _container_of(start)
     if not container or container == format:
         return ""
-    return f"is a file of {container}, not of {format}: {_READ_AS.format(container)}"
+    other = f", not of {format}" if format else ""
+    return f"is a file of {container}{other}: {_READ_AS.format(container)}"
+
+
+def unnamed(file: _Readable) -> str:
+    """Return what a file without a known extension is, by its first bytes, and a remedy; "" if unknown."""
+    said = kind_of(file, "")
+    start = bytes(file.read(0, min(HEAD, file.size)))
+    if start[257:262] == b"ustar":
+        return "is a tar archive: unpack it, and convert the checkpoint in it"
+    is_state = start[:1] in MAPS and start[1:2] in TEXTS
+    return said or (f"may be msgpack: {_READ_AS.format('msgpack')}" if is_state else "")
+
+
+MAPS, TEXTS = (
+    [bytes([code]) for code in (*range(low, high + 1), *others)]
+    for low, high, others in ((0x81, 0x8F, (0xDE, 0xDF)), (0xA1, 0xBF, (0xD9,)))
+)
+"""First bytes of a map, and of a text, in msgpack: `flax.training.checkpoints` gives its files no extension."""
+
+STATES = re.compile(
+    r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+)\.(pt|pth|bin|pkl)"
+)
+"""Names of files that trainers write beside the weights."""
+
+
+def is_state(name: str) -> bool:
+    """Return whether a file has the state of a trainer, such as its optimizer's, and no weights."""
+    return STATES.fullmatch(name) is not None
+
+
+RUNS = (
+    (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", "holds the parts of weights that DeepSpeed's ZeRO 3 saves: "
+     "its zero_to_fp32.py puts them together, convert what that writes"),
+    (r"layer_\d+-model_\d+-model_states\.pt", "holds a file for each layer, as DeepSpeed's pipelines save them: "
+     "export it with the trainer's own tool (GPT-NeoX has convert_neox_to_hf.py), and convert that"),
+)  # fmt: skip
+"""Pattern of the name of a file -> what a folder with several of them is, and a remedy."""
+
+
+def run_of(names: Iterable[str]) -> str:
+    """Return what a trainer's folder is whose files are not whole checkpoints, and a remedy; "" if unknown."""
+    found = [said for pattern, said in RUNS if any(re.fullmatch(pattern, name) for name in names)]
+    return found[0] if found else ""
 
 
 def _container_of(start: bytes) -> str:

@@ -109,6 +109,10 @@ def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
     return given
 
 
+PLAIN_KINDS = "USMm"
+"""Kinds of dtypes of texts and times, which are named and not read."""
+
+
 class NpzReader(Reader):
     """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian.
 
@@ -131,6 +135,8 @@ class NpzReader(Reader):
         check_count(path, len(found))
         self.tensors = {}
         self._places: dict[str, tuple[Member, int, bool, bool]] = {}
+        self._unread: dict[str, str] = {}
+        self.unread = self._unread
         for file, member in found.items():
             if not file.endswith(".npy"):
                 raise bad(path, f"{printable(file)} in it is no array")
@@ -158,6 +164,9 @@ class NpzReader(Reader):
             given = check_dtype(self.path, name, dtypes[name])
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(given).itemsize:
                 raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {given}")
+        elif dtype.kind in PLAIN_KINDS:
+            self._unread[name] = f"it is an array of {printable(dtype.str, 40)}, which is no dtype of a tensor"
+            return
         else:
             given = name_of(self.path, shown, dtype)
         info = TensorInfo(name, given, check_shape(self.path, name, shape))

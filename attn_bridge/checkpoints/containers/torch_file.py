@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
+from . import mistaken
 from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     File,
@@ -19,6 +20,7 @@ from .files import (
     extent,
     gather,
     is_c_order,
+    listed,
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
@@ -123,10 +125,11 @@ class Stored:
             raise bad(path, f"{shown} has strides or an offset that are no natural numbers")
         itemsize = numpy_dtype(one.dtype).itemsize
         count = TensorInfo(name, "uint8", shape).nbytes
-        if count > member.size // itemsize or (
-            count and (one.offset + extent(shape, one.strides)) * itemsize > member.size
-        ):
+        if count and (one.offset + extent(shape, one.strides)) * itemsize > member.size:
             raise bad(path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
+        if count > member.size // itemsize:
+            raise bad(path, f"{shown} of shape {printable(list(shape))} repeats a storage of "
+                      f"{member.size // itemsize} elements (torch.Tensor.expand): save it .contiguous()")  # fmt: skip
         self.info = TensorInfo(name, one.dtype, shape)
         self._member, self._strides = member, one.strides
         self._begin = one.offset * itemsize
@@ -215,11 +218,13 @@ def open_torch(path: Path) -> Reader:
     if index is not None:
         return ShardedTorchReader(path, index, TorchReader)
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
+    names = [name for name in names if not mistaken.is_state(name)]
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
         return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
     if len(names) != 1:
-        raise bad(path, f"has {len(names)} files of torch.save and no index; name one of them")
+        which = f"name one of them: {listed(list(map(printable, names)), 5)}"
+        raise bad(path, mistaken.run_of(names) or f"has {len(names)} files of torch.save and no index; {which}")
     return ShardedTorchReader(path, None, TorchReader, tuple(names))
 
 

@@ -12,11 +12,17 @@ from ..containers.base import CheckpointError
 KEYS = ("quantization_config", "compression_config")
 """Keys of a config.json that describe quantised weights."""
 
+MLX = "quantization"
+"""The same in configs that mlx_lm writes."""
+
 TEXT = "text_config"
 """Key of the text model's config in that of a multimodal model."""
 
-TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "fp8": "float8"}
+TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "fp8": "float8", "mlx": "MLX"}
 """Name of a method in config.json -> its usual name."""
+
+REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
+"""Method -> what to do where it can't be dequantised here."""
 
 FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
 """Formats of compressed-tensors with float8, or without quantisation."""
@@ -35,7 +41,7 @@ GEMM = "gemm"
 def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config.json that describes quantised weights; {} where it has none."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), Mapping) else [config]
-    scheme: Any = next((part[key] for part in places for key in KEYS if part.get(key) is not None), {})
+    scheme: Any = next((part[key] for part in places for key in (*KEYS, MLX) if part.get(key) is not None), {})
     return dict(scheme) if isinstance(scheme, Mapping) else {}
 
 
@@ -44,6 +50,8 @@ def method_of(scheme: Mapping[str, Any]) -> str:
     method = scheme.get("quant_method")
     if method is None and (scheme.get("load_in_4bit") or scheme.get("load_in_8bit")):
         return "bitsandbytes"
+    if method is None and {"group_size", "bits"} <= scheme.keys():
+        return "mlx"
     return method.lower() if isinstance(method, str) else ""
 
 
@@ -125,5 +133,5 @@ def check(path: Path, scheme: Mapping[str, Any]) -> None:
     if why:
         raise CheckpointError(
             f"{printable(str(path), 400)} is quantised by {describe(scheme)} (config.json), which can't be "
-            f"dequantised: {why}"
+            f"dequantised: {why}; {REMEDIES.get(method_of(scheme), 'convert the model that it was made of')}"
         )

@@ -135,7 +135,7 @@ def check_plain(reader: Reader, config: Mapping[str, Any]) -> None:
     """
     scheme = schemes.scheme_of(config)
     name, is_described = pairs.method_name_of(reader.tensors), not schemes.is_by_name(scheme)
-    if name or (is_described and _has_codes(reader)):
+    if name or (is_described and (_has_codes(reader) or schemes.method_of(scheme) == "mlx")):
         schemes.check(reader.path, scheme)
         by = f"{schemes.describe(scheme)} (config.json)" if is_described else f"the names of its tensors ({name})"
         raise CheckpointError(

@@ -344,7 +344,7 @@ def test_tied_embeddings_of_an_unknown_name_are_not_changed_alone(tmp_path):
     )
     changed = {"encoder.embed_tokens.weight": arrays[TABLE] + 1}
     adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | changed)
-    with pytest.raises(CheckpointError, match="embed_tokens.weight, which the base's config.json ties to the head"):
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight, which the base's config\.json ties to the head"):
         checkpoints.plan(source, tmp_path / "out", to_layout="same", adapter=adapter)
 
 
@@ -353,6 +353,22 @@ def test_an_adapter_alone_is_refused_with_the_option(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"is an adapter of peft, without its base; convert the base with --adapter"
     ):
+        checkpoints.convert(adapter, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"base_model_name_or_path": "org/base"}, r"of peft, without its base \(org/base\); convert the base with"),
+        ({"peft_type": "IA3"}, r"peft_type \(IA3\) must be LORA; merge_and_unload of peft merges it"),
+        ({"peft_type": "PROMPT_TUNING"}, "is an adapter of PROMPT_TUNING, which adds inputs and changes no weight"),
+        ({"peft_type": None, "fine_tune_type": "lora"}, "is an adapter of mlx_lm .*mlx_lm.fuse merges it"),
+    ],
+)
+def test_an_adapter_alone_is_named_whatever_it_holds(tmp_path, config, message):
+    held = {f"{QUERY}.base_layer.bias": np.ones(6, np.float32)} | matrices(QUERY, 6, 6)
+    adapter = adapter_files.save(tmp_path / "adapter", held, **config)
+    with pytest.raises(CheckpointError, match=message):
         checkpoints.convert(adapter, tmp_path / "out")
 
 

@@ -270,6 +270,31 @@ def test_other_architectures_are_named(tmp_path):
     assert "general.architecture (gemma) must be llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, gpt2" in message
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("llama", "adapter", "is a LoRA adapter without its base: llama.cpp's llama-export-lora merges it"),
+        ("imatrix", None, "is an importance matrix, which guides quantising, and holds no weights"),
+        ("llama", "imatrix", "is an importance matrix"),
+        ("clip", "mmproj", "is the part of a multimodal model that reads images or sound"),
+        ("controlvector", None, "is a control vector, which is added to activations"),
+    ],
+)
+def test_files_of_llama_cpp_that_are_no_models_are_named(tmp_path, architecture, kind, message):
+    said = {b"general.architecture": architecture} | ({} if kind is None else {b"general.type": kind})
+    keys = [key(name, 8, struct.pack("<Q", len(text)) + text.encode()) for name, text in said.items()]
+    source = tmp_path / "x.gguf"
+    source.write_bytes(header([(b"a", (3,), 0, 0)], b"".join(keys), len(keys)) + bytes(12))
+    assert message in refusal(tmp_path, source)
+    assert message in checkpoints.inspect(source).why
+    checkpoints.convert(source, tmp_path / "same.npz", to_layout="same")
+
+
+def test_a_vocabulary_alone_is_named(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(header([], key(b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1))
+    assert "is a vocabulary without weights; convert the model itself" in refusal(tmp_path, tmp_path / "x.gguf")
+
+
 def test_types_that_are_not_read_are_named(tmp_path):
     data = np.zeros((2, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_K][1]), np.uint8)
     source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("Q8_K", data), "b": np.ones(3, np.float32)})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from parity_tests.fuzz.samples import write
 from parity_tests.support.memory import resident_memory
 
@@ -44,6 +44,17 @@ def test_keys_of_orbax_that_are_none_are_refused(keys, message, tmp_path):
     with resident_memory() as peak:
         assert_says(refused(path), *message.split("|"))
     assert peak.bytes < MAX_MEMORY
+
+
+def test_texts_of_orbax_are_named_and_skipped(tmp_path):
+    path = write("orbax", tmp_path / "x.orbax", {"a": np.ones(3, np.float32)})
+    said = json.loads((path / "_METADATA").read_text())
+    entry = {"key_metadata": [{"key": "b", "key_type": 2}], "value_metadata": {"value_type": "string"}}
+    said["tree_metadata"]["('b',)"] = entry
+    (path / "_METADATA").write_text(json.dumps(said))
+    with open_reader(path) as reader:
+        assert reader.notes == ("skipped, as they are texts: b",)
+        assert reader.tensors.keys() == {"a"}
 
 
 @pytest.mark.parametrize("value", [None, [], {"key": 1}, [{"key": 1}], [1], "a"])

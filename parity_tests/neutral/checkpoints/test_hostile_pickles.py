@@ -58,7 +58,11 @@ def test_a_right_archive_made_by_hand_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": (1 << 40,), "strides": (0,)}, ": a of shape [1099511627776] is larger than its storage"),
+        ({"shape": (1 << 40,), "strides": (0,)}, ": a of shape [1099511627776] repeats a storage of 2 elements"),
+        (
+            {"shape": (3,), "strides": (0,)},
+            "(torch.Tensor.expand): save it .contiguous()",
+        ),
         ({"shape": (3,)}, "larger than its storage"),
         ({"shape": (2,), "strides": (2,)}, "larger than its storage"),
         ({"offset": 1}, "larger than its storage"),

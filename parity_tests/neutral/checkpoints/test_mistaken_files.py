@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import tarfile
 import zipfile
 
 import ml_dtypes
@@ -216,3 +217,76 @@ def test_an_empty_archive_is_no_file_of_torch(tmp_path):
     (tmp_path / "x.pt").write_bytes(buffer.getvalue())
     with pytest.raises(CheckpointError, match=r"is no file of torch\.save: it has 0 members called data\.pkl"):
         open_reader(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["checkpoint-10/model.safetensors", "checkpoint-20/model.safetensors", "runs/x.txt"],
+         "holds checkpoints in its folders; give one of them: checkpoint-10; checkpoint-20"),
+        (["latest", "global_step3/mp_rank_00_model_states.pt"],
+         "holds checkpoints in its folders; give one of them: global_step3"),
+        (["text_encoder/model.safetensors", "unet/x.safetensors"], "give one of them: text_encoder; unet"),
+        (["optimizer.pt", "rng_state_0.pth", "pytorch_model_fsdp_0/.metadata"], "of them: pytorch_model_fsdp_0"),
+        (["zero/lm_head.weight/fp32.pt"], "is a universal checkpoint of DeepSpeed, a folder for each tensor"),
+        ([f"bf16_zero_pp_rank_{n}_mp_rank_00_optim_states.pt" for n in (0, 1)]
+         + [f"zero_pp_rank_{n}_mp_rank_00_model_states.pt" for n in (0, 1)], "its zero_to_fp32.py puts them together"),
+        ([f"layer_0{n}-model_00-model_states.pt" for n in (1, 2)], "holds a file for each layer"),
+        (["a.pt", "b.pt"], "has 2 files of torch.save and no index; name one of them: a.pt; b.pt"),
+    ],
+)  # fmt: skip
+def test_folders_of_trainers_name_what_to_give(tmp_path, names, message):
+    for name in names:
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_bytes(b"")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.inspect(tmp_path / "x")
+    assert message in str(caught.value)
+
+
+def test_the_state_of_a_trainer_beside_weights_is_passed_over(tmp_path):
+    (tmp_path / "x").mkdir()
+    write("torch", tmp_path / "x" / "model.pt", {"x": np.ones(3, np.float32)})
+    (tmp_path / "x" / "optimizer.pt").write_bytes(b"")
+    assert checkpoints.inspect(tmp_path / "x").tensors.keys() == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("torch", "its extension says no format; it is a file of torch: --source-format torch reads it"),
+        ("safetensors", "it is a file of safetensors: --source-format safetensors reads it"),
+        ("msgpack", "it may be msgpack: --source-format msgpack reads it"),
+        ("tar", "it is a tar archive: unpack it, and convert the checkpoint in it"),
+        ("text", "its extension says no format; name one of"),
+    ],
+)
+def test_a_file_of_an_unknown_extension_is_named_by_its_bytes(tmp_path, made, message):
+    path = tmp_path / "x.pth.tar"
+    if made == "text":
+        path.write_text("weights")
+    elif made == "tar":
+        with tarfile.open(path, "w") as archive:
+            archive.add(__file__, "model.ckpt")
+    else:
+        write(made, path, {"x": np.ones(3, np.float32)})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.inspect(path)
+    assert message in str(caught.value)
+    if made == "msgpack":
+        (tmp_path / "run").mkdir()
+        path.rename(tmp_path / "run" / "checkpoint_100")
+        with pytest.raises(CheckpointError, match="give the file checkpoint_100, which may be msgpack"):
+            checkpoints.inspect(tmp_path / "run")
+
+
+def test_texts_in_an_npz_are_named_and_can_be_left_out(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.ones(3, np.float32), names=np.array(["a", "b"]))
+    assert checkpoints.inspect(path).tensors.keys() == {"x"}
+    with pytest.raises(
+        CheckpointError, match=r"names of .* can't be read: it is an array of <U1.*--drop leaves it out"
+    ):
+        checkpoints.convert(path, tmp_path / "out", to_layout="same")
+    checkpoints.convert(path, tmp_path / "out", to_layout="same", drop=["names"])
+    assert checkpoints.read(tmp_path / "out").keys() == {"x"}

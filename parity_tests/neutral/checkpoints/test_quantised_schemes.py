@@ -108,6 +108,17 @@ def test_unsupported_schemes_are_named_from_the_config(tmp_path, words, dequanti
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])  # mlx_lm writes either, or both
+def test_weights_of_mlx_are_named_with_its_own_remedy(tmp_path, key):
+    tensors = {f"{LAYER}.weight": np.zeros((8, 2), np.uint32), f"{LAYER}.scales": np.ones((8, 1), np.float16),
+               f"{LAYER}.biases": np.ones((8, 1), np.float16)}  # fmt: skip
+    source = put(tmp_path / "in", tensors, model_type="llama", **{key: {"group_size": 16, "bits": 4}})
+    for dequantize in (True, False):
+        with pytest.raises(CheckpointError, match=r"by MLX, 4 bit \(config.json\).*mlx_lm.convert --dequantize makes"):
+            checkpoints.convert(source, tmp_path / "out", dequantize=dequantize)
+    assert "quantised by MLX, 4 bit" in checkpoints.inspect(source).why
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("gptq 4", "GPTQ, 4 bit"), ("awq", "AWQ, 4 bit"), ("int8", "bitsandbytes, 8 bit")]
 )

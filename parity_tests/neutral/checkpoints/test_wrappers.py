@@ -14,8 +14,8 @@ from attn_bridge.checkpoints.selection import without_wrappers
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 
-from .checkpoint_files import tree
 from . import checkpoints as checkpoints_of
+from .checkpoint_files import tree
 from .checkpoints import attention
 from .test_prefixes import with_prefix
 from .test_prefixes import write as put

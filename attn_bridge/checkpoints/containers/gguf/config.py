@@ -78,6 +78,7 @@ def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
         CheckpointError: another architecture, or a value that is missing, of the wrong kind, or of another model.
     """
     keys = _Keys(path, values)
+    _check_purpose(path, values, reader)
     if not isinstance(keys.kind, str) or keys.kind not in _KINDS:
         raise bad(path, f"{ARCHITECTURE} ({printable(keys.kind, 40)}) must be {', '.join(_KINDS)} to be converted; "
                   "--to same changes the container alone")  # fmt: skip
@@ -87,6 +88,27 @@ def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
     numbers = table.shape[0] if table is not None and table.shape else keys.size("vocab_size")
     tied = {"vocab_size": numbers, "tie_word_embeddings": HEAD not in reader.tensors}
     return {"model_type": keys.kind, **value, **tied, **_tokens(values, numbers), **_dtype(reader)}
+
+
+PURPOSES = {
+    "adapter": "is a LoRA adapter without its base: llama.cpp's llama-export-lora merges it into a GGUF of the base; "
+    "convert that",
+    "imatrix": "is an importance matrix, which guides quantising, and holds no weights; convert the model itself",
+    "controlvector": "is a control vector, which is added to activations; convert the model itself",
+    "mmproj": "is the part of a multimodal model that reads images or sound; convert the GGUF of its language model",
+    "clip": "is the part of a multimodal model that reads images or sound; convert the GGUF of its language model",
+    "vocab": "is a vocabulary without weights; convert the model itself",
+}
+"""Value of ``general.type`` or ``general.architecture`` -> what such a file is, and a remedy."""
+
+
+def _check_purpose(path: Path, values: Mapping[str, Any], reader: Reader) -> None:
+    """Refuse files that hold no model."""
+    kinds = [values.get("general.type"), values.get(ARCHITECTURE)]
+    kinds += [] if reader.tensors or reader.unread else ["vocab"]
+    for kind in kinds:
+        if isinstance(kind, str) and kind in PURPOSES:
+            raise bad(path, PURPOSES[kind])
 
 
 TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}

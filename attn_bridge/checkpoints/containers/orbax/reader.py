@@ -26,6 +26,7 @@ from ..files import (
     check_name,
     check_range,
     check_shape,
+    listed,
     parse_json,
 )
 from ..remote import RemotePath, is_remote, sizes_in, survey
@@ -136,7 +137,7 @@ class OrbaxReader(Reader):
         """Return the names of all arrays, and note the empty nodes."""
         path = self._folder / METADATA
         names: dict[str, None] = {}
-        empty = {}
+        empty, texts = {}, []
         for entry in tree.values():
             keys = entry.get("key_metadata") if isinstance(entry, dict) else None
             value = entry.get("value_metadata") if isinstance(entry, dict) else None
@@ -157,9 +158,11 @@ class OrbaxReader(Reader):
             if value.get("skip_deserialize") is True:
                 empty[name] = kind if isinstance(kind, str) else ""
             elif kind == "string":
-                raise bad(path, f"{printable(name)} is a text, which is no tensor")
+                texts.append(printable(name))
             else:
                 names[name] = None
+        if texts:
+            self.notes = (f"skipped, as they are texts: {listed(texts, 3)}",)
         if empty:
             self.metadata["empty"] = empty
         return list(names)
