@@ -147,7 +147,8 @@ def open_reader(path: Path, format: str | None = None, *, step: int | None = Non
 
 def _reader_of(path: Path, format: str | None, step: int | None, item: str | None) -> Reader:
     if "\0" in str(path) or not path.exists():
-        raise bad(path, "does not exist")
+        is_link = "\0" not in str(path) and not is_remote(path) and path.is_symlink()
+        raise bad(path, "is a link that leads nowhere or to itself" if is_link else "does not exist")
     if path.name == DCP_METADATA and format in (None, "dcp"):
         path, format = path.parent, "dcp"
     if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():

@@ -217,3 +217,10 @@ def test_the_number_of_heads_is_not_read_through_a_link_out(tmp_path):
     (tmp_path / "in" / "config.json").symlink_to(tmp_path / "secret.json")
     with pytest.raises(ValueError, match=f"config.json {OUT}$"):
         real_weights.subjects_from_file(tmp_path / "in" / source.name, "hf-bert")
+
+
+@pytest.mark.parametrize("leads_to", ["x.safetensors", "gone"])
+def test_a_source_that_is_a_link_to_nothing_is_named(tmp_path, leads_to):
+    (tmp_path / "x.safetensors").symlink_to(leads_to)
+    with pytest.raises(CheckpointError, match="is a link that leads nowhere or to itself"):
+        checkpoints.inspect(tmp_path / "x.safetensors")

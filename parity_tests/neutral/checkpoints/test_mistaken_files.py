@@ -284,9 +284,8 @@ def test_texts_in_an_npz_are_named_and_can_be_left_out(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, x=np.ones(3, np.float32), names=np.array(["a", "b"]))
     assert checkpoints.inspect(path).tensors.keys() == {"x"}
-    with pytest.raises(
-        CheckpointError, match=r"names of .* can't be read: it is an array of <U1.*--drop leaves it out"
-    ):
+    message = r"names of .* can't be read: it is an array of <U1.*--drop leaves it out"
+    with pytest.raises(CheckpointError, match=message):
         checkpoints.convert(path, tmp_path / "out", to_layout="same")
     checkpoints.convert(path, tmp_path / "out", to_layout="same", drop=["names"])
     assert checkpoints.read(tmp_path / "out").keys() == {"x"}
