@@ -154,17 +154,20 @@ def _checked(
     rng: Any,
     return_weights: bool,
 ) -> implementations.Call:
-    dtypes = [dtype_name(array) for array in (query, key, value)]
+    operands = {"query": query, "key": key, "value": value}
+    dtypes = [dtype_name(array, name) for name, array in operands.items()]
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shape = validation.check_attention(
         query.shape, key.shape, value.shape, dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
     misuse.warn_of_axes(tuple(query.shape), tuple(key.shape))
     if bias is not None:
-        validation.check_scores_operand("bias", jnp.shape(bias), dtype_name(bias), shape)
+        dtype = dtype_name(bias, "bias")
+        validation.check_scores_operand("bias", jnp.shape(bias), dtype, shape)
         bias = jnp.asarray(bias)
     if sinks is not None:
-        validation.check_sinks(jnp.shape(sinks), dtype_name(sinks), shape[1])
+        dtype = dtype_name(sinks, "sinks")
+        validation.check_sinks(jnp.shape(sinks), dtype, shape[1])
         sinks = jnp.asarray(sinks)
     if mask is not None:
         mask = _placed_checked(mask, shape)
@@ -240,7 +243,8 @@ def as_visible(mask: Any, name: str = "attention mask") -> Any:
     if not hasattr(mask, "dtype") or not validation.is_padding_of_integers(shape_of(mask), dtype_name(mask)):
         return mask
     if (isinstance(mask, np.ndarray) or _has_values(mask)) and mask.size:
-        validation.check_zeros_and_ones(name, int(mask.min()), int(mask.max()))
+        values = np.asarray(mask)  # while a function is traced, JAX traces the reductions of its constants, too
+        validation.check_zeros_and_ones(name, int(values.min()), int(values.max()))
     return mask != 0
 
 
@@ -264,8 +268,9 @@ def as_batch(
     `misplaced` are further arguments by position, which there must not be.
     """
     misuse.check_alone(misplaced)
+    dtype = dtype_name(x, "x")
     validation.check_bounded(jnp.shape(x)[-2] if jnp.ndim(x) > 1 else 0, "context_length", context_length)
-    validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
+    validation.check_tokens(jnp.shape(x), dtype, d_in=d_in, context_length=context_length)
     validation.check_cache(cache, "jax_attn")
     x = jnp.asarray(x)
     if layer is not None:
@@ -277,7 +282,8 @@ def as_context(
     context: Float[Array, "... S D"], x: Float[Array, "... T E"], layer: nnx.Linear, *, d_context: int
 ) -> Float[Array, "B S D"]:
     """Check the context of a cross attention against its input `x`, and give ``(S, d_context)`` a batch axis."""
-    validation.check_context(jnp.shape(context), dtype_name(context), jnp.shape(x), d_context=d_context)
+    dtype = dtype_name(context, "context")
+    validation.check_context(jnp.shape(context), dtype, jnp.shape(x), d_context=d_context)
     context = jnp.asarray(context)
     check_dtype(context, layer, "context")
     return context[None] if context.ndim == 2 else context
@@ -377,8 +383,17 @@ def shape_of(array: Array) -> tuple[int, ...]:
     return tuple(np.shape(array))
 
 
-def dtype_name(array: Array) -> str:
-    """Return the name of an array's dtype, such as ``"float32"``, as it is before JAX narrows it."""
+def dtype_name(array: Array, name: str = "an array") -> str:
+    """Return the name of an array's dtype, such as ``"float32"``, as it is before JAX narrows it.
+
+    Raises:
+        TypeError: an object that JAX takes for no array; the message calls it `name`.
+    """
     if type(array).__module__.partition(".")[0] == "torch":
-        raise TypeError(f"expected a JAX or NumPy array, got a torch {type(array).__name__}")
-    return np.dtype(array.dtype).name if hasattr(array, "dtype") else jnp.asarray(array).dtype.name
+        raise TypeError(f"{name} must be a JAX or NumPy array, got a torch {type(array).__name__}")
+    if hasattr(array, "dtype"):
+        return np.dtype(array.dtype).name
+    try:
+        return jnp.asarray(array).dtype.name
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(array).__name__}") from None

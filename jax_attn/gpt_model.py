@@ -102,7 +102,7 @@ class GPTModel(Pretrained, nnx.Module):
         ids = tokens_of("ids", ids, input_ids)
         longest = self.config.context_length
         check_bounded(functional.shape_of(ids)[-1], "context_length", longest)
-        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=longest)
+        check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids), longest=longest)
         if labels is not None:
             check_labels(labels, ids, "ids")
         attention_mask = functional.as_visible(attention_mask, "attention_mask")
@@ -180,7 +180,7 @@ class GPTModel(Pretrained, nnx.Module):
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None,
     ) -> Iterator[tuple[Any, Any]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
-        check_ids(functional.dtype_name(ids), functional.shape_of(ids))
+        check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         given = np.asarray(ids).astype(np.int64)
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)

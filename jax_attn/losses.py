@@ -25,7 +25,7 @@ def check_labels(labels: Int[Array, "B T"], tokens: Int[Array, "B T"], name: str
     """
     if last_only:
         raise ValueError("last_only (True) must be False with labels")
-    dtype, shape = functional.dtype_name(labels), functional.shape_of(labels)
+    dtype, shape = functional.dtype_name(labels, "labels"), functional.shape_of(labels)
     check_beside_ids("labels", dtype, shape, functional.shape_of(tokens), ids_name=name)
 
 

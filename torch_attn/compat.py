@@ -114,7 +114,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             return _padded(self, query, key, value, **options)
         self._check_inputs(query, key, value)
         is_batch = query.ndim == 3
-        query, key, value = (self._as_batch(x) for x in (query, key, value))
+        is_of_itself = query is key and key is value
+        query = self._as_batch(query)
+        key, value = (query, query) if is_of_itself else (self._as_batch(key), self._as_batch(value))
         if key_padding_mask is not None and not is_batch:
             key_padding_mask = key_padding_mask[None]
         if is_causal and key_padding_mask is None and not need_weights and self._appended == 0:
@@ -164,7 +166,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         if self.in_proj_bias is not None:
             biases = list(self.in_proj_bias.chunk(3))
         matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if joint is None else joint.chunk(3)
-        q, k, v = map(nn.functional.linear, (query, key, value), matrices, biases)
+        if joint is not None and query is key and key is value:
+            # One product; slices of the weights would also have their gradients joined, in as much time as a product.
+            q, k, v = nn.functional.linear(query, joint, self.in_proj_bias).chunk(3, -1)
+        else:
+            q, k, v = map(nn.functional.linear, (query, key, value), matrices, biases)
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
             v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1)], 1)

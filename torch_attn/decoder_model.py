@@ -125,7 +125,7 @@ class DecoderModel(Pretrained, Resettable):
             TypeError: ids that are not integers.
         """
         tokens = tokens_of("tokens", tokens, input_ids)
-        check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+        check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
         validation.check_caches(cache, len(self.trf_blocks))
         attention_mask = functional.as_visible(attention_mask, "attention_mask")
         if labels is not None:

@@ -144,17 +144,17 @@ class EncoderDecoderModel(Pretrained, Resettable):
             TypeError: a dtype that does not fit.
         """
         longest = None if cache is not None else self.config.decoder.num_positions
-        dtype, shape = functional.dtype_name(tokens), functional.shape_of(tokens)
+        dtype, shape = functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens)
         check_ids(dtype, shape, longest=longest, longest_name="num_positions of decoder", name="tokens")
         check_caches(cache, len(self.config.decoder.blocks), pairs=True)
         if source is None:
             check_is_encoded(cache is not None and all(other is not None for _, other in cache))
             return
-        dtype, given = functional.dtype_name(source), functional.shape_of(source)
+        dtype, given = functional.dtype_name(source, "source"), functional.shape_of(source)
         made = self.config.check_source(dtype, given)
         check_batch(given, shape)
         if source_mask is not None:
-            dtype = functional.dtype_name(source_mask)
+            dtype = functional.dtype_name(source_mask, "source_mask")
             check_source_mask(dtype, functional.shape_of(source_mask), (given[0], made))
 
     def encode(self, source: Source, source_mask: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:

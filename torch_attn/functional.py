@@ -162,17 +162,20 @@ def _checked(
     rng: Any,
     return_weights: bool,
 ) -> implementations.Call:
-    dtypes = [dtype_name(array) for array in (query, key, value)]
-    for name, array in (("query", query), ("key", key), ("value", value)):
+    operands = {"query": query, "key": key, "value": value}
+    dtypes = [dtype_name(array, name) for name, array in operands.items()]
+    for name, array in operands.items():
         validation.check_dense(name, array)
     shape = validation.check_attention(
         tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
     misuse.warn_of_axes(tuple(query.shape), tuple(key.shape))
     if bias is not None:
-        validation.check_scores_operand("bias", tuple(bias.shape), dtype_name(bias), shape)
+        dtype = dtype_name(bias, "bias")
+        validation.check_scores_operand("bias", tuple(bias.shape), dtype, shape)
     if sinks is not None:
-        validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
+        dtype = dtype_name(sinks, "sinks")
+        validation.check_sinks(tuple(sinks.shape), dtype, shape[1])
     if mask is not None:
         mask = _placed_checked(mask, shape, query.device)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -271,10 +274,9 @@ def as_batch(
     `misplaced` are further arguments by position, which there must not be.
     """
     misuse.check_alone(misplaced)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    dtype = dtype_name(x, "x")
     validation.check_dense("x", x)
-    validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
+    validation.check_tokens(tuple(x.shape), dtype, d_in=d_in, context_length=context_length)
     validation.check_cache(cache, "torch_attn")
     if layer is not None:
         check_dtype(x, layer)
@@ -285,8 +287,9 @@ def as_context(
     context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], layer: nn.Linear, *, d_context: int
 ) -> Float[Tensor, "B S D"]:
     """Check the context of a cross attention against its input `x`, and give ``(S, d_context)`` a batch axis."""
+    dtype = dtype_name(context, "context")
     validation.check_dense("context", context)
-    validation.check_context(tuple(context.shape), dtype_name(context), tuple(x.shape), d_context=d_context)
+    validation.check_context(tuple(context.shape), dtype, tuple(x.shape), d_context=d_context)
     check_dtype(context, layer, "context")
     return context[None] if context.ndim == 2 else context
 
@@ -407,8 +410,12 @@ def shape_of(array: Tensor) -> tuple[int, ...]:
     return tuple(array.shape)
 
 
-def dtype_name(array: Tensor) -> str:
-    """Return the name of an array's dtype, such as ``"float32"``; raise a TypeError for other objects than tensors."""
+def dtype_name(array: Tensor, name: str = "an array") -> str:
+    """Return the name of an array's dtype, such as ``"float32"``.
+
+    Raises:
+        TypeError: another object than a tensor; the message calls it `name`.
+    """
     if not isinstance(array, Tensor):
-        raise TypeError(f"expected a torch.Tensor, got {type(array).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(array).__name__}")
     return _DTYPE_NAMES[array.dtype]

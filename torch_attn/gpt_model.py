@@ -98,7 +98,7 @@ class GPTModel(Pretrained, Resettable):
             TypeError: ids that are not integers.
         """
         ids = tokens_of("ids", ids, input_ids)
-        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
+        check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids), longest=self.config.context_length)
         if labels is not None:
             check_labels(labels, ids, "ids")
         attention_mask = functional.as_visible(attention_mask, "attention_mask")
@@ -174,7 +174,7 @@ class GPTModel(Pretrained, Resettable):
         attention_mask: Bool[Tensor, "B T"] | Int[Tensor, "B T"] | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
-        check_ids(functional.dtype_name(ids), functional.shape_of(ids))
+        check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
         shown = functional.as_visible(attention_mask, "attention_mask")

@@ -22,7 +22,7 @@ def check_labels(labels: Int[Tensor, "B T"], tokens: Int[Tensor, "B T"], name: s
     """
     if last_only:
         raise ValueError("last_only (True) must be False with labels")
-    dtype, shape = functional.dtype_name(labels), functional.shape_of(labels)
+    dtype, shape = functional.dtype_name(labels, "labels"), functional.shape_of(labels)
     check_beside_ids("labels", dtype, shape, functional.shape_of(tokens), ids_name=name)
 
 

@@ -120,7 +120,8 @@ class MultiHeadLatentAttention(Resettable):
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(latent, index, **arguments, num_heads=config.num_heads)
-            latent, index, mask = view.key, view.value, view.mask
+            # The cache may be of another dtype: it was made before the module changed its own.
+            latent, index, mask = view.key.to(latent.dtype), view.value.to(index.dtype), view.mask
         mask = self._choose(asking, batch, index, tables, mask)
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
         options |= functional.attention_arguments(self)

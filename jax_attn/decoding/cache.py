@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask, causal, full
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 from attn_bridge.specs import Rotary
 
 from .. import functional, implementations
@@ -164,7 +164,8 @@ class KeyValueCache:
             validation.check_room(int(first), tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
-        validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), key.shape[0], tokens)
+        dtype = functional.dtype_name(positions, "positions")
+        validation.check_positions(jnp.shape(positions), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
         self._check_mask(mask, num_heads, tokens, None if isinstance(first, jax.core.Tracer) else int(first) + tokens)
         positions = jnp.broadcast_to(positions, key.shape[:2]).astype(jnp.int32)
@@ -419,7 +420,7 @@ def positions_of(
     rows = position.num_rows if isinstance(position, Rotary) else 0
     every_row = isinstance(position, Rotary) and position.is_of_image
     if positions is not None:
-        dtype = functional.dtype_name(positions)
+        dtype = functional.dtype_name(positions, "positions")
         shape = functional.shape_of(positions)
         validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
         return jnp.asarray(positions)
@@ -444,8 +445,11 @@ def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
 
 def _left_padding(attention_mask: Any, batch: int) -> Int[Array, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    array = functional.as_visible(attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask)
-    shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
+    given = None if attention_mask is None else as_mask(attention_mask)
+    if not isinstance(given, ArrayMask):
+        return None
+    array = functional.as_visible(given.array)
+    shape = functional.shape_of(array)
     if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
         return None
     seen = jnp.cumsum(jnp.asarray(array), -1, dtype=jnp.int32)

@@ -106,7 +106,7 @@ def _begin(
     source_mask: Bool[Array, "B S"] | None,
 ) -> tuple[Any, ...]:
     """Check the arguments and read the prompt; return all that the tokens are drawn with."""
-    check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+    check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
     known = _numbers_of("tokens", tokens)
     check_range("tokens", int(known.min()), int(known.max()), model.config.vocab_size)
     options = options.checked(model.config.vocab_size)
@@ -116,7 +116,8 @@ def _begin(
     padding = np.zeros((batch, 1), np.int32)
     attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
-        dtype, mask = functional.dtype_name(attention_mask), _numbers_of("attention_mask", attention_mask)
+        dtype = functional.dtype_name(attention_mask, "attention_mask")
+        mask = _numbers_of("attention_mask", attention_mask)
         check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
         padding = (given - mask.sum(-1, keepdims=True)).astype(np.int32)
     check_length(given - int(padding.min()), new, model.config.num_positions)

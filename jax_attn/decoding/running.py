@@ -91,7 +91,7 @@ def known_rows(indices: Int[Array, "B"], rows: int) -> Int[Array, "B"]:
         TypeError: indices that are not integers.
         ValueError: not one index per row, or one of no row, if they are known; else while a compiled function runs.
     """
-    shape, dtype = tuple(indices.shape), functional.dtype_name(indices)
+    shape, dtype = tuple(indices.shape), functional.dtype_name(indices, "indices")
     if is_known(indices):
         validation.check_reorder(shape, dtype, rows, np.asarray(indices).tolist())
         return jnp.asarray(indices)

@@ -14,7 +14,7 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Bool, Float
 
-from attn_bridge.masks import Mask
+from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.validation import check_attention_mask
 
@@ -207,15 +207,21 @@ def hides_tokens_only(attention_mask: Any) -> bool:
     """Return whether a mask, None included, is an array that shows all queries and heads the same tokens."""
     if attention_mask is None:
         return True
-    shape = None if isinstance(attention_mask, Mask) else tuple(attention_mask.shape)
+    shape = _shape_of(attention_mask)
     return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
 
 
 def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
     """Return ``(B, S)`` of a mask that is an array which shows all queries and heads the same tokens; else None."""
-    if attention_mask is None or not hides_tokens_only(attention_mask):
+    shape = None if attention_mask is None else _shape_of(attention_mask)
+    return (shape[0], shape[-1]) if shape is not None and hides_tokens_only(attention_mask) else None
+
+
+def _shape_of(attention_mask: Any) -> tuple[int, ...] | None:
+    """Return the shape of a mask that is an array or nested lists; None of a description."""
+    if isinstance(attention_mask, Mask):
         return None
-    return (attention_mask.shape[0], attention_mask.shape[-1])
+    return functional.shape_of(as_mask(attention_mask).array)
 
 
 def visible_tokens(
@@ -230,11 +236,13 @@ def visible_tokens(
     if attention_mask is None:
         return None
     longest = x.shape[1] if cache is None else cache.capacity
-    array: Any = attention_mask
+    array: Any
     if isinstance(attention_mask, Mask):
         mask = functional.as_placed(attention_mask).placed(x.shape[1], longest)
         array = mask.allowed(jnp.arange(x.shape[1])[:, None], jnp.arange(longest)[None, :])
         array = array[(None,) * (4 - array.ndim)]
+    else:
+        array = as_mask(attention_mask).array
     array = functional.as_visible(jnp.asarray(array))
     shape = tuple(array.shape)
     check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)

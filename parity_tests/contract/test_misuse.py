@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 
 import numpy as np
@@ -11,7 +13,7 @@ from attn_bridge import misuse, specs
 from attn_bridge.masks import causal
 
 from . import backends
-from .modules import NAMES, PADDING, draw, make
+from .modules import NAMES, PADDING, draw, make, make_example
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -20,6 +22,10 @@ MODERN = {
     for variant in specs.VARIANTS
     if variant.group == "modern" and variant.examples and hasattr(variant.config, "check")
 }
+
+
+RECURRENT = ("LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba2")
+"""Classes that take positions and use none."""
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +177,39 @@ def test_sizes_by_position_are_refused(backend):
         "GroupedQueryAttention takes a config, not sizes; use "
         "GroupedQueryAttention(GroupedQueryAttentionConfig(d_in=..., num_heads=2))"
     )
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MODERN])
+def test_an_argument_of_another_kind_is_named(backend, name):
+    module, x = make_example(backend, name) if name in MODERN else (make(backend, name), draw(2, 5, 4))
+    x, call = backend.as_argument(x), getattr(module, "forward", module)
+    options = {"context": x} if name == "CrossAttention" else {}
+    message = error_of(module, None)
+    assert message.startswith("x must be a ")
+    assert message.endswith(", got NoneType")
+    if "attention_mask" in inspect.signature(call).parameters:
+        message = error_of(module, x, attention_mask="mask", **options)
+        assert message == "a mask must be an attn_bridge.masks description or a bool array, got str"
+    if "positions" in inspect.signature(call).parameters and name not in RECURRENT:
+        message = error_of(module, x, positions="first")
+        assert message.startswith("positions must be a ")
+        assert message.endswith(", got str")
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
+def test_an_operand_of_another_kind_is_named(backend, name):
+    query = backend.as_argument(draw(1, 4, 2, 8))
+    operands = {"query": query, "key": query, "value": query, name: object()}
+    message = error_of(backend.package.functional.dot_product_attention, **operands)
+    assert message.startswith(f"{name} must be a ")
+    assert message.endswith(", got object")
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_a_mask_may_be_nested_lists(backend, name):
+    module, x = make_example(backend, name)
+    x = backend.as_argument(x)
+    options = {"context": x} if name == "CrossAttention" else {}
+    call = functools.partial(module, x, **options)
+    found, wanted = (call(attention_mask=mask) for mask in (PADDING.tolist(), backend.as_argument(PADDING)))
+    assert bool((found == wanted).all())

@@ -149,3 +149,20 @@ def test_compiled_transforms_of_streams_are_refused(transform):
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"inside torch\.func inside torch\.compile"):
         torch.compile(transform(layer), backend="eager", fullgraph=True)(torch.ones(3, 8))
     assert int(layer.rngs.count) == 0
+
+
+@pytest.mark.parametrize("tokens", [4, 200])
+@pytest.mark.parametrize("operand", ["query", "bias"])
+def test_a_gradient_by_a_transform_has_gradients_outside_of_it(operand, tokens):
+    x, outside = draw(1, tokens, 2, 8), draw(*{"query": (8, 8), "bias": (1, 2, tokens, tokens)}[operand])
+    found = []
+    for implementation in (None, "reference"):
+        leaf = outside.clone().requires_grad_()
+
+        def loss(x, leaf=leaf, implementation=implementation):
+            query, options = (x @ leaf, {}) if operand == "query" else (x, {"bias": leaf})
+            return weigh(functional.dot_product_attention(query, x, x, implementation=implementation, **options))
+
+        slope = grad(loss)(x)
+        found.append((slope, *torch.autograd.grad(slope.square().sum(), leaf)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

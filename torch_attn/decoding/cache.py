@@ -150,7 +150,8 @@ class KeyValueCache:
         length = first + tokens
         if positions is None:
             positions = torch.arange(first, length, device=key.device)
-        validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), key.shape[0], tokens)
+        dtype = functional.dtype_name(positions, "positions")
+        validation.check_positions(tuple(positions.shape), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
         self._check_mask(mask, num_heads, tokens, length)
         # Nothing is refused from here on: a call that raises leaves the cache as it was.
@@ -318,8 +319,9 @@ class KeyValueCache:
             TypeError: indices that are not integers.
             ValueError: not one index per row, or an index out of range.
         """
+        dtype = functional.dtype_name(indices, "indices")
         known = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0], known)
+        validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], known)
         for array in (self.key, self.value, self.positions, self.visible):
             array.copy_(array[beside(indices, array)])
         return self
@@ -358,7 +360,7 @@ def positions_of(
     rows = position.num_rows if isinstance(position, Rotary) else 0
     every_row = isinstance(position, Rotary) and position.is_of_image
     if positions is not None:
-        dtype = functional.dtype_name(positions)
+        dtype = functional.dtype_name(positions, "positions")
         shape = functional.shape_of(positions)
         validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
         return positions
@@ -383,9 +385,12 @@ def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
 
 def _left_padding(attention_mask: Any, batch: int, device: Any) -> Int[Tensor, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    array = functional.as_visible(attention_mask.array if isinstance(attention_mask, ArrayMask) else attention_mask)
-    shape = () if array is None or isinstance(array, Mask) else functional.shape_of(array)
+    given = None if attention_mask is None else as_mask(attention_mask)
+    if not isinstance(given, ArrayMask):
+        return None
+    array = functional.as_visible(torch.as_tensor(given.array, device=device))
+    shape = functional.shape_of(array)
     if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
         return None
-    seen = torch.as_tensor(array, device=device).to(torch.int32).cumsum(-1)
+    seen = array.to(torch.int32).cumsum(-1)
     return (seen == 0).sum(-1, keepdim=True)

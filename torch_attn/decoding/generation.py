@@ -90,7 +90,7 @@ def _steps(
     source_mask: Bool[Tensor, "B S"] | None,
 ) -> Iterator[tuple[Any, Any]]:
     """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
-    check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+    check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
     options = options.checked(model.config.vocab_size)
     _check_source(rng)
@@ -100,7 +100,7 @@ def _steps(
     padding = torch.zeros((batch, 1), dtype=torch.int64, device=device)
     attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
-        dtype, mask = functional.dtype_name(attention_mask), attention_mask.numpy(force=True)
+        dtype, mask = functional.dtype_name(attention_mask, "attention_mask"), attention_mask.numpy(force=True)
         check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
         padding = given - attention_mask.sum(-1, keepdim=True)
         arguments["attention_mask"] = attention_mask

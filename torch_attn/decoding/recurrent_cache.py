@@ -115,8 +115,9 @@ class RecurrentCache:
             TypeError: indices that are not integers.
             ValueError: not one index per row, or an index out of range.
         """
+        dtype = functional.dtype_name(indices, "indices")
         known = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.state.shape[0], known)
+        validation.check_reorder(tuple(indices.shape), dtype, self.state.shape[0], known)
         indices = beside(indices, self.state)
         conv_state = None if self.conv_state is None else self.conv_state[indices]
         return self._become(self.state[indices], conv_state, self.length)

@@ -2,8 +2,8 @@
 
 An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
 ``attend(call)``. If some machines can't run it, it has ``unavailable()``, the reason why this one can't, or None; if it
-is slower for some calls that it supports, it has ``unprofitable(call)``, the reason why it isn't picked, or None. The
-twin is `jax_attn.implementations`.
+is slower for some calls that it supports, it has ``unprofitable(call)``, the reason why it isn't picked, or None, and may
+have ``too_small(call)``, the part of it that sizes alone decide. The twin is `jax_attn.implementations`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
         NotImplementedError: the named one does not support the call; gives the reason.
     """
     if name is None:
-        return next(one for one in IMPLEMENTATIONS.values() if _against(one, call) is None)
+        return next(
+            implementation
+            for implementation in IMPLEMENTATIONS.values()
+            if not _is_too_small(implementation, call) and _against(implementation, call) is None
+        )
     reason = IMPLEMENTATIONS[name].unsupported(call)
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} does not support this call: {reason}")
@@ -58,6 +62,11 @@ def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
 def explain(call: Call) -> dict[str, str | None]:
     """Return, fastest first, why each implementation isn't picked for the call; None for those that may be."""
     return {name: _against(one, call) for name, one in IMPLEMENTATIONS.items()}
+
+
+def _is_too_small(implementation: ModuleType, call: Call) -> bool:
+    """Return whether sizes alone rule an implementation out: a small call takes less time than all of its checks."""
+    return hasattr(implementation, "too_small") and implementation.too_small(call) is not None
 
 
 def _against(implementation: ModuleType, call: Call) -> str | None:

@@ -104,13 +104,14 @@ def _refuses(call: Call, mask: Mask) -> str | None:
 
 def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: few scores, few heads for many threads, or something of torch that is faster."""
+    reason = too_small(call)
+    if reason is not None:
+        return reason
     queries, keys = call.scores_shape[2:]
     if _is_surely(queries <= words.FEW):
-        return _unprofitable_for_few(call)
-    if _is_surely(queries < MIN_QUERIES):
-        return f"fewer than {MIN_QUERIES} queries"
-    if _is_surely(queries * keys < MIN_SCORES):
-        return f"fewer scores per head than {MIN_SCORES}"
+        if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
+            return "few queries whose gradient may be asked for"
+        return _is_off() or _here("fails to load")
     tasks, threads = call.key.shape[0] * call.key.shape[2], _here("threads")
     if _is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
@@ -123,13 +124,19 @@ def unprofitable(call: Call) -> str | None:
     return _is_off() or _here("fails to load")
 
 
-def _unprofitable_for_few(call: Call) -> str | None:
-    """Return why it isn't picked for few queries, whose keys and values it reads once."""
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
-        return "few queries whose gradient may be asked for"
-    if _is_surely(sum(math.prod(one.shape) for one in (call.key, call.value)) * call.key.itemsize < MIN_BYTES):
-        return f"less than {MIN_BYTES} bytes of keys and values"
-    return _is_off() or _here("fails to load")
+def too_small(call: Call) -> str | None:
+    """Return why the sizes of a call alone make others faster, None if they don't."""
+    if torch.jit.is_tracing():  # whose sizes are tensors; `unsupported` refuses the call
+        return None
+    queries, keys = call.scores_shape[2:]
+    if _is_surely(queries <= words.FEW):  # it reads their keys and values once
+        if _is_surely(sum(math.prod(array.shape) for array in (call.key, call.value)) * call.key.itemsize < MIN_BYTES):
+            return f"less than {MIN_BYTES} bytes of keys and values"
+    elif _is_surely(queries < MIN_QUERIES):
+        return f"fewer than {MIN_QUERIES} queries"
+    elif _is_surely(queries * keys < MIN_SCORES):
+        return f"fewer scores per head than {MIN_SCORES}"
+    return None
 
 
 def _is_off() -> str | None:

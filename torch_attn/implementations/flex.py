@@ -50,7 +50,7 @@ def unsupported_anywhere(call: Call) -> str | None:
     for width in (call.query.shape[-1], call.value.shape[-1]):
         if not MIN_HEAD_DIM <= width <= MAX_HEAD_DIM:
             return f"head_dim ({width}) is not between {MIN_HEAD_DIM} and {MAX_HEAD_DIM}"
-    return sdpa.in_higher_modes()
+    return sdpa.in_higher_modes(call)
 
 
 @second_derivatives.twice

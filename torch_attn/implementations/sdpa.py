@@ -67,7 +67,7 @@ def unsupported(call: Call) -> str | None:
         return "its dropout draws from the global generator only"
     if call.bias is not None and not call.query.is_cpu and _mask_dtype(call.query, call.bias) != call.query.dtype:
         return "on this device it would round the bias to the dtype of query"
-    return in_higher_modes()
+    return in_higher_modes(call)
 
 
 def in_forward_mode() -> str | None:
@@ -75,9 +75,9 @@ def in_forward_mode() -> str | None:
     return "it has no forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
-def in_higher_modes() -> str | None:
+def in_higher_modes(call: Call) -> str | None:
     """Return why torch's kernels can't serve a call while derivatives go forward, or are nested; None otherwise."""
-    return in_forward_mode() or second_derivatives.nested_gradients()
+    return in_forward_mode() or second_derivatives.nested_gradients(call.query, call.key, call.value, call.bias)
 
 
 @second_derivatives.twice

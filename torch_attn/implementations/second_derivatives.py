@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
+from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 from . import reference
@@ -36,12 +36,26 @@ def twice(attend: Attend) -> Attend:
     return attend_twice
 
 
-def nested_gradients() -> str | None:
-    """Return why no fused kernel can serve a call inside ``torch.func.grad`` of ``torch.func.grad``; None elsewhere."""
+def nested_gradients(*operands: Tensor | None) -> str | None:
+    """Return why no fused kernel can serve a call whose gradient by ``torch.func.grad`` has a gradient, too; else None.
+
+    So has one inside another ``torch.func.grad``, and one of operands that require gradients outside of it.
+    """
     if not torch._C._are_functorch_transforms_active():
         return None
-    levels = [one for one in retrieve_all_functorch_interpreters() if one.key() == TransformType.Grad]
-    return "it has no second derivatives" if len(levels) > 1 else None
+    levels = sum(level.key() == TransformType.Grad for level in retrieve_all_functorch_interpreters())
+    if levels > 1 or (levels == 1 and any(_requires_grad_outside(operand) for operand in operands)):
+        return "it has no second derivatives"
+    return None
+
+
+def _requires_grad_outside(operand: Tensor | None) -> bool:
+    """Return whether autograd follows a tensor outside the transforms that wrap it."""
+    if operand is None:
+        return False
+    while is_functorch_wrapped_tensor(operand):
+        operand = get_unwrapped(operand)
+    return operand.requires_grad
 
 
 def _is_transformed(query: Tensor) -> bool:
