@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 
 from attn_bridge import misuse, validation
 from attn_bridge.masks import Mask, as_mask
+from attn_bridge.masks.positions import Full
 
 from . import implementations
 from .linear import Linear
@@ -171,6 +172,8 @@ def _checked(
         sinks = jnp.asarray(sinks)
     if mask is not None:
         mask = _placed_checked(mask, shape)
+        # Kernels without a mask are faster, and some take none.
+        mask = None if isinstance(mask, Full) else mask
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 

@@ -162,21 +162,20 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Return query, key and value of all heads, ``(N, L, H, C)``, with the keys that are appended."""
-        joint, biases = self.in_proj_weight, [None] * 3
-        if self.in_proj_bias is not None:
-            biases = list(self.in_proj_bias.chunk(3))
-        matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if joint is None else joint.chunk(3)
+        joint, bias = self.in_proj_weight, self.in_proj_bias
         if joint is not None and query is key and key is value:
-            # One product; slices of the weights would also have their gradients joined, in as much time as a product.
-            q, k, v = nn.functional.linear(query, joint, self.in_proj_bias).chunk(3, -1)
+            # One product. The gradients of slices of the weights would have to be joined, which takes as long as it.
+            q, k, v = nn.functional.linear(query, joint, bias).chunk(3, -1)
         else:
+            matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if joint is None else joint.chunk(3)
+            biases = [None] * 3 if bias is None else bias.chunk(3)
             q, k, v = map(nn.functional.linear, (query, key, value), matrices, biases)
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, -1)], 1)
             v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, -1)], 1)
         if self.add_zero_attn:
             k, v = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        return [rearrange(x, "n s (h c) -> n s h c", h=self.num_heads) for x in (q, k, v)]
+        return [x.unflatten(-1, (self.num_heads, self.head_dim)) for x in (q, k, v)]
 
     def _masks(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attn_bridge import misuse, validation
 from attn_bridge.masks import Mask, as_mask
+from attn_bridge.masks.positions import Full
 
 from . import implementations
 from .random import JaxRngs, RngStream
@@ -178,6 +179,8 @@ def _checked(
         validation.check_sinks(tuple(sinks.shape), dtype, shape[1])
     if mask is not None:
         mask = _placed_checked(mask, shape, query.device)
+        # Kernels without a mask are faster, and some take none.
+        mask = None if isinstance(mask, Full) else mask
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .description import Mask, integer
+from .description import Mask, as_mask, integer
 
 _LARGEST = 2**31 - 1
 
@@ -28,6 +28,12 @@ class Full(Mask):
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         return queries * 0, queries * 0 + _FAR
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return self
+
+    def restrict(self, other: Any) -> Mask:
+        return self if other is None else as_mask(other)
 
 
 @dataclass(frozen=True)
