@@ -108,7 +108,7 @@ class LinearAttention(nnx.Module):
             context = recurrence.average(weights, value)
         else:
             visible = recurrence.visible_tokens(attention_mask, batch, cache)
-            key = recurrence.without(key, visible)
+            key, value = recurrence.without(key, visible), recurrence.without(value, visible)
             state = None if cache is None else cache.state
             arguments = {"state": state, "form": form or self.form, **functional.attention_arguments(self)}
             context, state = recurrence.linear_attention(query, key, value, **arguments)

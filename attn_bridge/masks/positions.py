@@ -32,7 +32,7 @@ class Full(Mask):
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return self
 
-    def restrict(self, other: Any) -> Mask:
+    def restrict(self, other: object) -> Mask:
         return self if other is None else as_mask(other)
 
 

@@ -445,10 +445,10 @@ def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
 
 def _left_padding(attention_mask: Any, batch: int) -> Int[Array, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    given = None if attention_mask is None else as_mask(attention_mask)
-    if not isinstance(given, ArrayMask):
+    mask = None if attention_mask is None else as_mask(attention_mask)
+    if not isinstance(mask, ArrayMask):
         return None
-    array = functional.as_visible(given.array)
+    array = functional.as_visible(mask.array)
     shape = functional.shape_of(array)
     if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
         return None

@@ -217,7 +217,7 @@ def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
     return (shape[0], shape[-1]) if shape is not None and hides_tokens_only(attention_mask) else None
 
 
-def _shape_of(attention_mask: Any) -> tuple[int, ...] | None:
+def _shape_of(attention_mask: object) -> tuple[int, ...] | None:
     """Return the shape of a mask that is an array or nested lists; None of a description."""
     if isinstance(attention_mask, Mask):
         return None

@@ -13,7 +13,7 @@ from attn_bridge import misuse, specs
 from attn_bridge.masks import causal
 
 from . import backends
-from .modules import NAMES, PADDING, draw, make, make_example
+from .modules import NAMES, PADDING, RECURRENT, draw, make, make_example
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -22,10 +22,6 @@ MODERN = {
     for variant in specs.VARIANTS
     if variant.group == "modern" and variant.examples and hasattr(variant.config, "check")
 }
-
-
-RECURRENT = ("LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba2")
-"""Classes that take positions and use none."""
 
 
 @pytest.fixture(autouse=True)

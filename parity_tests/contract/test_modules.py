@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from .modules import (
     MHA,
     NAMES,
     PADDING,
+    RECURRENT,
     SIMPLE,
     WIDTHS,
     draw,
@@ -24,6 +27,7 @@ from .modules import (
     every_attention,
     every_causal,
     make,
+    make_example,
     seeded,
 )
 
@@ -242,3 +246,12 @@ def test_scores_and_softmax_are_float32_for_16_bit_input(backend, dtype, monkeyp
     dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     backend.run_eagerly(make(backend, "CausalAttention", dtype=dtype), draw(2, 3, D_IN, dtype=dtype))
     assert [str(one).removeprefix("torch.") for one in seen] == ["float32"]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_takes_nothing_of_hidden_tokens(backend, name):
+    module, x = make_example(backend, name)
+    wanted, hidden = np.where(PADDING[..., None], x, 1.0), np.where(PADDING[..., None], x, np.nan)
+    call = functools.partial(module, attention_mask=backend.as_argument(PADDING))
+    found, plain = (backend.output(call, tokens) for tokens in (hidden, wanted))
+    np.testing.assert_array_equal(found[PADDING], plain[PADDING])

@@ -50,7 +50,14 @@ def exported_step() -> None:
 
 @USES.add("exported to ONNX", needs=("onnxscript",))
 def onnx() -> None:
-    torch.onnx.export(layer(), (X,), dynamo=True)
+    from onnx.reference import ReferenceEvaluator
+
+    sizes = {0: torch.export.Dim("rows", max=64), 1: torch.export.Dim("tokens", max=512)}
+    program = torch.onnx.export(layer(), (X,), dynamo=True, dynamic_shapes=(sizes,), verbose=False)
+    runner = ReferenceEvaluator(program.model_proto)
+    for x in (X, X[:1, :3]):
+        (found,) = runner.run(None, {runner.input_names[0]: x.numpy()})
+        assert_close(torch.from_numpy(found), layer()(x), rtol=1e-4, atol=1e-5)
 
 
 @USES.add("traced (torch.jit)")
@@ -78,12 +85,52 @@ def fsdp() -> None:
 def adapters() -> None:
     import peft
 
-    peft.get_peft_model(layer(), peft.LoraConfig(target_modules=["W_query"]))(X)
+    adapted = peft.get_peft_model(layer(), peft.LoraConfig(target_modules=["W_query"], init_lora_weights=False))
+    found = adapted(X)
+    assert (found - layer()(X)).abs().max() > 1e-3
+    found.sum().backward()
+    assert {name.split(".")[-3] for name, weight in adapted.named_parameters() if weight.grad is not None} == {
+        "lora_A",
+        "lora_B",
+    }
+    assert_close(adapted.merge_and_unload()(X), found, rtol=1e-4, atol=1e-5)
 
 
 @USES.add("a Trainer of transformers", needs=("accelerate",))
 def trainer() -> None:
-    raise NotImplementedError
+    import transformers
+
+    class Trained(nn.Module):
+        """A model whose config, which the Trainer would write into, is out of the Trainer's sight."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, logits = self.inner(input_ids, labels=labels)
+            return loss, logits
+
+    rows = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "output_dir": folder,
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "save_steps": 4,
+            "seed": 0,
+        }
+        arguments = transformers.TrainingArguments(
+            **options, max_steps=8, per_device_train_batch_size=2, learning_rate=1e-2, label_names=["labels"]
+        )
+        trainers = [transformers.Trainer(Trained(), arguments, train_dataset=rows, eval_dataset=rows) for _ in range(2)]
+        before = trainers[0].evaluate()["eval_loss"]
+        trainers[0].train()
+        assert trainers[0].evaluate()["eval_loss"] < before
+        trainers[1].train(resume_from_checkpoint=f"{folder}/checkpoint-4")
+        for found, wanted in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
+            assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @USES.add("dynamic quantisation")

@@ -2,8 +2,8 @@
 
 An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
 ``attend(call)``. If some machines can't run it, it has ``unavailable()``, the reason why this one can't, or None; if it
-is slower for some calls that it supports, it has ``unprofitable(call)``, the reason why it isn't picked, or None; it may
-have ``too_small(call)``, the part of that which sizes alone decide. The twin is `jax_attn.implementations`.
+is slower for some calls that it supports, it has ``unprofitable(call)``, the reason why it isn't picked, or None; a
+part of that which sizes alone decide may be in ``too_small(call)``. The twin is `jax_attn.implementations`.
 """
 
 from __future__ import annotations
