@@ -7,7 +7,8 @@
 #:              FULL=1 does the same for any target of tests: make tours FULL=1
 #: make faults  what takes longest: the gallery of ports, planted faults found, named and placed
 #: make power FAULTS=60 SEED=1  plant that many random faults, each in a copy of the tree, and count those that the
-#:              tests catch; takes hours; other options: make power POWER='--only 7 --nearest 5'
+#:              nearest tests catch; takes hours, and the next call goes on where it stopped or, with
+#:              POWER='--budget 300', takes tests further away for what is not caught yet
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from . import costs
-from .power import ordering
+from .power import lanes, ordering
 
 ROOT = Path(__file__).parent.parent
 EVERYTHING = ("conftest.py", "pyproject.toml", "constraints.txt", "Makefile")
@@ -25,9 +25,6 @@ EVERYTHING = ("conftest.py", "pyproject.toml", "constraints.txt", "Makefile")
 
 SLOW = tuple(f"parity_tests/{folder}/" for folder in ("faults", "wild", "twins/mutation", "site", "meshes"))
 """Folders whose tests `make full` runs: minutes each."""
-
-UNKNOWN_COST = 10.0
-"""Processor seconds assumed for a test file without a stored cost: about the mean of the suite."""
 
 CORES = 2
 """Processes that the tests run in; fixed, so that a change selects the same tests on every machine."""
@@ -89,7 +86,7 @@ def select(ordered: Sequence[str], changed: Collection[str], seconds: float, sto
     left = (seconds - START) * CORES
     nearest = []
     for file in ordered:
-        cost = stored.get(file, UNKNOWN_COST)
+        cost = stored.get(file, lanes.UNKNOWN_COST)
         if file in changed or (cost <= left and not file.startswith(SLOW)):
             nearest.append(file)
             left -= cost

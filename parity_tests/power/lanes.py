@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..conftest import EVERYWHERE, NEEDS
+
+UNKNOWN_COST = 10.0
+"""Processor seconds assumed for a test file without a stored cost: about the mean of the suite."""
 
 LATER = ("tours", "faults", "meshes", "site", "wild", "twins/mutation", "twins/places")
 """Folders that other targets than ``make test`` run."""
@@ -39,10 +42,9 @@ class Lane:
         available = {"torch", "jax"} - set(self.without)
         return any(needed == available for needed in NEEDS.get(folder.partition("/")[0], []))
 
-    def command(self, tests: Sequence[str], *, workers: int) -> list[str]:
-        """Return pytest's command, which stops at the first failure."""
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "-rN", "--tb=short", "-n", str(workers)]
-        words += ["--dist", "worksteal"] if workers else []
+    def command(self, tests: Sequence[str]) -> list[str]:
+        """Return pytest's command, which runs tests in one process and stops at the first failure."""
+        words = [sys.executable, "-m", "pytest", "-q", "-x", "-rN", "--tb=short", "-n0"]
         for framework in self.without:
             words += ["--without", framework]
         marks = "optimized" if self.optimized else "not optimized"
@@ -70,23 +72,37 @@ class Batch:
     tests: tuple[str, ...]
 
 
-def batches(ordered: Iterable[str], root: Path, sizes: Sequence[int], nearest: int | None = None) -> list[Batch]:
-    """Divide ordered test files into batches.
+def batches(tests: Iterable[str], root: Path) -> list[Batch]:
+    """Divide ordered test files, paths relative to the root of a checkout, into a batch per lane that runs any of them.
+
+    The lane with the nearest file comes first.
+    """
+    texts = {path: (root / path).read_text(encoding="utf-8") for path in tests}
+    by_lane = [Batch(lane, tuple(path for path in texts if lane.takes(path, texts[path]))) for lane in LANES]
+    order = list(texts)
+    return sorted((batch for batch in by_lane if batch.tests), key=lambda batch: order.index(batch.tests[0]))
+
+
+def in_budget(
+    ordered: Iterable[str], root: Path, stored: Mapping[str, float], seconds: float, done: Collection[str]
+) -> list[str]:
+    """Return the nearest test files whose stored costs, together, fit a budget.
 
     Args:
-        ordered: paths relative to the root; those that no lane runs are left out.
+        ordered: paths relative to the root, nearest first; those that no lane runs are left out.
         root: root of the checkout.
-        sizes: number of files in the first batch, in the second, and so on; the last number repeats.
-        nearest: number of files to take, all by default.
+        stored: test file -> processor seconds; others are assumed to need `UNKNOWN_COST`.
+        seconds: the budget.
+        done: files that have run: they use up their part of the budget and are left out.
     """
-    texts = {path: (root / path).read_text(encoding="utf-8") for path in ordered}
-    remaining = [path for path in texts if any(lane.takes(path, texts[path]) for lane in LANES)][:nearest]
     result = []
-    for number in range(len(remaining)):
-        size = sizes[min(number, len(sizes) - 1)]
-        group, remaining = remaining[:size], remaining[size:]
-        for lane in LANES:
-            tests = tuple(path for path in group if lane.takes(path, texts[path]))
-            if tests:
-                result.append(Batch(lane, tests))
+    for path in ordered:
+        cost = stored.get(path, UNKNOWN_COST)
+        if cost > seconds:
+            continue
+        text = (root / path).read_text(encoding="utf-8")
+        if any(lane.takes(path, text) for lane in LANES):
+            seconds -= cost
+            if path not in done:
+                result.append(path)
     return result

@@ -75,6 +75,19 @@ class Site:
         return text[: self.start] + self.after + text[self.end :]
 
 
+def plant_exit(text: str, site: Site) -> str:
+    """Return the text with the expression around a site replaced by the end of the program.
+
+    A test that passes with it never evaluates the expression, and so can't catch a fault there.
+    """
+    finder = _Finder(text)
+    spans = [finder.span(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
+    start, end = min(
+        (span for span in spans if span[0] <= site.start and site.end <= span[1]), key=lambda span: span[1] - span[0]
+    )
+    return f"{text[:start]}exit('reached'){text[end:]}"
+
+
 def sites(text: str) -> list[Site]:
     """Return the sites of a Python source text, from top to bottom.
 
@@ -181,8 +194,9 @@ class _Finder(ast.NodeVisitor):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not | ast.USub):
-            start, _ = self.span(node)
-            self.add("operator", start, self.span(node.operand)[0], "")
+            start, end = self.span(node)[0], self.span(node.operand)[0]
+            bracket = self.text.find("(", start, end)  # of the operand, whose own span starts after it
+            self.add("operator", start, end if bracket < 0 else bracket, "")
 
     def visit_Constant(self, node: ast.Constant) -> None:
         changes: dict[type, Callable[[], list[str]]] = {
