@@ -14,7 +14,7 @@ from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS
-from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, subject, survey
+from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, structure, subject, survey
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
 from attn_parity.frameworks.torch.running.promotion import promoted
 
@@ -201,3 +201,21 @@ def test_command_writes_family_that_it_proved(capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out.startswith("proven: ArceeForCausalLM, ")
     written = loads((tmp_path / "arcee.toml").read_text(), "arcee.toml")
     assert written.fields == BY_NAME["arcee"].fields
+
+
+@pytest.mark.parametrize(("hard", "limits"), [(-1, (8, -1)), (5, (5, 5)), (9, (8, 9))])
+def test_memory_of_a_family_is_limited_within_the_hard_limit(hard, limits, monkeypatch):
+    resource = pytest.importorskip("resource")
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (-1, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append((kind, limits)))
+    survey._limit(8)
+    assert given == [(resource.RLIMIT_AS, limits)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("hy_v3", (6, 20, 60)), ("solar_open", (6, 20, 60)), ("minimax_m2", (6, 40, 0))]
+)
+def test_experts_of_a_class_are_found_with_their_sizes(name, sizes):
+    experts = structure.read(found(name)).experts
+    assert (experts.number, experts.width, experts.shared) == sizes

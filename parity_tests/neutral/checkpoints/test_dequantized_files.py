@@ -150,8 +150,8 @@ def test_a_folder_says_what_was_read_and_written_and_is_verified(tmp_path, capsy
     target = tmp_path / "same"
     assert run(["convert", str(source), str(target), "--to", "same", "--dequantize", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "2 tensors of MXFP4 become bfloat16" in shown
-    assert "float8_e4m3fn in blocks of 128 x 128 become" in shown
+    assert "2 tensors of MXFP4 become bfloat16, two numbers to a byte times its scale, rounded once" in shown
+    assert "float8_e4m3fn in blocks of 128 x 128 become bfloat16, each number times its scale, rounded once" in shown
     assert run(["convert", str(source), str(target), "--dequantize", "--to", "same", "--dry-run", "--json", "-"]) == 0
     planned = {one["name"]: one["sources"] for one in json.loads(capsys.readouterr().out)["tensors"]}
     assert planned[STEM] == [f"{STEM}_blocks", f"{STEM}_scales"]

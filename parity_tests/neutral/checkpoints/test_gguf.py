@@ -167,16 +167,17 @@ def test_scaling_of_llama_3_is_found_in_its_factors(tmp_path):
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     assert len(set(factors(8))) == 3
-    for number in (8, 32):
+    for number in (1, 8, 32):
         source = gguf_files.write(tmp_path / "x.gguf", "llama", keys, {"rope_freqs.weight": factors(number)})
         with open_reader(source) as reader:
             assert reader.config["rope_scaling"] == scaling | {"factor": number}
-    other = gguf_files.write(tmp_path / "y.gguf", "llama", keys, {"rope_freqs.weight": factors(8) + np.float32(0.01)})
-    with (
-        open_reader(other) as reader,
-        pytest.raises(CheckpointError, match=r"rope_freqs.weight are not the factors of Llama 3.1's scaling"),
-    ):
-        _ = reader.config
+    for wrong in (factors(8) + np.float32(0.01), factors(8) * np.float32(0), -factors(8)):
+        other = gguf_files.write(tmp_path / "y.gguf", "llama", keys, {"rope_freqs.weight": wrong})
+        with (
+            open_reader(other) as reader,
+            pytest.raises(CheckpointError, match=r"rope_freqs.weight are not the factors of Llama 3.1's scaling"),
+        ):
+            _ = reader.config
 
 
 def test_factors_of_frequencies_are_kept_aside(tmp_path):

@@ -129,3 +129,13 @@ def test_an_array_in_pieces_that_do_not_fit_is_refused(data, tmp_path):
     (tmp_path / "x.msgpack").write_bytes(at(b"\xa1a", data))
     found = refusal(tmp_path / "x.msgpack")
     assert_says(found, "in pieces", "piece of", "needs 3 bytes", "negative size", "is no array")
+
+
+def test_values_of_json_are_packed_as_the_library_unpacks_them():
+    msgpack = pytest.importorskip("msgpack")
+    lengths = [15, 16, 31, 32, 255, 256, 65535, 65536]
+    numbers = [0, 127, 128, 255, 256, 65535, 65536, 2**32, 2**64 - 1, -1, -32, -33, -128, -129, -32769, -(2**31) - 1]
+    value = {"none": None, "flags": [True, False], "floats": [1.5, -0.1, 1e300], "numbers": numbers,
+             "texts": ["é" * length for length in lengths[:6]], "lists": [[0] * length for length in lengths],
+             "maps": [dict.fromkeys(map(str, range(length)), 0) for length in lengths[:3]]}  # fmt: skip
+    assert msgpack.unpackb(msgpack_values.pack(value)) == value

@@ -139,6 +139,21 @@ def test_layouts_that_read_a_model_otherwise_ask_which(monkeypatch):
         layouts.detect(theirs)
 
 
+TIED = {"hf-gpt2", "flax-gpt2", "gguf-gpt2", "hf-gemma", "gguf-gemma", "hf-bloom", "hf-bart", "flax-bart", "hf-whisper"}
+"""Layouts of libraries that tie the head to the embeddings unless a config says otherwise."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_head_is_left_out_by_default_where_the_library_ties_it(name):
+    layout = layouts.find(name)
+    canonical = MAKE[name](1) if name in MAKE else whole(name, 1)
+    default, apart, tied = (
+        layout.from_canonical(canonical, **SIZES, **({} if "tie" not in layout.settings else setting)).keys()
+        for setting in ({}, {"tie": 0}, {"tie": 1})
+    )
+    assert default == (tied if name in TIED else apart)
+
+
 @cover.some("blocks", ["the last of a kind", "all"], ["the last of a kind"])
 @cover.some("name", MADE, [name for name in ALWAYS if name in MADE])
 def test_a_model_that_lacks_any_tensor_is_refused(name, blocks):
@@ -275,6 +290,12 @@ def test_shapes_that_are_no_parts_of_one_tensor_are_refused():
     canonical["W_key.weight"] = np.zeros((8, 7), np.float32)
     with pytest.raises(LayoutError, match=r"W_query\.weight \(8, 6\) and W_key\.weight \(8, 7\) are no parts of one"):
         layouts.find("fused-qkv").encode(shapes(canonical))
+
+
+@pytest.mark.parametrize("name", ["hf-phi3", "vllm"])
+def test_shares_are_not_checked_while_the_numbers_of_heads_are_unknown(name):
+    layout, canonical = layouts.find(name), whole(name, 1)
+    assert_same_bits(layout.from_canonical(canonical), layout.from_canonical(canonical, **SIZES))
 
 
 def test_a_fused_tensor_of_another_size_is_refused():

@@ -96,3 +96,24 @@ def test_a_folder_is_published_with_what_vouches_for_it_last(folder, monkeypatch
     assert {name: memory.cat_file(name) for name in memory.find("/staged")} == {
         f"/staged/{name}": name.removeprefix("folder/").encode() for name in between
     }
+
+
+def test_a_name_below_a_folder_that_its_parent_lacks_is_missing_without_a_request(folder, monkeypatch):
+    store, asked = folder.store, []
+    store.put("staged/there/x", b"12")
+    info = stores.Store._info
+
+    def counted(self, key, as_file=False):
+        asked.append(key)
+        return info(self, key, as_file)
+
+    monkeypatch.setattr(stores.Store, "_info", counted)
+    store.forget()
+    assert store.entry("staged/gone/below/x") is None
+    assert asked == ["staged/gone/below/x"]
+    assert store.children("staged").keys() == {"there"}
+    assert store.entry("staged/lost/x") is None
+    assert store.entry("staged/lost/below/x") is None
+    assert asked == ["staged/gone/below/x"]
+    assert store.entry("staged/there/x").size == 2
+    assert asked == ["staged/gone/below/x", "staged/there/x"]

@@ -73,6 +73,15 @@ def test_writes_elsewhere_are_refused_by_the_kernel(keep, tmp_path):
     assert (tmp_path / "scratch/null").read_text() == "ok\n"
 
 
+@pytest.mark.skipif(
+    not landlock.version() or not os.access("/dev/shm", os.W_OK), reason="no Landlock, or no shared memory"
+)
+def test_workers_share_memory(keep, tmp_path):
+    name = f"/dev/shm/{tmp_path.name}-{os.getpid()}"
+    keep(f"echo x > {name} && rm {name} && echo ok > shared")
+    assert (tmp_path / "scratch/shared").read_text() == "ok\n"
+
+
 def test_the_environment_has_a_home_of_its_own_and_no_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv(

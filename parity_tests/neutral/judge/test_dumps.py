@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
+from attn_parity.commands import separate
 from attn_parity.dumps import format as dumps
-from attn_parity.dumps import recording
+from attn_parity.dumps import recording, replay
 from attn_parity.dumps.replay import compare_dumps
 from attn_parity.samples import sampling
 from attn_parity.verdict import runner
@@ -409,3 +410,27 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     assert write(tmp_path / "empty", Net("torch"), monkeypatch).is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "note.txt"]
+
+
+def test_separate_processes_get_the_options_of_their_side(monkeypatch, tmp_path):
+    options = dict.fromkeys((*separate.TAKEN, *separate.COMMON, "--rules", "--no-transfer", "--first-python"))
+    options |= {
+        "--second-python": "other",
+        "--inputs": "a.npz",
+        "--second-inputs": "b.npz",
+        "--seeds": 3,
+        "--timeout": 9,
+    }
+    runs = []
+    monkeypatch.setattr(
+        separate, "_dump", lambda side, python, factory, out, given: runs.append((factory, python, given))
+    )
+    monkeypatch.setattr(replay, "compare_dumps", lambda ours, theirs, **more: (ours.name, theirs.name, more))
+    report = separate.run_separately("a.py:A", "b.py:B", ("cpu", "gpu"), options, "again")
+    assert report == ("first", "second", {"rules": None, "command": "again"})
+    (first, python, given), (second, other, more) = runs
+    assert (first, python, second, other) == ("a.py:A", None, "b.py:B", "other")
+    assert {name: value for name, value in given.items() if value is not None} == {
+        "--inputs": "a.npz", "--seeds": 3, "--timeout": 9, "--device": "cpu"
+    }  # fmt: skip
+    assert (more["--inputs"], more["--device"], more["--timeout"]) == ("b.npz", "gpu", 9)

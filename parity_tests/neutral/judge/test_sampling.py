@@ -327,3 +327,22 @@ def test_given_modes_keep_their_position():
     changed = called_with(call, names, {"train": False, "deterministic": True})
     assert changed.args == (GIVEN, False)
     assert changed.kwargs == {"mask": False, "deterministic": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "shape", "inner"),
+    [
+        ("a.weight", "Linear", (50, 400), 400),
+        ("a.weight", "Conv1d", (50, 20, 20), 400),
+        ("a.kernel", "Linear", (400, 50), 400),
+        ("a.weight", "Embedding", (50, 400), 1),
+        ("a.embedding", "Embed", (50, 400), 1),
+        ("a.embedding", "Net", (50, 400), 1),
+        ("a.table", "Net", (40, 1000), 200),
+    ],
+)
+def test_drawn_matrices_have_the_scale_of_their_layer(name, owner, shape, inner):
+    drawn = sampling.draw_weights(
+        {name: Parameter(shape, "float32", owner, "a")}, {name: np.zeros(shape, "f4")}, (0, 1)
+    )
+    assert np.sqrt(inner) * drawn[name].std() == pytest.approx(1.0, rel=0.03)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 import attn_bridge
 from attn_bridge.cli.app import run
 from attn_parity.results.findings import Picture
-from fault_lab.planted.faults import FAULTS
+from fault_lab import driver
+from fault_lab.planted.block_faults import always
+from fault_lab.planted.faults import FAULTS, find_fault
 from fault_lab.planted.usual_rules import rejections
+from fault_lab.report import MutationReport
 from fault_lab.trials import upper_bound
 from fault_lab.visibility import Change
 from parity_tests.support.blocks import find_config
@@ -113,3 +117,40 @@ def test_at_least_twenty_faults_have_names_and_descriptions():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.about for fault in FAULTS)
     assert {fault.verdict for fault in FAULTS} == {"different", "precision", "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "effect", "outcome"),
+    [
+        (None, "equal", "none", "right"),
+        (None, "precision", "none", "false alarm"),
+        ("scale-missing", "crashed", "meaning", "missed"),
+        ("scale-missing", "equal", "meaning", "missed"),
+        ("scale-missing", "precision", "meaning", "detected"),
+        ("scale-missing", "equal", "none", "invariance"),
+        ("scale-missing", "different", "none", "false alarm"),
+        ("PRECISION", "equal", "none", "below rounding"),
+        ("DROPS", "different", "none", "detected"),
+        ("DROPS", "equal", "none", "invariance"),
+    ],
+)
+def test_the_outcome_of_a_trial_is_that_of_its_verdict(fault, verdict, effect, outcome):
+    chosen = {
+        None: None,
+        "PRECISION": next(one for one in FAULTS if one.verdict == "precision" and not one.held),
+        "DROPS": next(one for one in FAULTS if one.drops_parameter),
+    }.get(fault) or (fault and find_fault(fault))
+    change = Change(0.0 if effect == "none" else 1.0, 0.0, 0.0)
+    assert driver._outcome(chosen, verdict, change) == outcome
+
+
+def test_faults_that_never_showed_are_listed_unless_they_never_can():
+    hidden = next(one.name for one in FAULTS if one.hidden is always)
+    outcomes = [(hidden, "invariance"), ("scale-missing", "invariance"), ("softcap-missing", "invariance")]
+    outcomes += [("softcap-missing", "detected")]
+    results = tuple(
+        types.SimpleNamespace(trial=types.SimpleNamespace(fault=fault), outcome=outcome) for fault, outcome in outcomes
+    )
+    report = MutationReport(results, configs=1, faults=3, seed=0, plants=2, jobs=1, environment={}, seconds=0.0)
+    assert report.unseen == ("scale-missing",)
+    assert not report.passed

@@ -383,3 +383,10 @@ def test_the_command_exits_with_2_and_one_line(file, words, message, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error
+
+
+@pytest.mark.parametrize("law", ["chunks", "padding"])
+def test_four_tokens_are_enough_for_a_law_of_sequences(law):
+    (three,), (four,) = (parity.laws(Attention(), X[:, :length], only=[law]).laws for length in (3, 4))
+    assert (three.status, three.why) == ("not tried", "the sequence has fewer than four tokens")
+    assert four.status == "holds"

@@ -114,3 +114,38 @@ def test_a_step_waits_for_what_runs(what):
         assert thread.is_alive()
     thread.join(60)
     assert not thread.is_alive()
+
+
+class Counting(torch.optim.SGD):
+    """Divides the learning rate by the number of its step, which it counts in a plain integer."""
+
+    def step(self):
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            count = self.state[parameter].get("count", 0) + 1
+            self.state[parameter]["count"] = count
+            with torch.no_grad():
+                parameter -= 0.1 / count * parameter.grad
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (optimizer("momentum", Hyperparameters(lr=0.1, momentum=0.9), []), {"lr": 0.1, "momentum": 0.9}),
+        (Counting, None),
+    ],
+    ids=["momentum", "of a user"],
+)
+def test_steps_are_those_of_torchs_optimizer(ours, theirs):
+    module = nn.Linear(6, 6)
+    one = Trainer(module, "mse", ours)
+    weights, state = weights_of(module), one.first_state()
+    for step in range(3):
+        taken = one.gradients(weights, Arguments((X,)), Y, Masks(0, step))
+        weights, state = one.update(weights, taken.gradients, state)
+    alone = Counting(module.parameters()) if theirs is None else torch.optim.SGD(module.parameters(), **theirs)
+    for _ in range(3):
+        alone.zero_grad()
+        nn.functional.mse_loss(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
+        alone.step()
+    for key, array in weights_of(module).items():
+        np.testing.assert_allclose(weights[key], array, rtol=0, atol=1e-6)

@@ -8,7 +8,9 @@ import tomllib
 import pytest
 
 from attn_parity.pairing import MAX_CANDIDATES, pair_parameters, propose
+from attn_parity.pairing.parts import splits
 from attn_parity.pairing.settling import MAX_SHOWN
+from attn_parity.pairing.tensors import whole
 
 from .parameters import BARE, HIDDEN, D, linear, norm, parameters
 
@@ -231,3 +233,12 @@ def test_a_bias_leaves_a_like_named_layer_of_another_shape():
     rows = {row.first: row.second for row in pairing.rows()}
     assert rows["mlp.fc2.weight"] == "Dense_2.kernel"
     assert rows["mlp.fc2.bias"] == "Dense_2.bias", "fc2 and Dense_1 are the second of their kind, but no kin"
+
+
+@pytest.mark.parametrize(("count", "orders"), [(3, [6]), (4, [24]), (5, [24, 1]), (6, [24, 2])])
+def test_at_most_four_fused_tensors_are_tried_in_every_order(count, orders):
+    fused = {f"{name}.qkv.weight": ((3 * D, D), "Linear") for name in "abdegi"[:count]}
+    parts = {f"{name}.{part}.weight": ((D, D), "Linear") for name in "mrstux"[:count] for part in ("q", "k", "v")}
+    sides = [[whole(*item, "torch") for item in parameters(some).items()] for some in (fused, parts)]
+    found = splits(*sides, lambda part, other, axes: {(0, 1): None} if part.shape == other.shape else {})
+    assert [len(each) for each in found] == orders

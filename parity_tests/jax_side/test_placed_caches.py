@@ -1,0 +1,55 @@
+"""Caches of a sharded module: which axes are cut over which devices."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from jax_attn.decoding.cache import KeyValueCache
+from jax_attn.decoding.recurrent_cache import RecurrentCache
+from jax_attn.parallel import entry
+
+
+def sharding(**sizes):
+    """Return a stand-in for a sharding whose mesh has that many devices per role."""
+    plan = types.SimpleNamespace(size=lambda role: sizes.get(role, 1), tensor="tensor")
+    return types.SimpleNamespace(
+        plan=plan, divided=lambda role, size: role if sizes.get(role, 1) > 1 and size % sizes[role] == 0 else None
+    )
+
+
+def cuts_of(cache, monkeypatch, **sizes):
+    """Return shape -> axes of the mesh, of the arrays of a cache."""
+    found = {}
+
+    def constrain(given, array, *cuts):
+        found[array.shape] = cuts
+        return array
+
+    monkeypatch.setattr(entry, "_constrain", constrain)
+    placed = entry.place_caches(sharding(**sizes), {"layers": [cache, 3]})
+    assert placed["layers"][1] == 3
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "heads", "cuts"),
+    [
+        (4, 3, 2, ("fsdp", None, "tensor", None)),
+        (3, 4, 2, (None, None, "tensor", None)),
+        (4, 4, 3, ("fsdp", None, None, None)),
+    ],
+)
+def test_keys_are_cut_by_batch_and_heads_where_they_divide(batch, keys, heads, cuts, monkeypatch):
+    cache = KeyValueCache.empty(batch, keys, heads, 5)
+    found = cuts_of(cache, monkeypatch, fsdp=2, tensor=2)
+    assert found[batch, keys, heads, 5] == cuts
+    assert all(cut == () for shape, cut in found.items() if len(shape) != 4)
+
+
+def test_a_state_is_cut_by_batch_and_heads(monkeypatch):
+    cache = RecurrentCache.empty(4, 9, (2, 3, 5))
+    found = cuts_of(cache, monkeypatch, fsdp=2, tensor=2)
+    assert found[4, 2, 3, 5] == ("fsdp", "tensor", None, None)
+    assert cuts_of(cache, monkeypatch, fsdp=1, tensor=1)[4, 2, 3, 5] == (None, None, None, None)
