@@ -135,3 +135,15 @@ def test_an_unwritable_page_is_refused_before_the_work(model, capsys, monkeypatc
     assert run(["inspect", str(model), "--html", page, "--json", "./x.html"]) == 2
     assert said in capsys.readouterr().err
     assert model.read_bytes() == before
+
+
+def test_inspect_prints_numbers_to_the_right_and_names_to_the_left(tmp_path, capsys):
+    arrays = {"h.0.w": np.zeros((20, 30)), "h.1.w": np.zeros((20, 30)), "b": np.zeros(3, np.float32)}
+    save_file(arrays, tmp_path / "x.safetensors")
+    assert run(["inspect", str(tmp_path / "x.safetensors")]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(lines[:3]) == [
+        "b              float32  3           12 B",
+        "h.{i}.w (x 2)  float64  20 x 30  4.7 KiB",
+        "tensor         dtype    shape      bytes  file",
+    ]

@@ -51,9 +51,17 @@ def test_every_fault_is_planted_where_it_can_show():
 
 
 def test_faults_that_a_mesh_cannot_have_are_left_out():
-    planted = {one.fault for one in plan_trials("torch", {"tensor": 2}, 0, MESH_FAULTS, 0, plants=1)}
-    assert "mlp-reduction-missing" in planted
-    assert "ring-hop-dropped" not in planted
+    names = {fault.name for fault in MESH_FAULTS}
+    planted = {
+        axes: {one.fault for one in plan_trials("torch", dict.fromkeys(axes, 2), 0, MESH_FAULTS, 0, plants=1)}
+        for axes in (("tensor",), ("context",), ("tensor", "context"))
+    }
+    tensor, context, both = planted.values()
+    assert "mlp-reduction-missing" in tensor - context
+    assert "ring-hop-dropped" in context - tensor
+    assert tensor & context == {"weight-stale-on-one-device"}
+    assert both - tensor - context == {name for name in names if name.endswith("-over-wrong-axis")}
+    assert both == names
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,9 +1,10 @@
-"""Caches of a sharded module: which axes are cut over which devices."""
+"""Inputs and caches of a sharded module: which axes are cut over which devices."""
 
 from __future__ import annotations
 
 import types
 
+import numpy as np
 import pytest
 
 from jax_attn.decoding.cache import KeyValueCache
@@ -13,7 +14,7 @@ from jax_attn.parallel import entry
 
 def sharding(**sizes):
     """Return a stand-in for a sharding whose mesh has that many devices per role."""
-    plan = types.SimpleNamespace(size=lambda role: sizes.get(role, 1), tensor="tensor")
+    plan = types.SimpleNamespace(size=lambda role: sizes.get(role, 1), tensor="tensor", check_tokens=lambda count: None)
     return types.SimpleNamespace(
         plan=plan, divided=lambda role, size: role if sizes.get(role, 1) > 1 and size % sizes[role] == 0 else None
     )
@@ -53,3 +54,20 @@ def test_a_state_is_cut_by_batch_and_heads(monkeypatch):
     found = cuts_of(cache, monkeypatch, fsdp=2, tensor=2)
     assert found[4, 2, 3, 5] == ("fsdp", "tensor", None, None)
     assert cuts_of(cache, monkeypatch, fsdp=1, tensor=1)[4, 2, 3, 5] == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("array", "cuts"),
+    [
+        (np.zeros((4, 6, 5), "f4"), ("fsdp", "context", None)),
+        (np.zeros((3, 6, 4), "f4"), (None, "context", None)),
+        (np.zeros((4, 5, 4), "f4"), ("fsdp", None, None)),
+        (np.zeros((6, 4), "f4"), ("context", None)),
+        (np.zeros((4, 6), "i4"), ("fsdp", "context")),
+        (np.zeros((3, 6), "i4"), (None, "context")),
+    ],
+    ids=lambda value: f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else "",
+)
+def test_sequences_are_cut_by_batch_and_tokens(array, cuts, monkeypatch):
+    monkeypatch.setattr(entry, "_put", lambda given, array, *cuts: cuts)
+    assert entry._sequence(sharding(fsdp=2, context=2), array, must_divide=True) == cuts
