@@ -366,14 +366,47 @@ def test_every_check_and_every_raise_has_its_row():
     assert reached == {node.lineno for node in nodes if isinstance(node, ast.Raise)}
 
 
-@pytest.mark.parametrize("steps", [True, False, 0, -1, 1.5, "2", None])
-def test_steps_of_a_training_are_a_whole_number_from_1(steps):
-    arguments.check(1, "sgd", "mse", 0.1, 0, False, None)
-    with pytest.raises(ValueError, match=r"^steps \(.*\) must be a whole number of at least 1$"):
-        arguments.check(steps, "sgd", "mse", 0.1, 0, False, None)
+WHOLE = "must be a whole number of at least"
+TRAINING = {"steps": 1, "optimizer": "sgd", "loss": "mse", "lr": 0.1, "seed": 0, "dropout": False, "dtype": None}
+REFUSED_IN_TRAINING = [
+    *(("steps", steps, f"steps ({steps}) {WHOLE} 1") for steps in (True, False, 0, -1, 1.5, "2", None)),
+    *(("seed", seed, f"seed ({seed}) {WHOLE} 0") for seed in (True, -1, 0.5, "2")),
+    *(
+        ("lr", lr, f"lr ({lr}) must be a positive number")
+        for lr in (True, False, 0.0, -1e-3, np.inf, np.nan, "0.1", None)
+    ),
+    *(
+        ("dropout", rate, f"dropout ({rate}) must be True, False or a rate of at least 0 and below 1")
+        for rate in (1.0, -0.1, np.nan, "0.5", None)
+    ),
+    *(("dtype", dtype, f"dtype ({dtype}) must be float64 or None") for dtype in ("bfloat16", "float32")),
+    ("optimizer", "lion", "optimizer (lion) must be one of sgd, momentum, adamw, or a pair: torch's, JAX's"),
+    ("loss", "mae", "loss (mae) must be one of mse, cross_entropy, or a pair: torch's, JAX's"),
+]
 
 
-@pytest.mark.parametrize("seed", [True, -1, 0.5, "2"])
-def test_a_seed_of_a_training_is_a_whole_number_from_0(seed):
-    with pytest.raises(ValueError, match=r"^seed \(.*\) must be a whole number of at least 0$"):
-        arguments.check(1, "sgd", "mse", 0.1, seed, False, None)
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED_IN_TRAINING, ids=lambda value: str(value)[:20])
+def test_arguments_of_a_training_are_refused_by_name_value_and_rule(name, value, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        arguments.check(**TRAINING | {name: value})
+
+
+@pytest.mark.parametrize("what", ["optimizer", "loss"])
+@pytest.mark.parametrize("value", [len, (len,), (len, len, len)], ids=["function", "one", "three"])
+def test_what_a_training_takes_by_name_or_as_a_pair_is_a_pair(what, value):
+    message = f"{what} must be a name or a pair: torch's, JAX's; got {type(value).__name__}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        arguments.check(**TRAINING | {what: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": None, "dropout": True, "dtype": "float64", "loss": "cross_entropy", "optimizer": "momentum"},
+        {"lr": np.float32(0.05), "dropout": 0, "loss": (len, len), "optimizer": (len, len), "steps": 7},
+        {"lr": 1, "dropout": np.float64(0.9), "optimizer": "adamw", "seed": 3},
+    ],
+    ids=["names", "pairs", "numbers"],
+)
+def test_a_training_takes_these_arguments(options):
+    arguments.check(**TRAINING | options)

@@ -53,3 +53,12 @@ def test_wrong_widths_are_shown_with_their_arguments():
         subject.describe_outputs(subject.weights(), Arguments((X,)))
     with pytest.raises(CannotPromoteError, match=r"called with inputs float64|called with inputs float32"):
         subject.run(subject.weights(), Arguments((X,)), dtype="float64")
+
+
+def test_tied_parameters_are_known_by_their_first_name():
+    module = nnx.Sequential(*(nnx.Linear(4, 4, rngs=nnx.Rngs(0)) for _ in range(3)))
+    names = list(subject_of(module).parameters())
+    assert subject_of(module).tied() == {}
+    module.layers[2].kernel = module.layers[0].kernel
+    kernels = [name for name in names if name.endswith("kernel")]
+    assert subject_of(module).tied() == {kernels[2]: kernels[0]}

@@ -95,3 +95,10 @@ def test_long_error_messages_are_cut_after_300_characters(length, is_cut):
     assert shown.startswith("your module raised KeyError: 'xxx")
     assert shown.count("x") == min(length - 2, 299)
     assert (" ..." in shown) is is_cut
+
+
+def test_tied_parameters_are_known_by_their_first_name():
+    module = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 6), nn.Linear(6, 5, bias=False))
+    module[2].weight = module[0].weight
+    assert subject_of(module).tied() == {"2.weight": "0.weight"}
+    assert subject_of(nn.Sequential(nn.Linear(6, 6))).tied() == {}

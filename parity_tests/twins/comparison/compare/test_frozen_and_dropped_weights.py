@@ -31,12 +31,12 @@ class TorchRotary(nn.Module):
 
 
 class FlaxRotary(nnx.Module):
-    """Its twin, with frequencies that are a constant, or a parameter."""
+    """Its twin, with frequencies that are a constant, or of a kind of variable."""
 
-    def __init__(self, factor=1.0, *, parameter=False):
+    def __init__(self, factor=1.0, *, kind=None):
         self.project = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
         held = jnp.asarray(FREQUENCIES * factor)
-        self.freqs = nnx.Param(held) if parameter else nnx.data(held)
+        self.freqs = kind(held) if kind else nnx.data(held)
 
     def __call__(self, x):
         angles = jnp.arange(5.0)[:, None] * self.freqs[...]
@@ -60,10 +60,17 @@ def test_a_dropped_parameter_of_other_numbers_is_different():
 
 
 def test_a_frozen_parameter_is_carried_and_not_drawn():
-    report = compare(TorchRotary(), FlaxRotary(3.0, parameter=True), X, seeds=1)
+    report = compare(TorchRotary(), FlaxRotary(3.0, kind=nnx.Param), X, seeds=1)
     assert report.verdict == "equal"
     assert "frozen in torch, so every sample keeps the given numbers: freqs" in report.notes
     assert "grad freqs" not in verdicts(report)
+
+
+def test_a_frozen_parameter_is_carried_to_state_and_no_longer_left_out():
+    report = compare(TorchRotary(), FlaxRotary(3.0, kind=nnx.BatchStat), X, seeds=1)
+    assert report.verdict == "equal"
+    assert {one.torch: one.flax for one in report.pairing}["freqs"] == "freqs"
+    assert not any("left out" in note for note in report.notes)
 
 
 def test_parameters_frozen_on_the_second_side_keep_their_numbers():
