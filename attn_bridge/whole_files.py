@@ -1,7 +1,8 @@
-"""Writes a report to a file atomically: the file is complete or absent."""
+"""Reads a file that a user names, within limits, and writes a report atomically: complete or absent."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -10,6 +11,58 @@ from pathlib import Path
 
 _pipes: dict[tuple[int, int], int] = {}
 """Device and inode of a pipe -> its descriptor, opened before the work."""
+
+
+MAX_READ = 1 << 28
+"""Bytes of the largest file that is read whole: reports of large models have some 20 MB, and /dev/zero has no end."""
+
+_BLOCK = 1 << 20
+
+
+def read(path: str | Path, most: int = MAX_READ) -> bytes:
+    """Return the content of a file, or of a pipe that has a writer, such as a shell's ``<(command)``.
+
+    Raises:
+        OSError: it can't be read, is a pipe without a writer (which would wait forever), or has more than `most` bytes;
+            `strerror` is the reason.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        block = stream.read(_BLOCK)  # None: a writer exists, and has written nothing yet
+        if is_pipe and block == b"":
+            raise OSError(errno.ESPIPE, "it is a pipe that nothing writes to", str(path))
+        if is_pipe:
+            os.set_blocking(descriptor, True)
+        content = bytearray(block or b"")
+        while (block is None or block) and len(content) <= most:
+            block = stream.read(_BLOCK)
+            content += block or b""
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return bytes(content)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a path that is not a regular file.
+
+    Raises:
+        ValueError: it is missing, a folder, a pipe or a device.
+    """
+    if path.is_file():
+        return
+    kind = "is a folder, not a file" if path.is_dir() else "is a pipe or a device, not a file"
+    raise ValueError(f"{path} {kind if path.exists() else 'does not exist'}")
+
+
+def read_text(path: str | Path, most: int = MAX_READ) -> str:
+    """Return the text of a UTF-8 file; see `read`.
+
+    Raises:
+        OSError: as `read`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read(path, most).decode("utf-8")
 
 
 def hold_pipe(path: Path) -> int | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a disk that is full, or of a limit; they come without the name of a file."""
 
 
 def check_new(path: str | Path, what: str = "folder") -> Path:
@@ -32,7 +36,7 @@ def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
     """Yield a temporary folder next to `path` that is renamed to it on success, and removed otherwise.
 
     Raises:
-        ValueError: as `check_new`.
+        ValueError: as `check_new`, or the disk is full.
     """
     target = check_new(path, what)
     sibling = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -42,5 +46,9 @@ def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
         if target.is_dir():
             target.rmdir()
         sibling.rename(target)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise ValueError(f"{what} {path} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(sibling, ignore_errors=True)

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import inspect
 import itertools
 import os
 import re
@@ -89,8 +90,12 @@ class Factory:
         if backends.framework_of(side) is None:
             if not callable(side):
                 raise ValueError(f"{self.name} is of type {type(side).__name__}, not a factory")
+            self._check_arguments()
             with seeded(seed), guarded(self.name):
                 side = self.target()
+            if inspect.iscoroutine(side):
+                side.close()  # else Python warns that it was never awaited
+                raise ValueError(f"{self.name} is an async function; a factory returns the side without await")
             side = as_side(side)
         if backends.framework_of(side) is not None:
             return side
@@ -100,6 +105,24 @@ class Factory:
                 "(module, module.init(key, inputs))"
             )
         raise ValueError(f"{self.name} must give {_KINDS}, it gives {type(side).__name__}")
+
+    def _check_arguments(self) -> None:
+        """Refuse a factory that needs arguments, with the line that gives them."""
+        try:
+            parameters = inspect.signature(self.target).parameters.values()
+        except (TypeError, ValueError):  # a callable without a signature, such as one written in C
+            return
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
+        if not needed:
+            return
+        where, _, name = self.name.rpartition(":")
+        own = "make" if not hasattr(self.module, "make") else f"make_{name.rpartition('.')[2].lower()}"
+        values = ", ".join(f"{each}=nnx.Rngs(0)" if each == "rngs" else f"{each}=..." for each in needed)
+        raise ValueError(
+            f"{self.name} needs arguments ({', '.join(map(printable, needed))}), and a factory is called without any; "
+            f"add a line such as: def {own}(): return {name}({values}), and give {where}:{own}"
+        )
 
     def example_inputs(self) -> Any:
         """Return the result of ``example_inputs()`` in the factory's module, None if it has no such function."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from attn_bridge.whole_files import check_regular
+
 from .sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError
 
 HOW = "give --inputs FILE.npz or --shape 2,8,16 (once per positional input)"
@@ -27,8 +29,7 @@ def read_npz(path: Path) -> Arguments:
     Raises:
         ValueError: the file is missing, no ``.npz``, or holds anything but numbers.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
+    check_regular(path)
     try:
         with path.open("rb") as stream:
             if stream.read(6) == b"\x93NUMPY":

@@ -14,6 +14,7 @@ from typing import Any
 from attn_bridge import backends, checkpoints
 from attn_bridge import whole_folders as folders
 from attn_bridge.weights import Rule, Rules
+from attn_bridge.whole_files import read_text
 
 from .factories import Factory, holds_tree, labels, load
 from .results.findings import SCHEMA, PairedParameter
@@ -91,7 +92,7 @@ class Bundle:
         self.calls = {"inputs.npz": as_arguments(inputs)}
         if second_inputs is not None:
             self.calls["second_inputs.npz"] = as_arguments(second_inputs)
-        self.rules = None if rules is None else rules.read_text(encoding="utf-8")
+        self.rules = None if rules is None else read_text(rules)
         self.options = dict(options)
 
     def write(self, path: Path, report: Report) -> None:

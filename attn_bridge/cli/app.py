@@ -25,6 +25,13 @@ from .processes import Process
 BROKEN_PIPE = 141
 """Exit status if the reader of stdout is gone: that of a shell for a command ended by SIGPIPE."""
 
+ELSEWHERE = {
+    "record": "Inputs of a run are recorded by attn-bridge compare --record COMMAND",
+    "train": "Training is compared in Python, by attn_bridge.parity.train (docs/training.md)",
+    "transfer": "Weights of modules are copied in Python, by attn_bridge.transfer (docs/backends.md)",
+}
+"""Words that users try as commands -> where their function is."""
+
 
 class _InterruptedError(Exception):
     """Ctrl-C, under a name that typer does not turn into a silent exit."""
@@ -130,7 +137,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (ValueError, TypeError, OSError, ImportError) as error:
-        return _fail(str(error) or type(error).__name__, arguments, error)
+        return _fail(_text_of(error), arguments, error)
     except MemoryError as error:
         return _fail(f"not enough memory: {error}" if str(error) else "not enough memory", arguments, error)
     except _InterruptedError as error:
@@ -141,7 +148,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        return _fail(f"{usage()} See attn-bridge --help" if usage() == "Missing command." else usage(), arguments)
+        return _fail(_advised(usage()), arguments)
     return int(status or 0)
 
 
@@ -162,6 +169,21 @@ def complete(arguments: list[str]) -> list[str]:
         argument = "--html=report.html" if argument == "--html" and following[:2] in ("", "--") else argument
         completed.append("--ray=" if argument == "--ray" and not is_address else argument)
     return completed
+
+
+def _text_of(error: Exception) -> str:
+    """Return the message of an error; that of the system is the file and the reason, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _advised(usage: str) -> str:
+    """Return a usage error, with what to do where a command is missing or unknown."""
+    unknown = re.fullmatch(r"No such command '(.*)'\.", usage, re.DOTALL)
+    if unknown and unknown[1] in ELSEWHERE:
+        return f"{usage} {ELSEWHERE[unknown[1]]}"
+    return f"{usage} See attn-bridge --help" if unknown or usage == "Missing command." else usage
 
 
 def _fail(message: str, arguments: Sequence[str], error: BaseException | None = None) -> int:

@@ -31,8 +31,14 @@ def one_line(message: str, arguments: Iterable[str]) -> str:
             is_path = "/" in text and len(text) <= MAX_PATH
             if len(text) > MAX_ECHO and not is_path:
                 message = message.replace(text, printable(text)).replace(repr(text)[1:-1], printable(text))
-    message = re.sub(rf"\S{{{MAX_PATH + 1},}}", lambda word: printable(word[0]), message)
+    message = re.sub(rf"\S{{{MAX_PATH + 1},}}", lambda word: _cut(word[0]), message)
     line = " ".join(visible(message).split())
     if len(line) <= MAX_LINE:
         return line
     return f"{line[: MAX_LINE // 2]} ... ({len(line)} characters) ... {line[-MAX_LINE // 4 :]}"
+
+
+def _cut(word: str) -> str:
+    """Return a long word cut, with the punctuation behind it."""
+    core = word.rstrip(";,:.")
+    return printable(core) + word[len(core) :]

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from ..whole_files import hold_pipe, write_pipe
+from .. import whole_files as files
 
 
 def check_writable(target: str, option: str = "--json") -> None:
@@ -23,23 +23,28 @@ def check_writable(target: str, option: str = "--json") -> None:
     Raises:
         ValueError: it cannot.
     """
+    if target == "-":
+        return
     path = Path(target)
-    if target != "-" and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise ValueError(f"{option} {path} cannot be written")
-    if target != "-":
-        try:
-            hold_pipe(path)
-        except ValueError as error:
-            raise ValueError(f"{option} {error}") from None
+    try:
+        files.checked(path)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from None
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option} {path} cannot be written: permission denied")
 
 
 def write_json(data: dict[str, Any], target: str) -> None:
-    """Write a report to a file, or to stdout for "-"."""
+    """Write a report to a file, which is complete or absent, or to stdout for "-".
+
+    Raises:
+        ValueError: the file can't be written.
+    """
     text = json.dumps(data, indent=1, allow_nan=False)
     if target == "-":
         typer.echo(text)
-    elif not write_pipe(Path(target), text + "\n"):
-        Path(target).write_text(text + "\n", encoding="utf-8")
+    else:
+        files.write(files.checked(target), text + "\n")
 
 
 def temporary_page() -> str:

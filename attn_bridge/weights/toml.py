@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..printable import printable
+from ..whole_files import read_text
 
 _NAMES = ("torch", "flax", "first", "second")
 
@@ -25,7 +26,7 @@ def read_tables(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
         OSError: the file cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {printable(error, 400)}") from error

@@ -5,6 +5,7 @@ In: the data of a report. Out: a text of at most `MAX_BYTES`, whose last line be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from attn_bridge.printable import printable
@@ -90,6 +91,9 @@ def on_path(data: Data, name: str, path: str) -> str:
     """
     tensors = [tensor for tensor in data.get("tensors", ()) if path in (tensor["name"], tensor.get("second_name"))]
     node = next((each for each in _walk(data.get("tree")) if path in (each.get("path"), each.get("second_path"))), None)
+    if not tensors and node is None:  # reports of equal sides have no tree of submodules
+        below = re.compile(rf"(grad )?{re.escape(path)}\.")
+        tensors = [tensor for tensor in data.get("tensors", ()) if below.match(tensor["name"])]
     if not tensors and node is None:
         names = [tensor["name"] for tensor in data.get("tensors", ())]
         names += [str(each["path"]) for each in _walk(data.get("tree")) if each.get("path")]

@@ -25,6 +25,10 @@ MAX_REPORTS = 50
 MAX_WORD = 1000
 """Characters of an argument."""
 
+_OPTION = re.compile(r"(?<!\S)--(inputs|shape|dtype|seeds|rules|fixed|vary|allow|only|from|to)(?= )")
+_ARGUMENTS = {"shape": "shapes", "dtype": "dtypes", "from": "from_layout", "to": "to_layout"}
+"""Option of a command -> argument of the tool, where the names differ."""
+
 _SIDE = re.compile(r"[^\s:-][^:\0]*:[^\W\d][\w.]*")
 
 
@@ -145,7 +149,8 @@ class Calls:
                 name = f"r{self._count}"
                 short = answer(data, name)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # no report, or a forged one
-                raise CallError(process.error_line(ending, self.seconds, self.memory)) from None
+                line = process.error_line(ending, self.seconds, self.memory)
+                raise CallError(_OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1]), line)) from None
             self._reports[name] = data
             while len(self._reports) > MAX_REPORTS:
                 self._reports.popitem(last=False)

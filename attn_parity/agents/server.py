@@ -6,14 +6,16 @@ Source: https://modelcontextprotocol.io, and its Python SDK, `mcp`.
 from __future__ import annotations
 
 import functools
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import anyio.to_thread
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import ValidationError
 
 import attn_bridge
+from attn_bridge.printable import printable
 
 from .calls import CallError, Calls
 
@@ -26,9 +28,35 @@ INSTRUCTIONS = (
 SIDE = "file.py:factory or module:factory, below the root: a function without arguments that returns a module"
 
 
+class _Server(MCPServer):
+    """A server that refuses arguments in one line, also those that a tool does not have."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool; see `MCPServer.call_tool`."""
+        known = next((tool.input_schema["properties"] for tool in await self.list_tools() if tool.name == name), None)
+        unknown = sorted(set(arguments) - set(known or arguments))
+        if known is not None and unknown:
+            raise ToolError(f"{name} has no argument {printable(unknown[0])}; it has {', '.join(known)}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            raise ToolError(f"{name}: {'; '.join(map(_misfit, error.__cause__.errors()))}") from None
+
+
+def _misfit(error: Mapping[str, Any]) -> str:
+    """Return the name, the value and the rule of an argument that pydantic refuses."""
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    rule = str(error["msg"]).removeprefix("Input ")
+    return f"{printable(where)} ({printable(repr(error['input']))}) {rule}"
+
+
 def serve(calls: Calls) -> MCPServer:
     """Return the server of a session."""
-    server = MCPServer("attn-bridge", instructions=INSTRUCTIONS, version=attn_bridge.__version__, log_level="ERROR")
+    server = _Server("attn-bridge", instructions=INSTRUCTIONS, version=attn_bridge.__version__, log_level="ERROR")
 
     async def compare(
         first: str,
@@ -79,9 +107,7 @@ def serve(calls: Calls) -> MCPServer:
     def report(name: str) -> str:
         return calls.full(name)
 
-    described = [(compare, COMPARE), (explain, EXPLAIN), (convert_plan, CONVERT_PLAN)]
-    # The command is not in every version.
-    described += [(laws, LAWS)] * (importlib.util.find_spec("attn_parity.commands.laws") is not None)
+    described = [(compare, COMPARE), (explain, EXPLAIN), (laws, LAWS), (convert_plan, CONVERT_PLAN)]
     for function, description in described:
         server.add_tool(function, description=description, structured_output=False)
     server.resource("parity://reports/{name}", mime_type="application/json", description="A report, whole.")(report)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_bridge.printable import printable
+from attn_bridge.whole_files import read
 
 from ..results.changes import Data
 from .statement import AttestationError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 PAYLOAD = "application/vnd.in-toto+json"
+
+MAX_KEY = 1 << 16
+"""Bytes of the largest file of a key; one has some hundred."""
 
 INSTALL_KEYS = "signatures by key need cryptography: pip install 'attn-bridge[attest]'"
 
@@ -133,7 +137,7 @@ def _public_key(path: Path) -> ed25519.Ed25519PublicKey | ec.EllipticCurvePublic
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path, MAX_KEY)
     except OSError as error:
         raise AttestationError(f"--key {path} cannot be read: {error.strerror}") from None
 

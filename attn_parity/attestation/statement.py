@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attn_bridge.printable import printable
+from attn_bridge.whole_files import read_text
 
 from ..results import changes
 from ..results.changes import Data
@@ -145,9 +146,7 @@ def comparisons(statement: object) -> tuple[Data, list[AttestedComparison]]:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise AttestationError(f"{path} is too large")
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MAX_BYTES)
     except OSError as error:
         raise AttestationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -69,7 +69,9 @@ Output = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help=f"How many times weights and inputs are drawn, at most {MAX_SEEDS}.")]
 FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
-BuildSeed = Annotated[int, typer.Option(help="Seed of Python, NumPy and torch while a factory runs.")]
+BuildSeed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, help="Seed of Python, NumPy and torch while a factory runs.")
+]
 Modes = Annotated[list[str] | None, typer.Option("--mode", help="eager or jit (may be repeated).")]
 Dtypes = Annotated[
     list[str] | None,
@@ -411,7 +413,7 @@ def modes_and_dtypes(
 
 def parse_device(text: str | None) -> tuple[str, str] | None:
     """Return the kinds of device of the first and the second side."""
-    kinds = [] if text is None else text.split(",")
+    kinds = [] if text is None else ["gpu" if kind == "cuda" else kind for kind in text.split(",")]
     if any(kind not in DEVICES for kind in kinds) or len(kinds) > 2:
         raise ValueError(f"--device ({text}) must be one of {', '.join(DEVICES)}, or two for both sides: cpu,gpu")
     return (kinds[0], kinds[-1]) if kinds else None

@@ -52,8 +52,9 @@ def review(
     earlier = report.check_target(out)
     if against is not None:
         earlier = report.read(against)
+    own = [path.resolve() for path in (out, Path(OUT), against) if path is not None]
     with progress() as advance:
-        result = run(Path.cwd(), ref, seconds=timeout, progress=advance, own=out.resolve())
+        result = run(Path.cwd(), ref, seconds=timeout, progress=advance, own=own)
     lines = [] if earlier is None else report.comparison(earlier, result.to_json())
     report.write(result, out, lines)
     _show(result, lines, out)

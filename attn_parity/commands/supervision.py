@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
@@ -23,8 +24,13 @@ COMMANDS = ("compare", "digest", "dump", "laws", "logprobs")
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that end a command by default, and that other processes send on purpose."""
 
-_PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""Of Linux's prctl: the signal that a process gets when its parent ends; orphans become children of this process."""
+
+ROUNDS = 100
+"""Most rounds of 10 ms in which leftover processes are ended: one may start another between two looks."""
+
+_is_supervised = False
 
 STATUS = 2
 """Exit status of a command whose process user code ended."""
@@ -41,6 +47,7 @@ def begin(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
     parent = os.getpid()
     breadcrumbs.share()
+    _adopt_orphans()
     try:
         child = os.fork()
     except OSError:
@@ -48,7 +55,10 @@ def begin(arguments: Sequence[str]) -> None:
         return
     if child:
         _attend(child, stacks)
+    global _is_supervised
+    _is_supervised = True
     _end_with(parent)
+    _adopt_orphans()
     faulthandler.enable(stacks, all_threads=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, signal.SIGCHLD))
 
@@ -56,6 +66,28 @@ def begin(arguments: Sequence[str]) -> None:
 def finish(status: int) -> None:
     """Note the exit status: nothing that happens while the interpreter ends changes it."""
     breadcrumbs.note(status=status)
+
+
+def end_started() -> None:
+    """End the processes that user code started, also those that their parents left; nothing without supervision."""
+    if not _is_supervised:
+        return
+    for _ in range(ROUNDS):
+        watch.end_children()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _adopt_orphans() -> None:
+    """Have the kernel make orphans below this process its children, so that they can be ended."""
+    with contextlib.suppress(ImportError, AttributeError):  # a Python without ctypes, a libc without prctl
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_with(parent: int) -> None:
@@ -74,6 +106,7 @@ def _attend(child: int, stacks: IO[bytes]) -> NoReturn:
     notes = breadcrumbs.read()
     if "status" in notes:
         os._exit(notes["status"])
+    watch.end_children()  # user code ended the process before it could end those that it started
     if -status in received:
         signal.signal(-status, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})

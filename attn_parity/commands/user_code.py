@@ -46,6 +46,7 @@ def running(what: str) -> Iterator[None]:
                 with guarded(what):
                     raise
     finally:
+        supervision.end_started()  # before a report is shown: a browser that `--open` starts goes on
         os.chdir(here)
 
 

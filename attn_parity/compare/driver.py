@@ -438,7 +438,7 @@ def _devices(device: Any) -> tuple[str, str] | None:
     pair = (device, device) if isinstance(device, str) else tuple(device) if isinstance(device, Iterable) else ()
     if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
         raise ValueError(f"device ({device}) must be one of cpu, gpu, tpu, or a pair of them: torch's, Flax's")
-    return pair
+    return "gpu" if pair[0] == "cuda" else pair[0], "gpu" if pair[1] == "cuda" else pair[1]
 
 
 def peak_memory() -> int:

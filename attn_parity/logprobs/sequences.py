@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attn_bridge.whole_files import check_regular, read_text
+
 from ..sides.subject import Array
 
 FORMATS = (
@@ -47,8 +49,7 @@ def read(path: Path) -> Sequences:
     Raises:
         ValueError: it is missing, of another format, or holds something else.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
+    check_regular(path)
     try:
         if zipfile.is_zipfile(path):
             with np.load(path, allow_pickle=False) as file:
@@ -56,7 +57,7 @@ def read(path: Path) -> Sequences:
             if "logprobs" not in arrays:
                 raise ValueError(f"it has no array logprobs; it has {', '.join(arrays) or 'none'}")
             return sequences(arrays["logprobs"], arrays.get("tokens"))
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
         if not lines or not all(isinstance(line, dict) and "logprobs" in line for line in lines):
             raise ValueError("each line must be an object with logprobs")
         tokens = [line["tokens"] for line in lines if "tokens" in line]
@@ -71,8 +72,7 @@ def read_tokens(path: Path) -> list[Array]:
     Raises:
         ValueError: it is missing, or not an archive with whole numbers as `tokens`.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
+    check_regular(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return list(np.atleast_2d(file["tokens"].astype(np.int64, casting="safe")))

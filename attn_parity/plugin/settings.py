@@ -162,12 +162,13 @@ def _checked(name: str, value: Any, label: str) -> Any:
 
 
 def _device(value: Any, label: str) -> Device:
-    match tuple(value) if isinstance(value, (tuple, list)) else tuple(str(value).split(",")):
+    kinds = tuple(value) if isinstance(value, (tuple, list)) else tuple(str(value).split(","))
+    match tuple("gpu" if kind == "cuda" else kind for kind in kinds):
         case (kind,) if kind in DEVICES:
             return str(kind)
         case (torch, flax) if torch in DEVICES and flax in DEVICES:
             return torch, flax
-        case kinds:
+        case _:
             shown = ",".join(map(str, kinds))
             known = ", ".join(DEVICES)
             raise ValueError(f"{label} ({shown}) must be one of {known}, or two for torch and Flax, such as cpu,tpu")

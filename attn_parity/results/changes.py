@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_bridge.whole_files import read_text
+
 from .findings import SEVERITY, between_words
 
 SHARES = (("meaning_used",), ("first_used", "torch_used"), ("second_used", "flax_used"))
@@ -89,7 +91,7 @@ def read(path: str | Path) -> dict[str, Any]:
         ValueError: the file cannot be read, or does not hold a report of `compare`.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except OSError as error:
         raise ValueError(f"the baseline {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

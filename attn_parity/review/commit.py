@@ -62,13 +62,13 @@ class Commit:
     changes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path, ref: str | None, own: Path | None = None) -> Commit:
+    def of(cls, folder: Path, ref: str | None, own: Sequence[Path] = ()) -> Commit:
         """Return the commit that a ref names in the repository around a folder; None is HEAD.
 
         Args:
             folder: a folder in the repository.
             ref: name of the commit.
-            own: a path that is left out of `changes`.
+            own: paths that are left out of `changes`.
 
         Raises:
             RepositoryError: no git, no repository, or no such commit.
@@ -90,7 +90,7 @@ class Commit:
         status = _git(root, *_without_filters(root), *words)
         entries = (entry.decode("utf-8", "surrogateescape") for entry in status.split(b"\0") if entry[2:3] == b" ")
         changes = (entry[3:] for entry in entries)
-        return cls(root, commit, tree, wanted, tuple(path for path in changes if own is None or root / path != own))
+        return cls(root, commit, tree, wanted, tuple(path for path in changes if root / path not in own))
 
     def entries(self) -> Iterator[CommitFile]:
         """Yield its files.

@@ -30,7 +30,7 @@ def review(
     *,
     seconds: float = SECONDS,
     progress: Progress | None = None,
-    own: Path | None = None,
+    own: Sequence[Path] = (),
 ) -> Review:
     """Judge the pairs of a repository's manifest at a commit.
 
@@ -39,7 +39,7 @@ def review(
         ref: name of the commit; None for HEAD.
         seconds: limit of each pair.
         progress: called with a text, the number of pairs that are judged, and the number of all.
-        own: the folder of the report, which is not an uncommitted change.
+        own: folders of reports, which are not uncommitted changes.
 
     Raises:
         RepositoryError: there is no repository, or no such commit.

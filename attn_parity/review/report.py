@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attn_bridge import whole_folders as folders
 from attn_bridge.printable import printable
+from attn_bridge.whole_files import read_text
 
 from ..attestation import subjects
 from ..confinement.process import MAX_REPORT
@@ -137,9 +138,7 @@ def read(path: Path) -> Data:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        if file.stat().st_size > MAX_REPORT:
-            raise ValueError(f"{file} is larger than a report of a review")
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_text(file, MAX_REPORT))
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):

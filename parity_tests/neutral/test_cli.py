@@ -22,7 +22,7 @@ from ..support.reports import different_report
 
 USAGE_ERRORS = [
     ([], "error: Missing command. See attn-bridge --help\n"),
-    (["bogus"], "error: No such command 'bogus'.\n"),
+    (["bogus"], "error: No such command 'bogus'. See attn-bridge --help\n"),
     (
         ["check", "Foo"],
         "error: variant (Foo) must be one of simple_self_attention, SelfAttention_v1, SelfAttention_v2, ",
@@ -48,7 +48,10 @@ USAGE_ERRORS = [
         ["check", "--weights", "x", "--layout", "hf-bert", "--set", "num_heads=0"],
         "error: --set takes KEY=VALUE with a ",
     ),
-    (["check", "--json", "/no/such/folder/x.json"], "error: --json /no/such/folder/x.json cannot be written\n"),
+    (
+        ["check", "--json", "/no/such/folder/x.json"],
+        "error: --json /no/such/folder/x.json cannot be written: there is no ",
+    ),
     (["compare", "a:b", "c:d", "--seeds", "0"], "error: --seeds (0) must be at least 1\n"),
     (["compare", "a:b", "c:d", "--first-seed", "-1"], "error: --first-seed (-1) must be at least 0\n"),
     (["compare", "a:b", "c:d", "--mode", "x"], "error: --mode (x) must be one of eager, "),

@@ -1,4 +1,4 @@
-"""Files that commands write reports to: pipes without a reader are refused, those with one are written."""
+"""Files that commands read whole and write reports to: a pipe is used if its other end is open, and refused else."""
 
 from __future__ import annotations
 
@@ -103,4 +103,53 @@ def test_a_pipe_of_the_shell_is_written_by_its_descriptor():
 
 def test_a_device_is_written_as_it_is(weights, capsys):
     assert run(["inspect", str(weights), "--html", "/dev/null", "--json", "/dev/full"]) == 2
-    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == "error: /dev/full cannot be written: No space left on device\n"
+
+
+def test_a_report_is_complete_or_absent(tmp_path, monkeypatch):
+    target = tmp_path / "report.json"
+    target.write_text("earlier")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(ValueError, match=r"report\.json cannot be written: No space left$"):
+        output.write_json({"a": 1}, str(target))
+    assert (target.read_text(), list(tmp_path.iterdir())) == ("earlier", [target])
+
+
+def test_a_pipe_that_nothing_writes_is_not_waited_for(pipe):
+    with pytest.raises(OSError, match="it is a pipe that nothing writes to"):
+        files.read(pipe)
+
+
+def test_a_pipe_is_read_to_its_end():
+    reading, writing = os.pipe()
+    pause = threading.Timer(0.05, lambda: (os.write(writing, b"late"), os.close(writing)))
+    pause.start()
+    assert files.read_text(f"/dev/fd/{reading}") == "late"
+    pause.join()
+    os.close(reading)
+
+
+def test_a_file_without_end_is_refused():
+    with pytest.raises(OSError, match="it has more than 5000000 bytes"):
+        files.read("/dev/zero", 5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            ["record", "a.py:f"],
+            "No such command 'record'. Inputs of a run are recorded by attn-bridge compare --record",
+        ),
+        (["training"], "No such command 'training'. See attn-bridge --help"),
+        (["comparee"], "No such command 'comparee'. Did you mean 'compare', "),
+        (
+            ["inspect", "openai-community/gpt2"],
+            "openai-community/gpt2: does not exist; if it is an id of the hub, give ",
+        ),
+    ],
+)
+def test_a_usage_error_names_the_way(command, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(command) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")

@@ -147,6 +147,9 @@ def open_reader(path: Path, format: str | None = None, *, step: int | None = Non
 
 def _reader_of(path: Path, format: str | None, step: int | None, item: str | None) -> Reader:
     if "\0" in str(path) or not path.exists():
+        looks_like_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists()
+        if looks_like_hub:
+            raise bad(path, f"does not exist; if it is an id of the hub, give hf://{path}")
         is_link = "\0" not in str(path) and not is_remote(path) and path.is_symlink()
         raise bad(path, "is a link that leads nowhere or to itself" if is_link else "does not exist")
     if path.name == DCP_METADATA and format in (None, "dcp"):

@@ -127,3 +127,37 @@ def test_without_the_package_the_server_is_one_line(tmp_path, monkeypatch, capsy
     assert line.endswith("): pip install 'attn-bridge[mcp]'\n")
     assert run(["mcp", "--root", str(tmp_path / "gone")]) == 2
     assert capsys.readouterr().err == f"error: --root {tmp_path / 'gone'} is not a folder\n"
+
+
+def test_a_submodule_without_a_tree_is_shown_by_its_tensors():
+    data = different_report().to_json()
+    data["tree"] = None
+    inside = next(tensor["name"] for tensor in data["tensors"] if "." in tensor["name"])
+    path = inside.removeprefix("grad ").rpartition(".")[0]
+    assert inside in answers.on_path(data, "r1", path)
+
+
+def test_errors_name_the_tools_arguments(calls, monkeypatch):
+    failed = Ending("exit", 2, "error: --shape (2,x) must be whole numbers; --from (y) is not known")
+    monkeypatch.setattr(process, "run", lambda *_, **__: failed)
+    with pytest.raises(CallError, match=r"^shapes \(2,x\) must be whole numbers; from_layout \(y\) is not known$"):
+        calls.compare("net.py:A", "net.py:B", None, ["2,x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"side": "net.py:A", "shape": "2,3"}, "laws has no argument shape; it has side, inputs, shapes, only"),
+        ({"side": "net.py:A", "shapes": "2,3"}, "laws: shapes ('2,3') should be a valid list"),
+        ({"side": 7}, "laws: side (7) should be a valid string"),
+        ({"only": ["batch"]}, "laws: side is missing"),
+    ],
+)
+def test_arguments_of_a_tool_are_refused_in_one_line(arguments, message, calls):
+    anyio = pytest.importorskip("anyio")
+    exceptions = pytest.importorskip("mcp.server.mcpserver.exceptions")
+    from attn_parity.agents.server import serve
+
+    with pytest.raises(exceptions.ToolError) as error:
+        anyio.run(serve(calls).call_tool, "laws", arguments)
+    assert str(error.value) == message

@@ -64,6 +64,13 @@ def reads():
 def needs(size):
     return torch.nn.Linear(size, size)
 
+class Sized(nnx.Module):
+    def __init__(self, width, rngs, bias=True):
+        pass
+
+async def later():
+    return torch.nn.Linear(6, 6)
+
 def leaves():
     os._exit(0)
 
