@@ -36,7 +36,7 @@ def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
     """Yield a temporary folder next to `path` that is renamed to it on success, and removed otherwise.
 
     Raises:
-        ValueError: as `check_new`, or the disk is full.
+        ValueError: as `check_new`, the disk is full, or another process wrote the folder meanwhile.
     """
     target = check_new(path, what)
     sibling = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -47,6 +47,8 @@ def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
             target.rmdir()
         sibling.rename(target)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and target.is_dir():
+            raise ValueError(f"{what} {path} was written meanwhile by another run; give another one") from error
         if error.errno not in _FULL:
             raise
         raise ValueError(f"{what} {path} cannot be written: {error.strerror}") from error

@@ -108,8 +108,10 @@ class Factory:
 
     def _check_arguments(self) -> None:
         """Refuse a factory that needs arguments, with the line that gives them."""
+        is_class = isinstance(self.target, type)
+        call = self.target.__init__ if is_class else self.target  # NNX's metaclass hides a class's own signature
         try:
-            parameters = inspect.signature(self.target).parameters.values()
+            parameters = list(inspect.signature(call).parameters.values())[is_class:]
         except (TypeError, ValueError):  # a callable without a signature, such as one written in C
             return
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -181,10 +183,12 @@ def seeded(seed: int) -> Iterator[None]:
 
     import numpy as np
 
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--build-seed ({seed}) must be a whole number from 0 to {2**32 - 1}")
     torch = sys.modules.get("torch")
     former = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed)
     if torch is not None:
         torch.random.default_generator.manual_seed(seed)
     try:

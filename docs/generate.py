@@ -3,14 +3,14 @@
 Run it as ``make docs``, or for some of the files as ``docs/generate.py README.md docs/report.svg``. In Markdown a
 block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands have ``; `` between them. The
 commands of a page run in order in one temporary folder, those of this repository (``python -m ...``) in the repository.
-A block below a line with nothing but a file name is that file, from there on.
+A block below a line with nothing but a file name is that file, from there on. A page with ``<!-- continues: PAGE -->``
+runs behind that page, in its folder.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
-names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, faults that came after the rest alone as
-``docs/generate.py docs/mutants.md#later``, and for another size by ``attn-bridge mutate
---configs N --markdown docs/mutants.md``; docs/mesh-mutants.md likewise. docs/benchmarks.md is made from what was
-measured before: ``make bench BENCH='--json docs/benchmarks.json'``; the lists of docs/families.md are made from what
-``make families`` found. The table of docs/uses.md is what the command above
-it prints.
+names, faults that came after the rest alone as ``docs/generate.py docs/mutants.md#later``, and for another size by
+``attn-bridge mutate --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md and docs/gallery-results.md are made
+likewise. docs/benchmarks.md is made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``; the lists
+of docs/families.md are made from what ``make families`` found. The table of docs/uses.md is what the command above it
+prints.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rich.text import Text
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FILE = re.compile(r"^`(?P<file>[\w/.-]+\.\w+)`\n+```\w+\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+CONTINUES = re.compile(r"^<!-- continues: (.+) -->$", re.MULTILINE)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
 LATER_MADE_BY = re.compile(r"<!-- later faults made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
@@ -40,22 +41,32 @@ MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
-    *("docs/report.svg", "docs/compare.md", "docs/laws.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
+    *("docs/report.svg", "docs/compare.md", "docs/laws.md", "docs/check.md", "docs/pairs.md"),
+    *("docs/checkpoints.md", "docs/layouts.md", "docs/containers.md", "docs/rules.md", "docs/checkpoints-in-python.md"),
     *(
         "docs/mutants.md",
+        "docs/gallery-results.md",
         "docs/mesh-mutants.md",
         "docs/benchmarks.md",
         "docs/attention.md",
+        "docs/kernels.md",
         "docs/models.md",
+        "docs/judging-models.md",
         "docs/workers.md",
         "docs/port-llama.md",
+        "docs/port-llama-judge.md",
+        "docs/port-llama-weights.md",
+        "docs/two-environments.md",
         "docs/devices.md",
+        "docs/judging-devices.md",
         "docs/uses.md",
     ),
 )
 
-PARTS = ("docs/mutants.md#later", "docs/mutants.md#gallery")
+PARTS = ("docs/mutants.md#later",)
 """Parts of a page that are made alone."""
+
+GALLERY_PAGE = "docs/gallery-results.md"
 
 FAMILIES = "docs/families.md"
 """Page that is made by ``make families`` alone, as its survey takes hours."""
@@ -100,8 +111,8 @@ def main() -> None:
             _make_mutants(ROOT / name)
         elif name == "docs/mutants.md#later":
             _make_later(ROOT / "docs/mutants.md")
-        elif name == "docs/mutants.md#gallery":
-            _make_gallery(ROOT / "docs/mutants.md")
+        elif name == GALLERY_PAGE:
+            _make_gallery(ROOT / name)
         elif name == "docs/mesh-mutants.md":
             _make_mesh_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
@@ -119,23 +130,27 @@ def main() -> None:
 def _make_mutants(path: Path) -> None:
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     faults, gallery = _parts(_mutate(MADE_BY.search(page), "attn-bridge mutate"))
-    path.write_text(faults + (gallery or _parts(page)[1]), encoding="utf-8")
-    if not gallery:
-        _make_gallery(path)
+    path.write_text(faults.rstrip("\n") + "\n", encoding="utf-8")
+    if gallery:
+        _write_gallery(ROOT / GALLERY_PAGE, gallery)
 
 
 def _make_later(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     later = _mutate(LATER_MADE_BY.search(page), LATER)
-    faults, gallery = _parts(page)
-    whole = faults.partition("## Later faults\n")[0].rstrip("\n")
-    path.write_text(f"{whole}\n\n{later}\n{gallery}", encoding="utf-8")
+    whole = page.partition("## Later faults\n")[0].rstrip("\n")
+    path.write_text(f"{whole}\n\n{later}", encoding="utf-8")
 
 
 def _make_gallery(path: Path) -> None:
-    page = path.read_text(encoding="utf-8")
-    gallery = _parts(_mutate(GALLERY_MADE_BY.search(page), GALLERY))[1]
-    path.write_text(_parts(page)[0].rstrip("\n") + "\n\n" + gallery, encoding="utf-8")
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    _write_gallery(path, _parts(_mutate(GALLERY_MADE_BY.search(page), GALLERY))[1])
+
+
+def _write_gallery(path: Path, section: str) -> None:
+    """Write the section on a gallery as a page of its own."""
+    body = section.removeprefix("## Gallery\n").lstrip("\n")
+    path.write_text(f"# Ports of the gallery, judged\n\n{body}", encoding="utf-8")
 
 
 def _make_mesh_mutants(path: Path) -> None:
@@ -237,18 +252,8 @@ def picture(shown: str, command: str) -> str:
 
 
 def _make_page(path: Path) -> None:
-    found: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as work:
-        page = path.read_text(encoding="utf-8")
-        for block in sorted([*BLOCK.finditer(page), *FILE.finditer(page)], key=lambda one: one.start()):
-            if block.re is FILE:
-                file = Path(work) / block["file"]
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(block["text"], encoding="utf-8")
-            else:
-                commands = block["command"].split("; ")
-                lines = [line for command in commands for line in _shown(command, Path(work))]
-                found.append((block["command"], "\n".join(lines)))
+        found = _run_page(path, Path(work))
 
     def shown(block: re.Match[str]) -> str:
         # A command may stand on a page several times, between changes of a file: the next of its outputs.
@@ -257,6 +262,23 @@ def _make_page(path: Path) -> None:
 
     # Read again: commands take minutes, and the page may have been edited meanwhile.
     path.write_text(BLOCK.sub(shown, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _run_page(path: Path, work: Path) -> list[tuple[str, str]]:
+    """Run the commands of a page, behind those of the page that it continues; return each with its output."""
+    page = path.read_text(encoding="utf-8")
+    if continued := CONTINUES.search(page):
+        _run_page(path.with_name(continued[1]), work)
+    found = []
+    for block in sorted([*BLOCK.finditer(page), *FILE.finditer(page)], key=lambda one: one.start()):
+        if block.re is FILE:
+            file = work / block["file"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block["text"], encoding="utf-8")
+        else:
+            lines = [line for command in block["command"].split("; ") for line in _shown(command, work)]
+            found.append((block["command"], "\n".join(lines)))
+    return found
 
 
 def _shown(command: str, folder: Path) -> list[str]:

@@ -109,9 +109,9 @@ _CLOSEST = 3
 _FRAMEWORKS = {"jax": "flax", "nnx": "flax", "pytorch": "torch", "pt": "torch", "hf": "hf-llama, hf-gpt2, ..."}
 """Names of libraries -> the layout that the user may mean."""
 
-_LIST = "docs/checkpoints.md lists all layouts"
+_LIST = "docs/layouts.md lists all layouts"
 
-_RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
+_RULES = "rules of your own (--rules, docs/rules.md) take any names"
 """The alternative that errors suggest if no layout fits."""
 
 

@@ -69,9 +69,7 @@ Output = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help=f"How many times weights and inputs are drawn, at most {MAX_SEEDS}.")]
 FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
-BuildSeed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, help="Seed of Python, NumPy and torch while a factory runs.")
-]
+BuildSeed = Annotated[int, typer.Option(help="Seed of Python, NumPy and torch while a factory runs.")]
 Modes = Annotated[list[str] | None, typer.Option("--mode", help="eager or jit (may be repeated).")]
 Dtypes = Annotated[
     list[str] | None,

@@ -62,7 +62,7 @@ def read(path: Path) -> Sequences:
             raise ValueError("each line must be an object with logprobs")
         tokens = [line["tokens"] for line in lines if "tokens" in line]
         return sequences([line["logprobs"] for line in lines], tokens or None)
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, OSError, EOFError, RecursionError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} must be {FORMATS}: {' '.join(str(error).split())}") from error
 
 

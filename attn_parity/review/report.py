@@ -223,7 +223,7 @@ def write(review: Review, folder: Path, lines: list[str]) -> None:
         lines: lines on an earlier review, for the report.
 
     Raises:
-        OSError: it can't be written; an earlier one is still complete.
+        ValueError: it can't be written; an earlier one is still complete.
     """
     from .page import as_html
 
@@ -245,10 +245,10 @@ def write(review: Review, folder: Path, lines: list[str]) -> None:
         if target.exists():
             target.rename(old)
         fresh.rename(target)
-    except OSError:
+    except OSError as error:
         if old.exists() and not target.exists():
             old.rename(target)
-        raise
+        raise ValueError(f"--out {folder} cannot be written: {error.strerror}") from error
     finally:
         for leftover in (fresh, old):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -230,7 +230,10 @@ def test_a_saved_report_is_shown_and_written_as_a_page(tmp_path, capsys):
         (["--frameworks", "numpy"], "error: framework (numpy) must be one of torch, jax\n"),
         (["--rounds", "0"], "error: Invalid value for '--rounds': "),
         (["--no-such"], "error: No such option: --no-such"),
-        (["--json", "/no/such/folder/x.json"], "error: --json /no/such/folder/x.json cannot be written\n"),
+        (
+            ["--json", "/no/such/folder/x.json"],
+            "error: --json /no/such/folder/x.json cannot be written: there is no folder /no/such/folder\n",
+        ),
         (["--from", "/no/such.json"], "error: [Errno 2] "),
         (["--from", __file__], f"error: {__file__} is no report of python -m benchmarks: "),
     ],

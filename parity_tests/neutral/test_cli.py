@@ -36,7 +36,7 @@ USAGE_ERRORS = [
     (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: torch, flax, "),
     (
         ["check", "--weights", "x", "--layout", "y"],
-        "error: layout (y) is not known; docs/checkpoints.md lists all layouts",
+        "error: layout (y) is not known; docs/layouts.md lists all layouts",
     ),
     (["check", "--weights", "x", "--layout", "hf-bert"], "error: x: does not exist\n"),
     (

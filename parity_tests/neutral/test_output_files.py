@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import whole_files as files
+from attn_bridge import whole_folders as folders
 from attn_bridge.cli import output
 from attn_bridge.cli.app import run
 
@@ -153,3 +155,24 @@ def test_a_usage_error_names_the_way(command, line, capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert run(command) == 2
     assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def write_folder(target, interrupt):
+    with folders.new(target, "OUT"):
+        interrupt()
+
+
+def test_a_folder_that_another_run_wrote_meanwhile_is_kept(tmp_path):
+    target = tmp_path / "report"
+    with pytest.raises(ValueError, match="was written meanwhile by another run"):
+        write_folder(target, lambda: (target.mkdir(), (target / "theirs").touch()))
+    assert [path.name for path in tmp_path.rglob("*")] == ["report", "theirs"]
+
+
+def test_a_full_disk_is_named_with_the_folder(tmp_path):
+    def fill():
+        raise OSError(errno.ENOSPC, "No space left")
+
+    with pytest.raises(ValueError, match=r"^OUT .*report cannot be written: No space left$"):
+        write_folder(tmp_path / "report", fill)
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,8 @@
 """Every block of README.md, CONTRIBUTING.md and docs runs as printed, in a fresh folder, and gives what is shown.
 
 The blocks of a page run in order: Python in one namespace, commands (``$``) in one folder. A block below a line with
-nothing but a file name is that file. ``<!-- not run: REASON -->`` in front of a block leaves it out.
+nothing but a file name is that file. ``<!-- not run: REASON -->`` in front of a block leaves it out. A page with
+``<!-- continues: PAGE -->`` runs behind that page, in its folder and with its names.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ from ..wild import gallery
 
 ROOT = Path(attn_bridge.__file__).parent.parent
 PAGES = [path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))]
+CONTINUES = re.compile(r"^<!-- continues: (.+) -->$", re.MULTILINE)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return a page and those that continue it, in order."""
+    followers = [page for page in PAGES if (found := continued(page)) and found == name]
+    return [name, *(part for page in followers for part in parts_of(page))]
+
+
+def continued(name: str) -> str:
+    """Return the page that a page continues, "" for none."""
+    found = CONTINUES.search((ROOT / name).read_text(encoding="utf-8"))
+    return f"docs/{found[1]}" if found else ""
 
 
 # ---- blocks
@@ -160,15 +174,21 @@ MARKS = {"docs/randomness.md": pytest.mark.optimized, "docs/devices.md": pytest.
 """Page -> its mark: bits of random numbers, and meshes of processes, which the tests of meshes start as well."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[MARKS[name]] if name in MARKS else []) for name in PAGES])
+FIRST_PAGES = [name for name in PAGES if not continued(name)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[MARKS[name]] if name in MARKS else []) for name in FIRST_PAGES]
+)
 def test_a_page_runs_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gallery, "_ENTRIES", dict(gallery._ENTRIES))  # the example of docs/gallery.md adds one
     page = Page()
-    for block in blocks_of((ROOT / name).read_text(encoding="utf-8")):
-        page.run(block)
-    if name in CHECKS:
-        CHECKS[name](page)
+    for part in parts_of(name):
+        for block in blocks_of((ROOT / part).read_text(encoding="utf-8")):
+            page.run(block)
+        if part in CHECKS:
+            CHECKS[part](page)
 
 
 def check_readme(page: Page) -> None:
@@ -203,12 +223,22 @@ def check_compare(page: Page) -> None:
     assert Path("report.html").read_text().startswith("<!doctype html>")
     assert [report.verdict for report in names["reports"]] == ["equal"] * 4
     assert {report.samples for report in names["reports"]} == {17}
-    assert (names["same"].verdict, names["warm"].verdict) == ("equal", "different")
-    assert names["ruled"].verdict == "equal"
-    assert [pair.how for pair in names["ruled"].pairing] == ["rule"] * 2
 
 
-def check_checkpoints(page: Page) -> None:
+def check_pairing(page: Page) -> None:
+    assert page.names["ruled"].verdict == "equal"
+    assert [pair.how for pair in page.names["ruled"].pairing] == ["rule"] * 2
+
+
+def check_logprobs(page: Page) -> None:
+    assert (page.names["same"].verdict, page.names["warm"].verdict) == ("equal", "different")
+
+
+def check_checkpoints(_: Page) -> None:
+    assert Path("bert-again/model.safetensors").read_bytes() == Path("demo/bert/model.safetensors").read_bytes()
+
+
+def check_checkpoints_in_python(page: Page) -> None:
     names = page.names
     assert names["found"].passed
     assert (names["seen"].format, names["seen"].layout, names["seen"].has_manifest) == ("safetensors", "flax", True)
@@ -218,7 +248,9 @@ def check_checkpoints(page: Page) -> None:
     assert names["tokens"].shape == (1, 8)
     held = names["attention"].W_query.weight.detach().numpy()
     np.testing.assert_array_equal(np.asarray(names["attention_nnx"].W_query.kernel[...]).T, held)
-    assert Path("bert-again/model.safetensors").read_bytes() == Path("demo/bert/model.safetensors").read_bytes()
+
+
+def check_rules(_: Page) -> None:
     rules = resources.files("attn_bridge.cli") / "demo_files" / "rules.toml"
     assert Path("demo/rules.toml").read_text() == rules.read_text()  # the block of the page is what demo writes
     assert_rules_place_every_element(checkpoints.read("demo/own.safetensors"), checkpoints.read("own.msgpack"))
@@ -302,11 +334,15 @@ CHECKS = {
     "docs/arrays.md": check_arrays,
     "docs/backends.md": check_backends,
     "docs/checkpoints.md": check_checkpoints,
+    "docs/checkpoints-in-python.md": check_checkpoints_in_python,
     "docs/compare.md": check_compare,
     "docs/extending.md": check_extending,
     "docs/gallery.md": check_gallery,
+    "docs/logprobs.md": check_logprobs,
     "docs/modern.md": check_modern,
+    "docs/pairing.md": check_pairing,
     "docs/randomness.md": check_randomness,
+    "docs/rules.md": check_rules,
     "docs/training.md": check_training,
 }
 """What else holds after the blocks of a page have run."""

@@ -158,7 +158,7 @@ def _with_head(front: str, ours: Layout, selection: Selection) -> str:
     wanted = sum(1 for name in selection.names if name.startswith(selection.prefix) and name not in gone) + 1
     patterns = dropped_for(names, ours, covered) if len(covered) < len(names) else ()
     if len(covered) < wanted or ours.head not in covered or (len(covered) < len(names) and not patterns):
-        return "rules of your own (--rules, docs/checkpoints.md) take any names"
+        return "rules of your own (--rules, docs/rules.md) take any names"
     options = [f"--strip {shell_word(front)}"] if front else []
     options += [f"--drop {shell_word(front + one)}" for one in patterns]
     instead = "" if front or patterns else "names without --strip"

@@ -215,7 +215,7 @@ def check_weights(layout: str, dtypes: Mapping[str, str]) -> None:
         more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
         raise CheckpointError(
             f"{printable(odd[0])}{more} is {dtypes[odd[0]]}, which no weight of {layout} is; --to same carries it, and "
-            "so do rules of your own (--rules, docs/checkpoints.md)"
+            "so do rules of your own (--rules, docs/rules.md)"
         )
 
 

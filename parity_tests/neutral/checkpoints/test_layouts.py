@@ -184,7 +184,7 @@ def test_a_model_that_lacks_any_tensor_is_refused(name, blocks):
 
 def test_docs_and_help_name_every_layout():
     root = Path(layouts.__file__).parents[2]
-    for file in ("docs/checkpoints.md", "attn_bridge/cli/checkpoints/commands.py"):
+    for file in ("docs/layouts.md", "attn_bridge/cli/checkpoints/commands.py"):
         text = (root / file).read_text(encoding="utf-8")
         assert not [name for name in layouts.names() if not re.search(rf"[` ]{name}[`,;]", text)], file
 
@@ -313,13 +313,13 @@ def test_linen_is_told_from_nnx_by_params(prefix):
 
 def test_names_that_fit_nothing_say_what_comes_closest():
     theirs = layouts.find("hf-gpt2").from_canonical(gpt(2))
-    advice = r"; rules of your own \(--rules, docs/checkpoints.md\) take any names$"
+    advice = r"; rules of your own \(--rules, docs/rules.md\) take any names$"
     drop = r"^without the other 1, names are those of hf-gpt2 \(--drop foo\); "
     with pytest.raises(LayoutError, match=rf"{drop}.*hf-gpt2 comes closest, but does not know foo{advice}"):
         layouts.detect([*theirs, "foo"])
     with pytest.raises(LayoutError, match=rf"^no tensor has a name that a layout knows, such as foo{advice}"):
         layouts.detect(["foo", "bar.baz"])
-    with pytest.raises(LayoutError, match=r"^layout \(foo\) is not known; docs/checkpoints\.md lists all layouts$"):
+    with pytest.raises(LayoutError, match=r"^layout \(foo\) is not known; docs/layouts\.md lists all layouts$"):
         layouts.find("foo")
 
 

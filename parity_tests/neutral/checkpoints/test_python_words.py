@@ -14,7 +14,7 @@ REWORDED = {
     "--set heads=N and --set kv=N": "settings={'heads': N} and settings={'kv': N}",
     "say which with --from": "say which with from_layout=",
     "--strip takes one of them, --drop leaves one out": "strip= takes one of them, drop= leaves one out",
-    "rules (--rules, docs/checkpoints.md) take": "rules (rules=, docs/checkpoints.md) take",
+    "rules (--rules, docs/rules.md) take": "rules (rules=, docs/rules.md) take",
     "--strip (x.) must be what": "strip (x.) must be what",
     "--from hf-bert takes them": "from_layout='hf-bert' takes them",
     "no option at all": "no option at all",

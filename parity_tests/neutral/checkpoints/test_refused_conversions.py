@@ -39,7 +39,7 @@ def test_an_existing_target_stays_unless_it_may_go(tmp_path):
         (["hf", "no/such/folder/x"], "no/such/folder"),
         (["hf", "hf"], "must not be in one another"),
         (["hf", "hf/inside"], "must not be in one another"),
-        (["hf", "x", "--to", "foo"], "layout (foo) is not known; docs/checkpoints.md lists all layouts"),
+        (["hf", "x", "--to", "foo"], "layout (foo) is not known; docs/layouts.md lists all layouts"),
         (["hf", "x", "--format", "foo"], "foo"),
         (["hf", "x", "--dtype", "int8"], "dtype (int8) must be one of bf16, f16, f32, f64"),
         (["hf", "x", "--to", "nnx-mha", "--set", "num_heads=0"], "num_heads (0) must be a whole number of at least 1"),

@@ -98,6 +98,7 @@ def test_sequences_may_have_any_lengths():
         ('{"logprobs": [-Infinity]}', "logprobs (-inf) must be finite and at most 0"),
         ('{"logprobs": []}', "logprobs must hold at least one number"),
         ('{"logprobs": [-1, -2], "tokens": [3]}', "tokens [1] must be as many as logprobs [2]"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
         ("{", "Expecting property name enclosed in double quotes"),
     ],
 )

@@ -64,13 +64,6 @@ def reads():
 def needs(size):
     return torch.nn.Linear(size, size)
 
-class Sized(nnx.Module):
-    def __init__(self, width, rngs, bias=True):
-        pass
-
-async def later():
-    return torch.nn.Linear(6, 6)
-
 def leaves():
     os._exit(0)
 
@@ -105,5 +98,12 @@ class Identity(torch.nn.Module):
         return x
 
 constant = 3
+
+class Sized(nnx.Module):
+    def __init__(self, width, rngs, bias=True):
+        pass
+
+async def later():
+    return torch.nn.Linear(6, 6)
 """
 SHAPE = ["--shape", "2,6"]

@@ -182,3 +182,23 @@ def test_a_forked_child_keeps_its_exit_status(here):
     command = [sys.executable, "-m", "attn_bridge", "compare", "forks.py:make", "theirs.py:make", *SHAPE]
     done = subprocess.run([*command, "--seeds", "1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LEFT = """
+import os
+from torch import nn
+
+def make():
+    if os.fork() == 0:
+        os.setsid()
+        os.execvp("sleep", ["sleep", "654.25"])
+    return nn.Linear(6, 6)
+"""
+
+
+def test_a_process_that_a_factory_leaves_ends_with_the_command(here):
+    (here / "left.py").write_text(LEFT)
+    command = [sys.executable, "-m", "attn_bridge", "laws", "left.py:make", *SHAPE, "--only", "determinism"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not alive("sleep 654.25")

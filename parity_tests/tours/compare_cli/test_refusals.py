@@ -68,7 +68,7 @@ WRONG = {
     "another width": ([*PAIR, "--shape", "2,5"], "torch module Net raised RuntimeError: "),
     "no npz": ([*PAIR, "--inputs", "gone.npz"], "gone.npz does not exist\n"),
     "a folder of inputs": ([*PAIR, "--inputs", "full"], "full is a folder, not a file\n"),
-    "a seed beyond": ([*PAIR, *SHAPE, "--build-seed", "4294967296"], "Invalid value for '--build-seed': 4294967296 "),
+    "a seed beyond": ([*PAIR, *SHAPE, "--build-seed", "4294967296"], "--build-seed (4294967296) must be a "),
     "arguments": (
         ["bad.py:Sized", PAIR[1], *SHAPE],
         "bad.py:Sized needs arguments (width, rngs), and a factory is called without any; add a line such as: "
