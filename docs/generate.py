@@ -8,9 +8,9 @@ runs behind that page, in its folder.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
 names, faults that came after the rest alone as ``docs/generate.py docs/mutants.md#later``, and for another size by
 ``attn-bridge mutate --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md and docs/gallery-results.md are made
-likewise. docs/benchmarks.md is made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``; the lists
-of docs/families.md are made from what ``make families`` found. The table of docs/uses.md is what the command above it
-prints.
+likewise. docs/benchmarks.md is made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``;
+the lists of docs/families.md are made from what ``make families`` found. The table of docs/uses.md is what the command
+above it prints.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _advised(usage: str) -> str:
-    """Return a usage error, with what to do where a command is missing or unknown."""
+    """Return a usage error, with the way to the commands where one is missing or unknown."""
     unknown = re.fullmatch(r"No such command '(.*)'\.", usage, re.DOTALL)
     if unknown and unknown[1] in ELSEWHERE:
         return f"{usage} {ELSEWHERE[unknown[1]]}"

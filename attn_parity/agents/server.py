@@ -6,8 +6,8 @@ Source: https://modelcontextprotocol.io, and its Python SDK, `mcp`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 from mcp.server import MCPServer
@@ -18,6 +18,9 @@ import attn_bridge
 from attn_bridge.printable import printable
 
 from .calls import CallError, Calls
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 INSTRUCTIONS = (
     "Judge whether a port computes the same as its original, by outputs and every gradient. Call compare first; when "
@@ -31,12 +34,12 @@ SIDE = "file.py:factory or module:factory, below the root: a function without ar
 class _Server(MCPServer):
     """A server that refuses arguments in one line, also those that a tool does not have."""
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+    async def call_tool(self, name: str, arguments: dict[str, object], context: object = None) -> object:
         """Call a tool; see `MCPServer.call_tool`."""
-        known = next((tool.input_schema["properties"] for tool in await self.list_tools() if tool.name == name), None)
-        unknown = sorted(set(arguments) - set(known or arguments))
-        if known is not None and unknown:
-            raise ToolError(f"{name} has no argument {printable(unknown[0])}; it has {', '.join(known)}")
+        schemas = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
+        unknown = sorted(set(arguments) - set(schemas.get(name, arguments)))
+        if unknown:
+            raise ToolError(f"{name} has no argument {printable(unknown[0])}; it has {', '.join(schemas[name])}")
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
@@ -45,7 +48,7 @@ class _Server(MCPServer):
             raise ToolError(f"{name}: {'; '.join(map(_misfit, error.__cause__.errors()))}") from None
 
 
-def _misfit(error: Mapping[str, Any]) -> str:
+def _misfit(error: ErrorDetails) -> str:
     """Return the name, the value and the rule of an argument that pydantic refuses."""
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":

@@ -17,6 +17,7 @@ from attn_bridge.specs import VARIANTS, find_variant
 
 from .. import workers
 from ..adapters import load_adapter
+from ..samples.limits import MAX_SEEDS
 from ..settings.precision import environment
 from ..sides.dtypes import DTYPES
 from . import kernels
@@ -80,6 +81,8 @@ def check(
     for name, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise ValueError(f"{name} ({value}) must be at least 1")
+    if seeds > MAX_SEEDS:
+        raise ValueError(f"seeds ({seeds}) must be at most {MAX_SEEDS}")
     chosen, kernel_cases = _choose_rows(tuple(variants), tuple(cases), subjects, everywhere)
     work = _Work(chosen, kernel_cases, wanted, everywhere, full, seeds)
     cells: list[Cell] = []

@@ -108,8 +108,10 @@ class OneSide:
         except CannotPromoteError as error:
             self.dtype, self.lack = None, str(error)
             outputs = self.run(call).outputs
-        if not any(np.isfinite(wide(one)).any() for one in outputs if is_float(one)):
+        if not _has_finite(outputs):
             self.weights = self.held  # drawn weights overflow in a few modules: exponents of exponents
+            if not _has_finite(self.run(call).outputs):  # NaN equals NaN: every law would hold
+                raise ValueError("the outputs hold no finite number, so no law can be tried")
         self.limit = self._limit()
 
     @property
@@ -248,6 +250,12 @@ class OneSide:
         low = self.subject.run(self.weights, self.call, None).outputs
         lost = self.gap(base, low, names).size / unit_of(own) if len(low) == len(base) else 1.0
         return max(MEANING_LIMIT, ROUNDING_FACTOR * min(lost, 1e6) * unit_of("float64"))
+
+
+def _has_finite(outputs: Sequence[Array]) -> bool:
+    """Return whether outputs hold a finite number, or no floats."""
+    floats = [output for output in outputs if is_float(output)]
+    return not floats or any(np.isfinite(wide(output)).any() for output in floats)
 
 
 def _reordered(leaf: Array, random: np.random.Generator) -> Array:

@@ -103,7 +103,8 @@ def _words(command: str) -> list[str]:
     head = Path(words[0]).name if words else ""
     if head in ("pytest", "py.test"):
         return ["-m", "pytest", *words[1:]]
-    if head.startswith("python") and len(words) > (2 if words[1:2] == ["-m"] else 1):
+    is_module, is_file = words[1:2] == ["-m"] and len(words) > 2, len(words) > 1 and not words[1].startswith("-")
+    if head.startswith("python") and (is_module or is_file):
         return words[1:]
     raise ValueError(f"--record ({command}) must begin with pytest, python FILE or python -m MODULE")
 

@@ -30,6 +30,7 @@ USAGE_ERRORS = [
     (["check", "--case", "x"], "error: case (x) must be one of odd-sizes, "),
     (["check", "--dtype", "int8"], "error: dtype (int8) must be one of float64, float32, bfloat16, float16\n"),
     (["check", "--seeds", "0"], "error: seeds (0) must be at least 1\n"),
+    (["check", "--seeds", "1001"], "error: seeds (1001) must be at most 1000\n"),
     (["check", "--jobs", "0"], "error: jobs (0) must be at least 1\n"),
     (["check", "--jobs", "many"], "error: --jobs takes auto or a whole number, got many\n"),
     (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),

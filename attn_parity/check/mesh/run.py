@@ -14,6 +14,7 @@ from attn_bridge.specs import find_variant
 
 from ...adapters import load_adapter
 from ...compare.driver import compare
+from ...samples.limits import MAX_SEEDS
 from ...settings.precision import environment
 from ...sides.dtypes import LOW_PRECISIONS
 from .cases import MODELS, MeshCase, mesh_cases
@@ -82,6 +83,8 @@ def check_mesh(
     check_mesh_sizes(sizes, method)
     if seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be at least 1")
+    if seeds > MAX_SEEDS:
+        raise ValueError(f"seeds ({seeds}) must be at most {MAX_SEEDS}")
     chosen = tuple(dict.fromkeys(variants))
     cases, wanted = mesh_cases(chosen), tuple(dict.fromkeys(dtypes)) or ("float32",)
     for name in wanted:

@@ -287,6 +287,16 @@ def test_an_axis_that_may_be_the_sequence_is_not_called_a_batch():
     assert parity.laws(side, X, only="batch", batch_axis=1).passed
 
 
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x * float("nan")
+
+
+def test_outputs_of_nan_obey_no_law():
+    with pytest.raises(ValueError, match=r"^the outputs hold no finite number, so no law can be tried$"):
+        parity.laws(Nothing(), X)
+
+
 def test_a_module_is_left_as_it_was():
     module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(6), nn.Dropout(0.1)).train()
     before = {name: one.clone() for name, one in module.state_dict().items()}
