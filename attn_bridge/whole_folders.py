@@ -40,7 +40,10 @@ def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
     """
     target = check_new(path, what)
     sibling = target.with_name(f".{secrets.token_hex(8)}.part")
-    sibling.mkdir()
+    try:
+        sibling.mkdir()
+    except OSError as error:
+        raise ValueError(f"{what} {path} cannot be written: {error.strerror}") from error
     try:
         yield sibling
         if target.is_dir():

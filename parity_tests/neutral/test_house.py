@@ -380,3 +380,17 @@ def test_what_the_commands_of_the_readme_write_is_ignored():
     written = re.findall(r"^wrote ([^:\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert written == ["demo", "gpt2-flax", "gpt2-again"]
     assert {f"/{name}/" for name in written} <= set((ROOT / ".gitignore").read_text(encoding="utf-8").splitlines())
+
+
+WITH_ROOMS = ("attn_bridge", "attn_kernels", "attn_parity", "jax_attn", "torch_attn")
+README_FILES = sorted(path for package in WITH_ROOMS for path in (ROOT / package).rglob("README.md"))
+
+
+@pytest.mark.parametrize("path", README_FILES, ids=lambda path: path.parent.name)
+def test_the_page_of_a_room_is_short_and_names_files_that_exist(path):
+    text = path.read_text(encoding="utf-8")
+    assert 10 <= len(text.splitlines()) <= 30
+    assert all(f"| {row} |" in text for row in ("in", "out", "called by", "imports"))
+    words = re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    homes = [path.parent, *path.parents[1:3], *path.parent.iterdir()]  # a file of the room, of a package, or of a part
+    assert [word for word in words if not any((home / word).exists() for home in (*homes, ROOT))] == []

@@ -87,7 +87,11 @@ def test_a_port_is_compared_on_the_calls_of_a_test(project, capfd):
     ("command", "first", "message"),
     [
         ("make test", "layers.Block", "--record (make test) must begin with pytest, python FILE or python -m MODULE"),
-        ("python -c pass", "layers.Block", "--record (python -c pass) must begin with pytest, python FILE or python -m MODULE"),
+        (
+            "python -c pass",
+            "layers.Block",
+            "--record (python -c pass) must begin with pytest, python FILE or python -m MODULE",
+        ),
         ("pytest 'x", "layers.Block", "--record (pytest 'x) can't be read: No closing quotation"),
         ("pytest", "layers.py:Block", "FIRST (layers.py:Block) must read PATH.TO.Module with --record"),
     ],
