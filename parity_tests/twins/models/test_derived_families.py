@@ -10,8 +10,7 @@ from attn_parity.frameworks.torch.running.promotion import promoted
 
 DESCRIPTIONS = {description.model_type: description for description in known.DESCRIPTIONS}
 ODD = (
-    *("cohere", "exaone4", "glm4", "glm4_moe_lite", "hunyuan_v1_moe", "jais2", "kolibri1", "phimoe", "solar_open"),
-    *("starcoder2", "vaultgemma"),
+    *("cohere", "exaone4", "glm4", "glm4_moe_lite", "hunyuan_v1_moe", "jais2", "kolibri1", "phimoe", "vaultgemma"),
     *("gptj", "gpt_neox", "nemotron", "roberta"),
 )
 """Families of one kind of norm, block, experts or rotary positions each; the others have parts of these or of Llama."""
