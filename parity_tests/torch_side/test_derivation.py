@@ -60,8 +60,10 @@ def test_derivation_gives_the_packaged_family(name):
 
 
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
-# The class can't run heads that turn in part, which alone would tell the two descriptions apart.
-del PLANTED["solar_open: rotary part"]
+# These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
+del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
+# The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
+del PLANTED["olmoe: gate order"]
 QUICK = (
     *("cohere: rotary kind", "exaone4: layers counted from 1", "exaone4: positions in all layers"),
     *("cohere: mean not taken off", "cohere: without model.logit_scale", "exaone4: norms elsewhere"),
