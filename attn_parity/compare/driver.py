@@ -21,7 +21,7 @@ import numpy as np
 from ..hints import hint_for, of_devices
 from ..interrupts import orderly_interrupts
 from ..localisation import Aim, Remainder, find, remainder
-from ..matching.submodule_pairs import differing_settings
+from ..matching.submodule_pairs import SHOWN, differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads, unlike_inputs
 from ..results.allowances import accept, checked
 from ..results.findings import Divergence, DtypeLeak, Side, TensorVerdict, Verdict, worst
@@ -198,6 +198,7 @@ def judge(
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
         hint = divergence.hint or _hint(runner, found, place.evidence, divergence, is_meaning=is_meaning)
+        hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
@@ -223,6 +224,12 @@ def _hint(runner: Live, found: Judged, evidence: Any, divergence: Divergence, *,
     if found.mesh and not hint and is_forward:
         hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
     return hint
+
+
+def _on_layers(pair: Pair) -> list[str]:
+    """Return the settings in which layers of a library differ; as a function it has no other place than the whole."""
+    is_function = any(side.kind.endswith("function") for side in (pair.first, pair.second))
+    return differing_settings(pair, SHOWN) if is_function else []
 
 
 def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:

@@ -214,7 +214,29 @@ def _written(name: str, value: Any, label: str) -> str:
     return f"{value:g}{flax}"
 
 
-def differing_settings(pair: Pair) -> list[str]:
-    """Return a message for each setting that differs between paired submodules of a whole pair."""
+def differing_settings(pair: Pair, names: Collection[str] = NOTED) -> list[str]:
+    """Return a message for each setting that differs between paired submodules, or layers, of a whole pair.
+
+    Args:
+        pair: the pair.
+        names: names of the settings.
+    """
+    settings = pair.first.settings(), pair.second.settings()
     pairs = pair_modules(pair.pairing.matches, pair.first.modules(), pair.second.modules())
-    return differing(pairs, pair.first.settings(), pair.second.settings(), pair.labels, {"": pair.first.name})
+    if any(side.kind.endswith("function") for side in (pair.first, pair.second)):
+        names = [name for name in names if name != "momentum"]  # libraries write it in either sense
+        pairs = _paired_layers(pair, settings)
+    return differing(pairs, *settings, pair.labels, {"": pair.first.name}, names)
+
+
+def _paired_layers(pair: Pair, settings: Sequence[Collection[str]]) -> dict[str, str]:
+    """Return first path -> second path of the innermost layers with settings that hold paired weights."""
+    pairs: dict[str, str] = {}
+    for match in pair.pairing.matches:
+        first, second = (
+            max((path for path in paths if re.match(rf"{re.escape(path)}[./]", tensor.source)), key=len, default="")
+            for paths, tensor in zip(settings, (match.first, match.second), strict=True)
+        )
+        if first and second:
+            pairs.setdefault(first, second)
+    return pairs

@@ -23,11 +23,13 @@ class Function:
     """A pure function ``call(weights, *inputs)`` and the tree of arrays that it takes as its weights.
 
     `named` is the framework that the caller gave; None reads it off the weights, or, without weights, off the code.
+    `layers` has the layers of a library's module: path in the tree -> the layer, whose settings are read.
     """
 
     call: Callable[..., Any]
     weights: Any
     named: Framework | None = None
+    layers: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def framework(self) -> Framework:

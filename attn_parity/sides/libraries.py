@@ -141,7 +141,20 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
         raise first
 
     named = LibraryCall(call, type(model).__name__, _signature(type(model).__call__, 1))
-    return Function(named, weights, "flax")
+    return Function(named, weights, "flax", _equinox_layers(model, jax))
+
+
+def _equinox_layers(model: Value, jax: Value, path: str = "") -> dict[str, object]:
+    """Return path -> module, for all modules in a module."""
+    layers: dict[str, object] = {}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        model, is_leaf=lambda node: node is not model and _is_a(node, EQUINOX)
+    )
+    for keys, leaf in leaves:
+        if _is_a(leaf, EQUINOX):
+            inner = ".".join([*filter(None, [path]), *map(_word, keys)])
+            layers |= {inner: leaf, **_equinox_layers(leaf, jax, inner)}
+    return layers
 
 
 def _drawn_like(leaf: Value, rng: np.random.Generator) -> Value:
@@ -154,9 +167,14 @@ def _drawn_like(leaf: Value, rng: np.random.Generator) -> Value:
 
 def _name(path: Sequence[Value], *, has_state: bool) -> str:
     """Return the dotted path of a leaf of (arrays, state); "state" is the first word of those of a state."""
-    position, *keys = (next(getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)) for key in path)
-    first = ["state"] if has_state and position else []
-    return ".".join(map(str, [*first, *keys]))
+    position, *keys = map(_word, path)
+    first = ["state"] if has_state and position != "0" else []
+    return ".".join([*first, *keys])
+
+
+def _word(key: Value) -> str:
+    """Return a key of a path in a tree as a word."""
+    return str(next(getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)))
 
 
 def _signature(function: Callable[..., Value], left_out: int) -> inspect.Signature:
@@ -215,4 +233,7 @@ def _keras(layer: Value) -> Function:
         return layer.stateless_call(values[:trained], values[trained:], *args, **mode, **kwargs)[0]
 
     weights = {name: variable.value for name, variable in zip(names, variables, strict=True)}
-    return Function(LibraryCall(call, name, _signature(type(layer).call, 1)), weights, frameworks[backend])
+    named = LibraryCall(call, name, _signature(type(layer).call, 1))
+    inside: Sequence[Value] = getattr(layer, "_flatten_layers", list)()
+    layers = {part.path: part for part in inside if isinstance(part.path, str)}  # an input has none
+    return Function(named, weights, frameworks[backend], layers)

@@ -151,7 +151,7 @@ class TorchSubject:
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
         with ONE_AT_A_TIME:
-            return {path: read_settings(child) for path, child in self.side.modules().items()}
+            return {path: read_settings(child) for path, child in {**self.side.modules(), **self.side.layers}.items()}
 
     def modes(self, arguments: Arguments) -> dict[str, bool]:
         """Return nothing: torch modules hold their mode themselves."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class ModuleSide:
 
     kind = "torch module"
     call = None
+    layers: Mapping[str, object] = types.MappingProxyType({})
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -185,6 +187,11 @@ class FunctionSide:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the tree by dotted name."""
         return {dotted(path): one for path, one in flatten(self.function.weights, is_tensor)}
+
+    @property
+    def layers(self) -> Mapping[str, object]:
+        """The layers of a library's module by path in the tree."""
+        return self.function.layers
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the whole; a function has no submodules."""

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jax_attn.backend import to_numpy
 
+from ....hints.settings import read as read_settings
 from ....sides.function import Function
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule, signature_of
 from ..drawing import drawn_from
@@ -33,7 +34,7 @@ class FunctionSide:
     kind = "JAX function"
 
     def __init__(self, function: Function, wanted: str | None = None):
-        self._call = function.call
+        self._call, self._layers = function.call, function.layers
         self.name = getattr(function.call, "__name__", type(function.call).__name__)
         places, _ = jax.tree_util.tree_flatten_with_path(function.weights, _is_variable)
         leaves, self._tree = jax.tree.flatten(function.weights)  # one leaf for each variable
@@ -90,8 +91,8 @@ class FunctionSide:
         return [Submodule("", self.name)]
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return none, as a function shows none."""
-        return {"": {}}
+        """Return path -> the settings of a library's layers; a plain function shows none."""
+        return {"": {}, **{path: read_settings(layer) for path, layer in self._layers.items()}}
 
     def switched_off(self) -> list[str]:
         """Return nothing, as a function has no modes."""

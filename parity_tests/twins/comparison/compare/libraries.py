@@ -46,6 +46,34 @@ class UncheckedLinear(_EquinoxModule):
         return self.weight @ x
 
 
+def normed(x, weight, bias, eps):
+    """Return a layer norm over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias
+
+
+class EquinoxNorm(_EquinoxModule):
+    """A norm whose eps is Keras's default."""
+
+    weight: jax.Array
+    bias: jax.Array
+    inference: bool = False
+    eps = 1e-3
+
+    def __call__(self, x, key=None):
+        return normed(x, self.weight, self.bias, self.eps)
+
+
+class EquinoxNet(_EquinoxModule):
+    """A module that contains a norm."""
+
+    norm: EquinoxNorm
+    inference: bool = False
+
+    def __call__(self, x, key=None):
+        return self.norm(x)
+
+
 def fake_equinox() -> ModuleType:
     library: Any = ModuleType("equinox")
     library.is_array = lambda leaf: isinstance(leaf, jax.Array)
@@ -108,6 +136,23 @@ class KerasDense(_KerasLayer):
     def stateless_call(self, trained, others, x, training):
         assert training is False
         return x @ trained[0] + trained[1], others
+
+
+class KerasNorm(_KerasLayer):
+    """A model of one norm, beside an input without a path."""
+
+    _call_has_training_arg, path, epsilon = False, "norm", 1e-3
+
+    def __init__(self) -> None:
+        arrays = {"norm/gamma": jnp.ones(8), "norm/beta": jnp.zeros(8)}
+        self.trainable_variables = [SimpleNamespace(path=name, value=array) for name, array in arrays.items()]
+        self.non_trainable_variables: list[Any] = []
+
+    def _flatten_layers(self) -> list[Any]:
+        return [SimpleNamespace(path=None), self]
+
+    def stateless_call(self, trained, others, x):
+        return normed(x, *trained, self.epsilon), others
 
 
 def fake_keras(backend: str = "jax") -> ModuleType:

@@ -75,6 +75,18 @@ def test_inputs_that_are_an_example_and_a_batch_are_refused_with_what_settles_it
         compare(linear, side, square, seeds=1)
 
 
+@pytest.mark.parametrize(
+    "second",
+    [lambda: libraries.EquinoxNet(libraries.EquinoxNorm(jnp.ones(8), jnp.zeros(8))), libraries.KerasNorm],
+    ids=["equinox", "keras"],
+)
+def test_an_eps_of_a_layer_inside_is_the_hint(second):
+    report = compare(nn.Sequential(nn.LayerNorm(8)), second(), X, seeds=1)
+    assert report.first_divergence.hint.startswith("eps of 0 is 1e-05 in torch and 0.001 in Flax")
+    same = compare(nn.Sequential(nn.LayerNorm(8, eps=1e-3)), second(), X, seeds=1)
+    assert (same.verdict, [note for note in same.notes if "eps" in note]) == ("equal", [])
+
+
 def test_a_fault_in_it_is_seen():
     report = compare(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), equinox_linear(), X, seeds=1)
     assert report.verdict == "different"
