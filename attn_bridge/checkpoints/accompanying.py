@@ -136,13 +136,13 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
     return _adapted(read_file(own, folder, configs.MAX_BYTES), plan, reader.config) if own.is_file() else None
 
 
-def _adapted(data: bytes, plan: Plan, changed: Mapping[str, Any] | None) -> bytes:
+def _adapted(data: bytes, plan: Plan, changed: Mapping[str, object] | None) -> bytes:
     """Return the source's config.json, unquantised and with the dtype of a cast; the same bytes if nothing changes.
 
     Args:
         data: the file.
         plan: the conversion.
-        changed: what the reader makes of it, such as that of an untied model; None where the file is read as it is.
+        changed: the config of the reader, such as that of an untied model; None for an unchanged file.
     """
     try:
         config = json.loads(data)

@@ -105,6 +105,7 @@ class Wrapped(Reader):
 
     def __init__(self, reader: Reader):
         self._reader = reader
+        self._config: Mapping[str, object] | None = None
         self.unread = reader.unread
         self.path: Path = reader.path
         self.metadata: dict[str, Any] = reader.metadata
@@ -123,8 +124,8 @@ class Wrapped(Reader):
 
     @property
     def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # as above
-        """The model's config.json, if the container has one."""
-        return self._reader.config
+        """The model's config.json, if the container has one or the view changes it."""
+        return self._reader.config if self._config is None else self._config
 
     def files(self) -> list[Path]:
         """Return every file."""

@@ -308,7 +308,7 @@ class Merged(Wrapped):
 
 
 class Untied(Renamed):
-    """A base whose head is a tensor of its own, with the numbers of the embeddings that it was tied to.
+    """A base with a separate head, which starts with the numbers of the embeddings that it was tied to.
 
     Args:
         reader: the base, by the names of `transformers`.
@@ -317,7 +317,7 @@ class Untied(Renamed):
         head: name of the head, which the base may lack.
     """
 
-    def __init__(self, reader: Reader, config: Mapping[str, Any], table: str, head: str):
+    def __init__(self, reader: Reader, config: Mapping[str, object], table: str, head: str):
         super().__init__(reader, {name: name for name in reader.tensors} | {head: self._source(reader, table, head)})
         self.unread = reader.unread
         inner = config.get("text_config")
@@ -330,19 +330,14 @@ class Untied(Renamed):
     def _source(reader: Reader, table: str, head: str) -> str:
         return head if head in reader.tensors else table
 
-    @property
-    def config(self) -> Mapping[str, Any]:  # type: ignore[override]  # that of an untied model
-        """The model's config, which ties nothing."""
-        return self._config
-
 
 TIE = "tie_word_embeddings"
 
 
-def untied(reader: Reader, adapter: Adapter, config: Mapping[str, Any]) -> Reader:
+def untied(reader: Reader, adapter: Adapter, config: Mapping[str, object]) -> Reader:
     """Return a base whose head is tied to its embeddings, untied if the adapter changes either of the two.
 
-    peft computes with both apart: the model's layers share a matrix, and each has an addition or a copy of its own.
+    PEFT computes with both apart: the model's layers share a matrix, and each has a separate addition or copy.
     A base whose head has no usual name is returned as it is.
     """
     names = [name for name in reader.tensors if name.endswith(TABLES)]

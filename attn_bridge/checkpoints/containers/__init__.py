@@ -181,9 +181,9 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
         if path.suffix in INSTEAD:
             raise bad(path, INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
-            shown = _kind_by_bytes(path)
-            said = f"it {shown}" if shown else f"name one of {', '.join(_READERS)} (--source-format)"
-            raise bad(path, f"its extension says no format; {said}")
+            by_bytes = _kind_by_bytes(path)
+            remedy = f"it {by_bytes}" if by_bytes else f"name one of {', '.join(_READERS)} (--source-format)"
+            raise bad(path, f"its extension says no format; {remedy}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox", "keras"):
@@ -215,15 +215,15 @@ def _undecided(folder: Path) -> str:
     if names:
         files = listed(list(map(printable, names)), 20)
         return f"does not determine which checkpoint is meant; give one of its files: {files}"
-    places = [] if is_remote(folder) else _below(folder)
-    if any(place.startswith("zero/") for place in places):
+    folders = [] if is_remote(folder) else _below(folder)
+    if any(name.startswith("zero/") for name in folders):
         return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
-    if places:
-        return f"holds checkpoints in its folders; give one of them: {listed(places, 20)}"
-    unnamed = [] if is_remote(folder) else [one for one in sorted(folder.iterdir()) if one.is_file() and not one.suffix]
-    said = next((f"{printable(one.name)}, which {kind}" for one in unnamed if (kind := _kind_by_bytes(one))), "")
-    if said:
-        return f"has no file with a known extension; give the file {said}"
+    if folders:
+        return f"holds checkpoints in its folders; give one of them: {listed(folders, 20)}"
+    for child in [] if is_remote(folder) else sorted(folder.iterdir()):
+        kind = _kind_by_bytes(child) if child.is_file() and not child.suffix else ""
+        if kind:
+            return f"has no file with a known extension; give the file {printable(child.name)}, which {kind}"
     return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
 
 
@@ -233,19 +233,19 @@ LOOKED_AT, DEPTH = 200, 3
 
 def _below(folder: Path) -> list[str]:
     """Return the names of folders with a checkpoint, the highest in each branch, below a folder without one."""
-    places: list[str] = []
+    names: list[str] = []
     level = [folder]
     looked_at = 0
     for _ in range(DEPTH):
-        lower = sorted(one for above in level for one in above.iterdir() if one.is_dir() and not one.is_symlink())
+        lower = sorted(path for above in level for path in above.iterdir() if path.is_dir() and not path.is_symlink())
         level = []
-        for one in lower[: LOOKED_AT - looked_at]:
-            if _kind_of(one) is not None:
-                places.append(printable(one.relative_to(folder).as_posix()))
+        for path in lower[: max(0, LOOKED_AT - looked_at)]:
+            if _kind_of(path) is not None:
+                names.append(printable(path.relative_to(folder).as_posix()))
             else:
-                level.append(one)
+                level.append(path)
         looked_at += len(lower)
-    return places
+    return names
 
 
 def _kind_by_bytes(path: Path) -> str:

@@ -56,13 +56,13 @@ def kind_of(file: _Readable, format: str) -> str:
 
 
 def unnamed(file: _Readable) -> str:
-    """Return what a file without a known extension is, by its first bytes, and a remedy; "" if unknown."""
-    said = kind_of(file, "")
+    """Return the kind of a file without a known extension, by its first bytes, and a remedy; "" if unknown."""
+    kind = kind_of(file, "")
     start = bytes(file.read(0, min(HEAD, file.size)))
     if start[257:262] == b"ustar":
         return "is a tar archive: unpack it, and convert the checkpoint in it"
     is_state = start[:1] in MAPS and start[1:2] in TEXTS
-    return said or (f"may be msgpack: {_READ_AS.format('msgpack')}" if is_state else "")
+    return kind or (f"may be msgpack: {_READ_AS.format('msgpack')}" if is_state else "")
 
 
 MAPS, TEXTS = (
@@ -74,11 +74,11 @@ MAPS, TEXTS = (
 STATES = re.compile(
     r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+)\.(pt|pth|bin|pkl)"
 )
-"""Names of files that trainers write beside the weights."""
+"""Names of a trainer's other files, next to its weights."""
 
 
 def is_state(name: str) -> bool:
-    """Return whether a file has the state of a trainer, such as its optimizer's, and no weights."""
+    """Whether a file has the state of a trainer, such as its optimizer's, and no weights."""
     return STATES.fullmatch(name) is not None
 
 
@@ -88,13 +88,13 @@ RUNS = (
     (r"layer_\d+-model_\d+-model_states\.pt", "holds a file for each layer, as DeepSpeed's pipelines save them: "
      "export it with the trainer's own tool (GPT-NeoX has convert_neox_to_hf.py), and convert that"),
 )  # fmt: skip
-"""Pattern of the name of a file -> what a folder with several of them is, and a remedy."""
+"""Pattern of file names -> the kind of a folder with such files, and a remedy."""
 
 
 def run_of(names: Iterable[str]) -> str:
-    """Return what a trainer's folder is whose files are not whole checkpoints, and a remedy; "" if unknown."""
-    found = [said for pattern, said in RUNS if any(re.fullmatch(pattern, name) for name in names)]
-    return found[0] if found else ""
+    """Return the kind of a folder of a trainer without whole checkpoints, and a remedy; "" if unknown."""
+    kinds = [kind for pattern, kind in RUNS if any(re.fullmatch(pattern, name) for name in names)]
+    return kinds[0] if kinds else ""
 
 
 def _container_of(start: bytes) -> str:

@@ -141,6 +141,9 @@ class NpzReader(Reader):
             if not file.endswith(".npy"):
                 raise bad(path, f"{printable(file)} in it is no array")
             self._place(file.removesuffix(".npy"), member, dtypes)
+        if self._unread and not self.tensors:  # nothing else in it
+            name, reason = next(iter(self._unread.items()))
+            raise bad(path, f"{printable(name)} {reason.removeprefix('it ')}")
         wrong = [printable(name) for name in dtypes if name not in self.tensors]
         if wrong:
             raise bad(path, f"{EXTRA} in it names arrays that are not there: {', '.join(wrong[:9])}")

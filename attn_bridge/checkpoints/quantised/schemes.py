@@ -22,7 +22,7 @@ TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4":
 """Name of a method in config.json -> its usual name."""
 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
-"""Method -> what to do where it can't be dequantised here."""
+"""Method that is not dequantised here -> the remedy."""
 
 FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
 """Formats of compressed-tensors with float8, or without quantisation."""

@@ -102,7 +102,7 @@ PURPOSES = {
 """Value of ``general.type`` or ``general.architecture`` -> what such a file is, and a remedy."""
 
 
-def _check_purpose(path: Path, values: Mapping[str, Any], reader: Reader) -> None:
+def _check_purpose(path: Path, values: Mapping[str, object], reader: Reader) -> None:
     """Refuse files that hold no model."""
     kinds = [values.get("general.type"), values.get(ARCHITECTURE)]
     kinds += [] if reader.tensors or reader.unread else ["vocab"]
