@@ -225,7 +225,7 @@ def test_inspect_takes_the_format_that_an_extension_does_not_say(tmp_path, capsy
     there = checkpoints.convert(folder(tmp_path / "hf"), tmp_path / "x.npz", to_layout="same").target
     there.rename(tmp_path / "weights.dat")
     assert run(["inspect", str(tmp_path / "weights.dat")]) == 2
-    assert "its extension says no format; name one of safetensors, torch" in capsys.readouterr().err
+    assert "its extension says no format; it is a file of npz: --source-format npz reads it" in capsys.readouterr().err
     assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "npz"]) == 0
     assert "npz, layout hf-gpt2" in capsys.readouterr().out
     assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "zip"]) == 2
