@@ -92,19 +92,22 @@ def unprofitable(call: Call) -> str | None:
         return "a program with open sizes (jax.export) is for any processor, and would have `blocked` in its place"
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
-    if call.query.shape[1] <= words.FEW:
-        return _unprofitable_for_few(call)
+    reason = too_small(call)
+    if reason is not None:
+        return reason
     tasks, cores = call.key.shape[0] * call.key.shape[2], count_cores()
-    if 2 * tasks < cores:
+    if call.query.shape[1] > words.FEW and 2 * tasks < cores:
         return f"{tasks} key heads in all for {cores} cores: backward, each is one core's"
-    return blocked.unprofitable(call) or _fails_to_load()
-
-
-def _unprofitable_for_few(call: Call) -> str | None:
-    """Return why it isn't picked for few queries, whose keys and values it reads once."""
-    if (call.key.size + call.value.size) * call.key.dtype.itemsize < MIN_BYTES:
-        return f"less than {MIN_BYTES} bytes of keys and values"
     return _fails_to_load()
+
+
+def too_small(call: Call) -> str | None:
+    """Return why the sizes of a call alone make others faster, None if they don't."""
+    if call.query.shape[1] > words.FEW:
+        return blocked.unprofitable(call)
+    if (call.key.size + call.value.size) * call.key.dtype.itemsize < MIN_BYTES:  # it reads keys and values once
+        return f"less than {MIN_BYTES} bytes of keys and values"
+    return None
 
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:

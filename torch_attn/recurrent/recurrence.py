@@ -214,9 +214,14 @@ def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
 
 def _shape_of(attention_mask: object) -> tuple[int, ...] | None:
     """Return the shape of a mask that is an array or nested lists; None of a description."""
-    if isinstance(attention_mask, Mask):
-        return None
-    return functional.shape_of(torch.as_tensor(as_mask(attention_mask).array))
+    array = _array_of(attention_mask)
+    return None if array is None else functional.shape_of(torch.as_tensor(array))
+
+
+def _array_of(attention_mask: object) -> Any:
+    """Return a mask that is an array or nested lists as it is; None of a description."""
+    is_description = as_mask(attention_mask) is attention_mask  # it refuses what is neither
+    return None if is_description else attention_mask
 
 
 def visible_tokens(
@@ -231,15 +236,13 @@ def visible_tokens(
     if attention_mask is None:
         return None
     longest = x.shape[1] if cache is None else cache.capacity
-    array: Any
-    if isinstance(attention_mask, Mask):
+    array = _array_of(attention_mask)
+    if array is None:
         mask = functional.as_placed(attention_mask, x.device).placed(x.shape[1], longest)
         array = mask.allowed(
             torch.arange(x.shape[1], device=x.device)[:, None], torch.arange(longest, device=x.device)[None, :]
         )
         array = array[(None,) * (4 - array.ndim)]
-    else:
-        array = as_mask(attention_mask).array
     array = functional.as_visible(torch.as_tensor(array, device=x.device))
     shape = tuple(array.shape)
     check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
