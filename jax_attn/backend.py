@@ -121,14 +121,14 @@ def _placed(array: np.ndarray[Any, Any] | LazyArray, old: Any, name: str, adopt:
     if sharding is None:
         return from_numpy(array.read(everything(array.shape)), name, adopt=True)
     from_numpy(np.empty(0, array.dtype), name)
-    held: dict[Region, np.ndarray[Any, Any]] = {}
+    parts: dict[Region, np.ndarray[Any, Any]] = {}
 
     def part(index: Any) -> np.ndarray[Any, Any]:
         region = tuple(one.indices(size)[:2] for one, size in zip(index, array.shape, strict=True))
-        if region in held:
-            return held[region].copy()  # a device may keep the memory that it is given
-        held[region] = array.read(region)
-        return held[region]
+        if region in parts:
+            return parts[region].copy()  # a device may keep the memory that it is given
+        parts[region] = array.read(region)
+        return parts[region]
 
     return jax.make_array_from_callback(array.shape, sharding, part, dtype=array.dtype)
 
@@ -164,13 +164,13 @@ Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
 
 def held_parts(module: nnx.Module) -> dict[str, list[Part]]:
     """Return name -> its parts on each device of this process, if devices share it."""
-    found: dict[str, list[Part]] = {}
+    parts: dict[str, list[Part]] = {}
     for name, array in {_name(path): value for path, value in _values(module).items()}.items():
         for shard in array.addressable_shards if _is_shared(array) else ():
             region = tuple(one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
             read = functools.partial(_part, shard.data)
-            found.setdefault(name, []).append((shard.device.id, region, read, array.dtype.itemsize))
-    return found
+            parts.setdefault(name, []).append((shard.device.id, region, read, array.dtype.itemsize))
+    return parts
 
 
 def _part(held: Array, region: Region) -> np.ndarray[Any, Any]:
@@ -194,7 +194,7 @@ def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
     """Return a region of an array, assembled from the devices' parts; JAX would cache a host copy of all of it."""
     if not _is_shared(array):
         return np.array(np.asarray(array)[slices(region)], order="C")
-    found = np.empty([stop - start for start, stop in region], array.dtype)
+    array_of_region = np.empty([stop - start for start, stop in region], array.dtype)
     seen: set[Region] = set()
     for shard in array.addressable_shards:
         own = tuple(one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
@@ -208,21 +208,21 @@ def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
         )
         # On an accelerator, JAX keeps beside an array what it was once copied to the host as.
         data = shard.data if shard.device.platform == "cpu" else shard.data.copy()
-        found[slices(there)] = np.asarray(data)[slices(here)]
-    return found
+        array_of_region[slices(there)] = np.asarray(data)[slices(here)]
+    return array_of_region
 
 
 def find_configs(module: nnx.Module) -> dict[str, Config]:
     """Return path -> config of our outermost modules inside `module` ("" is the module itself)."""
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for path, child in sorted(
         ((_name(path), child) for path, child in nnx.iter_modules(module)), key=lambda item: item[0]
     ):
         config = getattr(child, "config", None)
-        inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in configs)
         if isinstance(config, Config) and not inside:
-            found[path] = config
-    return found
+            configs[path] = config
+    return configs
 
 
 def find_stock_attention(module: nnx.Module) -> dict[str, StockAttention]:

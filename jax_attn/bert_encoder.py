@@ -94,13 +94,13 @@ class BertEncoder(Pretrained, nnx.Module):
         check_bounded(shape[-1], "max_position_embeddings", longest)
         check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
-            dtype, given = functional.dtype_name(attention_mask, "attention_mask"), functional.shape_of(attention_mask)
-            check_beside_ids("attention_mask", dtype, given, shape, may_be_bool=True)
+            dtype, sizes = functional.dtype_name(attention_mask, "attention_mask"), functional.shape_of(attention_mask)
+            check_beside_ids("attention_mask", dtype, sizes, shape, may_be_bool=True)
             attention_mask = functional.as_visible(attention_mask, "attention_mask")
         if token_type_ids is None:
             token_type_ids = np.zeros(shape, np.int32)
-        dtype, given = functional.dtype_name(token_type_ids, "token_type_ids"), functional.shape_of(token_type_ids)
-        check_beside_ids("token_type_ids", dtype, given, shape)
+        dtype, sizes = functional.dtype_name(token_type_ids, "token_type_ids"), functional.shape_of(token_type_ids)
+        check_beside_ids("token_type_ids", dtype, sizes, shape)
         x = self.tok_emb(ids) + self.type_emb(token_type_ids, "token_type_ids")
         x = x + self.pos_emb(np.arange(shape[1]))
         x = self.drop_emb(self.emb_norm(x))

@@ -120,11 +120,11 @@ class DecoderModel(Pretrained, nnx.Module):
         x = self.embed(tokens, positions, cache, attention_mask)
         caches = []
         for number, block in enumerate(self.trf_blocks):
-            held = None if cache is None else cache[number]
-            x = block(x, attention_mask=attention_mask, positions=positions, cache=held)
+            layer_cache = None if cache is None else cache[number]
+            x = block(x, attention_mask=attention_mask, positions=positions, cache=layer_cache)
             if cache is not None:
-                x, held = x
-                caches.append(held)
+                x, layer_cache = x
+                caches.append(layer_cache)
         logits = self.head(x[:, -1:] if last_only else x)
         result = logits if labels is None else (mean_loss(logits, labels), logits)
         return functional.with_cache(result, None if cache is None else tuple(caches))

@@ -69,11 +69,11 @@ def apply_rotary(
     turning, rest = x[..., : 2 * cos.shape[-1]].astype(cos.dtype), x[..., 2 * cos.shape[-1] :]
     cos, sin = cos[..., None, :], sin[..., None, :]
     if pairing == "half":
-        one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
-        turned = jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+        first, second = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
     else:
-        one, two = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
-        turned = jnp.stack([one * cos - two * sin, two * cos + one * sin], -1)
+        first, second = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
+        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], -1)
         turned = rearrange(turned, "b t h i two -> b t h (i two)")
     return jnp.concatenate([turned.astype(x.dtype), rest], -1) if rest.shape[-1] else turned.astype(x.dtype)
 

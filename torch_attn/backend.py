@@ -108,13 +108,13 @@ def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
 
 def _holding(tensors: Mapping[str, Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
     """Return a function that reads a region of a tensor by name; it keeps the last tensor in memory."""
-    held: Arrays = {}
+    arrays: Arrays = {}
 
     def read(name: str, region: Region) -> np.ndarray[Any, Any]:
-        if name not in held:
-            held.clear()
-            held[name] = to_numpy(tensors[name])
-        return np.array(held[name][slices(region)], order="C")
+        if name not in arrays:
+            arrays.clear()
+            arrays[name] = to_numpy(tensors[name])
+        return np.array(arrays[name][slices(region)], order="C")
 
     return read
 
@@ -198,8 +198,8 @@ def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor])
             raise TypeError(f"{name} requires gradients and cannot take dtype {dtype_name(value)}")
         if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
             raise TypeError(f"{name} is an expanded tensor, whose elements share memory, and cannot be written")
-        held = shared_weights.own_part(target)
-        owner = owners.setdefault((held.data_ptr(), tuple(target.shape)), name) if held.numel() else name
+        own = shared_weights.own_part(target)
+        owner = owners.setdefault((own.data_ptr(), tuple(target.shape)), name) if own.numel() else name
         if owner != name and not torch.equal(*(_bits(shared_weights.own_part(values[one])) for one in (owner, name))):
             both = " and ".join(sorted((owner, name)))
             raise ValueError(f"{both} are one tensor in the target and two different ones in the source")
@@ -242,13 +242,13 @@ def held_parts(module: nn.Module) -> dict[str, list[Part]]:
         TypeError: a tensor without plain numbers.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
-    rank, found = shared_weights.rank_of(tensors.values()), dict[str, list[Part]]()
+    rank, parts = shared_weights.rank_of(tensors.values()), dict[str, list[Part]]()
     for name, tensor in tensors.items() if rank is not None else ():
         region = shared_weights.region_of(tensor) if is_sharded(tensor) else everything(tuple(tensor.shape))
         if rank is not None and region is not None and all(start < stop for start, stop in region):
             read = functools.partial(_part, shared_weights.own_part(tensor))
-            found[name] = [(rank, region, read, tensor.element_size())]
-    return found
+            parts[name] = [(rank, region, read, tensor.element_size())]
+    return parts
 
 
 def _part(held: Tensor, region: Region) -> np.ndarray[Any, Any]:
@@ -262,13 +262,13 @@ def gathered(module: nn.Module, value: Any) -> list[Any]:
 
 def find_configs(module: nn.Module) -> dict[str, Config]:
     """Return path -> config of our outermost modules inside `module` ("" is the module itself)."""
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for path, child in _unwrapped(module).named_modules():
         config = getattr(child, "config", None)
-        inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in configs)
         if isinstance(config, Config) and not inside:
-            found[path] = config
-    return found
+            configs[path] = config
+    return configs
 
 
 def find_stock_attention(module: nn.Module) -> dict[str, StockAttention]:

@@ -188,17 +188,17 @@ class MultiheadAttention(nn.MultiheadAttention):
                 attn_mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1)
             else:
                 mask = causal()
-        for name, given in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
-            if given is None:
+        for name, array in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
+            if array is None:
                 continue
             shapes = {"attn_mask": [(queries, keys), (count * self.num_heads, queries, keys)]}
-            _check_shape(name, given, shapes.get(name, [(count, keys)]))
+            _check_shape(name, array, shapes.get(name, [(count, keys)]))
             if name == "key_padding_mask":
-                given = given[:, None, None]
+                array = array[:, None, None]
             else:
-                given = given[None, None] if given.ndim == 2 else given.unflatten(0, (count, self.num_heads))
-            given = nn.functional.pad(given, (0, self._appended)) if self._appended else given
-            allowed, added = _split(name, given)
+                array = array[None, None] if array.ndim == 2 else array.unflatten(0, (count, self.num_heads))
+            array = nn.functional.pad(array, (0, self._appended)) if self._appended else array
+            allowed, added = _split(name, array)
             mask = mask & as_mask(allowed)
             if added is not None:
                 bias = added.to(q.dtype) if bias is None else bias + added.to(q.dtype)

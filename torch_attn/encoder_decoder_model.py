@@ -150,12 +150,12 @@ class EncoderDecoderModel(Pretrained, Resettable):
         if source is None:
             check_is_encoded(cache is not None and all(other is not None for _, other in cache))
             return
-        dtype, given = functional.dtype_name(source, "source"), functional.shape_of(source)
-        made = self.config.check_source(dtype, given)
-        check_batch(given, shape)
+        dtype, source_shape = functional.dtype_name(source, "source"), functional.shape_of(source)
+        made = self.config.check_source(dtype, source_shape)
+        check_batch(source_shape, shape)
         if source_mask is not None:
             dtype = functional.dtype_name(source_mask, "source_mask")
-            check_source_mask(dtype, functional.shape_of(source_mask), (given[0], made))
+            check_source_mask(dtype, functional.shape_of(source_mask), (source_shape[0], made))
 
     def encode(self, source: Source, source_mask: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
         """Encode a source; return ``(B, S, D)``."""

@@ -81,11 +81,11 @@ def apply_rotary(
     turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
     cos, sin = cos[..., None, :], sin[..., None, :]
     if pairing == "half":
-        one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
-        turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+        first, second = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     else:
-        one, two = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
-        turned = torch.stack([one * cos - two * sin, two * cos + one * sin], -1)
+        first, second = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
+        turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1)
         turned = rearrange(turned, "b t h i two -> b t h (i two)")
     return torch.cat([turned.to(x.dtype), rest], -1) if rest.shape[-1] else turned.to(x.dtype)
 

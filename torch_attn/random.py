@@ -120,8 +120,10 @@ def uniform(
     integer, width, mantissa = _FLOATS[dtype]
     draw = raw_bits(key, rng.as_shape(shape), width, device).to(integer)
     # One in the exponent and random bits in the mantissa are uniform over [1, 2).
-    one = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 1023 << 52}[dtype]
-    draw = draw >> (width - mantissa) & ((1 << mantissa) - 1) | one
+    bits_of_one = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 1023 << 52}[
+        dtype
+    ]
+    draw = draw >> (width - mantissa) & ((1 << mantissa) - 1) | bits_of_one
     unit = draw.view(dtype) - 1.0
     if (minval, maxval) == (0.0, 1.0):
         return unit
@@ -344,8 +346,8 @@ class JaxRngs:
     def split(self, k: Shape | Mapping[str | EllipsisType, Shape | None]) -> JaxRngs:
         """Return streams of `k` keys each; a mapping gives the number by name, ``...`` for others, None for unsplit."""
         sizes: Mapping[str | EllipsisType, Shape | None] = k if isinstance(k, Mapping) else {...: k}
-        found: dict[str, Any] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
-        return self._with({n: stream if found[n] is None else stream.split(found[n]) for n, stream in self.items()})
+        by_name: dict[str, Any] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
+        return self._with({n: stream if by_name[n] is None else stream.split(by_name[n]) for n, stream in self.items()})
 
     def fold_in(self, data: int) -> Key:
         """Return the next key of ``default`` with `data` folded in."""

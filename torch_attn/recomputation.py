@@ -137,12 +137,12 @@ def _advance(stream: Stream) -> int:
 
 def _positions() -> dict[Stream, tuple[int, int]]:
     """Return count and `drawn` of all streams that can be drawn from."""
-    found: dict[Stream, tuple[int, int]] = {}
+    counts: dict[Stream, tuple[int, int]] = {}
     for stream in list(_STREAMS):
         with contextlib.suppress(AttributeError, RuntimeError):  # made in part; a fake tensor, which has no memory
             if stream.count.ndim == 0:
-                found[stream] = _count_of(stream).value, stream.drawn
-    return found
+                counts[stream] = _count_of(stream).value, stream.drawn
+    return counts
 
 
 def _drawn_by_compiled_code(before: dict[Stream, tuple[int, int]]) -> list[Stream]:

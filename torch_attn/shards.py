@@ -27,8 +27,8 @@ def whole(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad(), torch._C.DisableTorchFunction():  # modes that are entered are not for what is moved here
-        found: Tensor = tensor.detach().full_tensor()
-    return found
+        whole_array: Tensor = tensor.detach().full_tensor()
+    return whole_array
 
 
 def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
@@ -71,5 +71,5 @@ def on_parts(function: Callable[..., Tensor], x: Tensor, *beside: Tensor) -> Ten
         cuts = [one if isinstance(one, Shard) and tensor.shape[one.dim] > 1 else Replicate() for one in x.placements]
         return distribute_tensor(tensor, x.device_mesh, cuts, src_data_rank=None).to_local()
 
-    found = function(x.to_local(), *map(part, beside))
-    return DTensor.from_local(found.contiguous(), x.device_mesh, x.placements, run_check=False)
+    result = function(x.to_local(), *map(part, beside))
+    return DTensor.from_local(result.contiguous(), x.device_mesh, x.placements, run_check=False)

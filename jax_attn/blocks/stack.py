@@ -86,12 +86,12 @@ class Stack(nnx.Module):
         x = self.embed(x, positions, cache, attention_mask if is_decoder else None)
         caches = []
         for number, block in enumerate(self.trf_blocks):
-            held = None if cache is None else cache[number]
-            arguments = {"context": context, "context_mask": context_mask, "cache": held}
+            layer_cache = None if cache is None else cache[number]
+            arguments = {"context": context, "context_mask": context_mask, "cache": layer_cache}
             x = block(x, attention_mask=attention_mask, positions=positions, **arguments)
             if cache is not None:
-                x, held = x
-                caches.append(held)
+                x, layer_cache = x
+                caches.append(layer_cache)
         if self.config.norm is not None:
             x = self.final_norm(x)
         return x if cache is None else (x, tuple(caches))

@@ -121,17 +121,17 @@ class Pretrained:
         path = reading.find_folder(
             folder, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
         )
-        given = dict(keywords)
-        rngs = given.pop("rngs", None) or nnx.Rngs(0)
+        options = dict(keywords)
+        rngs = options.pop("rngs", None) or nnx.Rngs(0)
         kind: Any = cls
         with stored.used(path, family):
             config = configs.read_config(cls.__name__, path)
             with undrawn():
-                model: Any = kind(config, rngs=rngs, **given)
+                model: Any = kind(config, rngs=rngs, **options)
             modules.load("flax", path, model, None, None, adopt=True)
         model.eval()
-        found: Self = model
-        return found
+        loaded: Self = model
+        return loaded
 
     def save_pretrained(self, folder: PathLike, *, overwrite: bool = False) -> None:
         """Write config.json and the weights, under torch names, which the twin reads as well.

@@ -146,8 +146,8 @@ class KeyValueCache:
         validation.check_cached(self.key.shape, key.shape)
         validation.check_cached(self.value.shape, value.shape)
         if self.adaptive and self.key.dtype != key.dtype:
-            held = self.key.astype(key.dtype), self.value.astype(value.dtype)
-            return dataclasses.replace(self, key=held[0], value=held[1]).append(
+            widened = self.key.astype(key.dtype), self.value.astype(value.dtype)
+            return dataclasses.replace(self, key=widened[0], value=widened[1]).append(
                 key,
                 value,
                 mask=mask,
@@ -249,23 +249,23 @@ class KeyValueCache:
         `implementations.few_queries` skips hidden keys for a few queries, so that slicing here would only cost a copy.
         """
         slots, start = self.key.shape[1], jnp.int32(0)
-        held = [self.key, self.value, self.positions, self.visible]
+        arrays = [self.key, self.value, self.positions, self.visible]
         span = slots if mask.reach is None else mask.reach + tokens - 1
         if span < slots and tokens > implementations.few_queries.MAX_QUERIES:
             start = jnp.clip(self.length - span, 0, slots - span)
-            held = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in held]
-        numbers = start + jnp.arange(held[0].shape[1])
-        return _masked_view(held, self, tokens, numbers, mask)
+            arrays = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in arrays]
+        numbers = start + jnp.arange(arrays[0].shape[1])
+        return _masked_view(arrays, self, tokens, numbers, mask)
 
     def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
         mask = mask.with_arrays(jnp.asarray)
         if attention_mask is None:
             return None, mask
-        given = functional.as_placed(attention_mask)
-        if not isinstance(given, ArrayMask):
-            return None, mask.restrict(given)
-        array = given.array
+        placed = functional.as_placed(attention_mask)
+        if not isinstance(placed, ArrayMask):
+            return None, mask.restrict(placed)
+        array = placed.array
         length = None if isinstance(self.length, jax.core.Tracer) else int(self.length) + tokens
         if array.ndim == 2:
             shape, dtype = array.shape, functional.dtype_name(array)
@@ -286,19 +286,19 @@ class KeyValueCache:
         if hidden is not None:
             hidden = jnp.broadcast_to(hidden, (key.shape[0], hidden.shape[1]))
             visible, old_visible = hidden[:, new_numbers], hidden[:, old_numbers]
-        held = (self.key, self.value, self.positions, old_visible)
+        arrays = (self.key, self.value, self.positions, old_visible)
         new = (key, value, positions, visible)
         if tokens == 1:
-            written = [writing.put(one, part, first % slots) for one, part in zip(held, new, strict=True)]
+            written = [writing.put(one, part, first % slots) for one, part in zip(arrays, new, strict=True)]
         else:
             at = new_numbers[-slots:] % slots
-            written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(held, new, strict=True)]
+            written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(arrays, new, strict=True)]
         key, value, positions, visible = written
         cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling, self.adaptive)
         if tokens == 1:
             return cache, _masked_view(written, cache, tokens, _numbers(length, slots), mask)
         # Several new tokens may need what they write over.
-        seen = [jnp.concatenate([one, part], 1) for one, part in zip(held, new, strict=True)]
+        seen = [jnp.concatenate([one, part], 1) for one, part in zip(arrays, new, strict=True)]
         return cache, _masked_view(seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
 
     def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
@@ -323,11 +323,11 @@ class KeyValueCache:
         if hidden is not None:
             hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
             cache = dataclasses.replace(cache, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
-        held = [cache.key, cache.value, cache.positions]
+        arrays = [cache.key, cache.value, cache.positions]
         visible = (cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)) | ~has_context
         if running.is_known(self.length):
-            *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
-        return cache, View(held[0], held[1], mask.restrict(visible[:, None, None]), held[2])
+            *arrays, visible = (one[:, : int(self.length)] for one in (*arrays, visible))
+        return cache, View(arrays[0], arrays[1], mask.restrict(visible[:, None, None]), arrays[2])
 
     def next_positions(self) -> Int[Array, "B 1"]:
         """Return the position of each row's next token."""

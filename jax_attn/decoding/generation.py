@@ -50,9 +50,9 @@ def generate(
     model in front of the tokens in the first step; later steps pass None instead.
     """
     start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
-    model, known, padding, logits, cache, numbers, known_options = start
-    found = jnp.asarray(np.pad(known, ((0, 0), (0, len(numbers)))))
-    return _continue(model, found, padding, logits, cache, numbers, known.shape[1], known_options, len(source))
+    model, prompt, padding, logits, cache, numbers, known_options = start
+    found = jnp.asarray(np.pad(prompt, ((0, 0), (0, len(numbers)))))
+    return _continue(model, found, padding, logits, cache, numbers, prompt.shape[1], known_options, len(source))
 
 
 def stream(
@@ -68,14 +68,14 @@ def stream(
     start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
 
     def each() -> Iterator[tuple[Array, Array]]:
-        model, known, padding, logits, cache, numbers, known_options = start
-        (batch, given), new = known.shape, len(numbers)
+        model, prompt, padding, logits, cache, numbers, known_options = start
+        (batch, length), new = prompt.shape, len(numbers)
         is_done = jnp.zeros(batch, bool)
         for step in range(new):
             token, is_done = _draw_alone(logits, numbers[step], known_options, is_done)
             yield token, is_done
             if step + 1 < new:
-                logits, cache = _advance_alone(model, token, given + step - padding, cache, len(source))
+                logits, cache = _advance_alone(model, token, length + step - padding, cache, len(source))
 
     return until_ended(each())
 
@@ -107,27 +107,27 @@ def _begin(
 ) -> tuple[Any, ...]:
     """Check the arguments and read the prompt; return all that the tokens are drawn with."""
     check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
-    known = _numbers_of("tokens", tokens)
-    check_range("tokens", int(known.min()), int(known.max()), model.config.vocab_size)
+    prompt = _numbers_of("tokens", tokens)
+    check_range("tokens", int(prompt.min()), int(prompt.max()), model.config.vocab_size)
     options = options.checked(model.config.vocab_size)
     _check_source(rng)
-    batch, given = known.shape
+    batch, length = prompt.shape
     new = options.max_new_tokens
     padding = np.zeros((batch, 1), np.int32)
     attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
         dtype = functional.dtype_name(attention_mask, "attention_mask")
         mask = _numbers_of("attention_mask", attention_mask)
-        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
-        padding = (given - mask.sum(-1, keepdims=True)).astype(np.int32)
-    check_length(given - int(padding.min()), new, model.config.num_positions)
+        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, length))
+        padding = (length - mask.sum(-1, keepdims=True)).astype(np.int32)
+    check_length(length - int(padding.min()), new, model.config.num_positions)
     is_greedy = options.temperature is None
     numbers = jnp.zeros((new, batch)) if is_greedy else _uniform(rng, (new, batch))
-    known = known.astype(np.int32)
+    prompt = prompt.astype(np.int32)
     model = nnx.view(model, deterministic=True, raise_if_not_found=False)
     arguments = {} if source_mask is None else {"source_mask": source_mask}
-    logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
-    return model, known, padding, logits, cache, numbers, _Options(**vars(options))
+    logits, cache = _read(model, source, prompt, padding, {"attention_mask": attention_mask, **arguments}, new)
+    return model, prompt, padding, logits, cache, numbers, _Options(**vars(options))
 
 
 def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tuple[Array, Array]:
@@ -151,9 +151,9 @@ def _read(
     model: Any, source: tuple[Any, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
 ) -> tuple[Array, Any]:
     """Return the logits of the last token of a prompt, and a cache with room for the new tokens."""
-    batch, given = tokens.shape
-    cache = model.init_cache(batch, given + new)
-    at = jnp.maximum(jnp.arange(given, dtype=jnp.int32) - padding, 0)
+    batch, length = tokens.shape
+    cache = model.init_cache(batch, length + new)
+    at = jnp.maximum(jnp.arange(length, dtype=jnp.int32) - padding, 0)
     logits, cache = model(*source, tokens, positions=at, cache=cache, last_only=True, **masks)
     return logits[:, -1], cache
 

@@ -266,11 +266,11 @@ class Operands:
         rows = (i * plan.rows + jnp.arange(plan.rows)).astype(jnp.uint32)[:, None]
         columns = (j.start + jnp.arange(j.width)).astype(jnp.uint32)
         high, low = multiply(heads * np.uint32(shape.queries) + rows, shape.keys)
-        place = low + columns
-        high = high + (place < low)
-        high, place = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, place))
-        words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, place]).ravel())
-        one, two = words.reshape(2, *place.shape)
+        low_word = low + columns
+        high = high + (low_word < low)
+        high, low_word = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, low_word))
+        words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, low_word]).ravel())
+        one, two = words.reshape(2, *low_word.shape)
         mantissa = ((one ^ two) >> np.uint32(9)) | np.uint32(0x3F800000)
         uniform = lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
         return jnp.where(uniform < np.float32(1.0 - plan.dropout), 1.0 / (1.0 - plan.dropout), 0.0).astype(self.dtype)

@@ -62,7 +62,7 @@ def _is_16_bit(call: Call) -> bool:
 
 def _size_of_band(mask: masks.Mask) -> int | None:
     """Return the size of a window, 0 for causal(); None for any other mask."""
-    found = masks.as_band(mask)
-    if found is None or found[1] or found[0].offset:
+    band = masks.as_band(mask)
+    if band is None or band[1] or band[0].offset:
         return None
-    return found[0].size or 0
+    return band[0].size or 0

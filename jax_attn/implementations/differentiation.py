@@ -57,12 +57,12 @@ def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> 
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
     asking = dataclasses.replace(plan, differentiates_bias=is_asked)
     results = _differentiable(passes, asking, *operands)
-    found = tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
+    slopes = tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
     if not is_asked:
-        return results, found
+        return results, slopes
     # Other code may compute the gradient of a bias; its context is rounded here, after its derivatives have used it.
     dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
-    return (results[0].astype(dtype), *results[1:]), (found[0].astype(dtype), *found[1:])
+    return (results[0].astype(dtype), *results[1:]), (slopes[0].astype(dtype), *slopes[1:])
 
 
 def _at_once(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array | None, ...]:
@@ -86,9 +86,11 @@ def _differentiate_gradients(passes: Passes, plan: Plan, primals: Any, tangents:
     *inputs, arrays, seed = operands
 
     def gradients(inputs: Any, cotangents: Any) -> Any:
-        found = list(jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents))
-        found[3] = found[3] if plan.differentiates_bias else None
-        return tuple(found)
+        cotangents_of_inputs = list(
+            jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
+        )
+        cotangents_of_inputs[3] = cotangents_of_inputs[3] if plan.differentiates_bias else None
+        return tuple(cotangents_of_inputs)
 
     moved = tuple(tangents[0][:INPUTS]), tangents[2]
     return _gradients(passes, plan, *primals), jax.jvp(gradients, (tuple(inputs), cotangents), moved)[1]

@@ -249,7 +249,7 @@ def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     bounds = intervals(pieces and pieces.plain, plan.shape.queries)
     assert bounds is not None, "`unsupported` saw to it"
-    told = describe(
+    description = describe(
         query.dtype.name,
         query.shape,
         key.shape,
@@ -262,4 +262,4 @@ def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...
         bounded=bounds.size > 0,
         differentiates_bias=kind == "backward" and plan.differentiates_bias,
     )
-    return np.concatenate([told, *bounds]).astype(np.int64)
+    return np.concatenate([description, *bounds]).astype(np.int64)

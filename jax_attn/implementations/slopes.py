@@ -54,8 +54,8 @@ def tangents_of(
     moving = tuple(place for place in range(INPUTS) if _moves(tangents[place]))
     arrays, tree = jax.tree.flatten((tuple(operands), results))
     given = [tangents[place] for place in moving]
-    found = _TANGENTS.bind(*arrays, *given, slopes=slopes, tree=tree, moving=moving, levels=())
-    return tuple(found)
+    tangents_of_results = _TANGENTS.bind(*arrays, *given, slopes=slopes, tree=tree, moving=moving, levels=())
+    return tuple(tangents_of_results)
 
 
 def _moves(tangent: Any) -> bool:
@@ -73,10 +73,10 @@ def _forward(*arrays: Array, slopes: Slopes, tree: Any, moving: tuple[int, ...],
             return slopes.plain(*slopes.known, *(given.get(place, one) for place, one in enumerate(operands)))
 
         primals = tuple(operands[place] for place in moving)
-        found = jax.jvp(plain, primals, tuple(arrays[tree.num_leaves :]))[1]
+        tangents_of_results = jax.jvp(plain, primals, tuple(arrays[tree.num_leaves :]))[1]
         return [
             jax.numpy.zeros_like(result) if one is None else one.astype(result.dtype)
-            for one, result in zip(found, results, strict=True)
+            for one, result in zip(tangents_of_results, results, strict=True)
         ]
 
     for axes in levels:
@@ -97,8 +97,8 @@ def _backward(
 
     def backward(*arrays: Array) -> tuple[Array, ...]:
         operands, results = tree.unflatten(arrays[:count])
-        found = slopes.backward(*slopes.known, operands, results, tuple(arrays[count:]))
-        return tuple(found[place] for place in moving)
+        cotangents_of_operands = slopes.backward(*slopes.known, operands, results, tuple(arrays[count:]))
+        return tuple(cotangents_of_operands[place] for place in moving)
 
     for axes in levels:
         backward = _over(backward, (*axes[:count], *(0 for _ in cotangents)), axes[count:])
@@ -134,8 +134,11 @@ def _differentiate(arrays: Sequence[Any], tangents: Sequence[Any], **known: Any)
 
 def _transpose(cotangents: Sequence[Any], *arrays: Any, tree: Any, **known: Any) -> list[Any]:
     fixed, linear = arrays[: tree.num_leaves], arrays[tree.num_leaves :]
-    found = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **known)
-    asked = [one if ad.is_undefined_primal(place) else None for one, place in zip(found, linear, strict=True)]
+    cotangents_of_operands = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **known)
+    asked = [
+        one if ad.is_undefined_primal(place) else None
+        for one, place in zip(cotangents_of_operands, linear, strict=True)
+    ]
     return [None] * len(fixed) + asked
 
 
@@ -145,8 +148,8 @@ def _batch(arrays: Sequence[Array], axes: Sequence[Any], *, tree: Any, levels: A
     given, at = list(arrays), [None if axis is None else int(axis) for axis in axes]
     for place in range(tree.num_leaves - tree.children()[1].num_leaves, tree.num_leaves):
         given[place], at[place] = batching.bdim_at_front(given[place], at[place], size), 0
-    found = _TANGENTS.bind(*given, tree=tree, levels=(*levels, tuple(at)), **known)
-    return found, [0] * len(found)
+    results = _TANGENTS.bind(*given, tree=tree, levels=(*levels, tuple(at)), **known)
+    return results, [0] * len(results)
 
 
 def _operation() -> Primitive:

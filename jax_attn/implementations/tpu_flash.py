@@ -185,19 +185,19 @@ def _segments(call: Call, rows: int, columns: int) -> tuple[Int[Array, "B T"], I
     """
     batch, _, queries, keys = call.scores_shape
     pieces = None if call.mask is None else as_pieces(call.mask)
-    seen = [] if pieces is None else [_keys_of(call, one)[:, 0, 0] for one in pieces.arrays]
+    seen = [] if pieces is None else [_keys_of(call, piece)[:, 0, 0] for piece in pieces.arrays]
     documents = () if pieces is None or pieces.documents is None else tuple(pieces.documents.arrays())
     if not documents and not seen and columns == keys:
         return None
     of_queries, of_keys = (jnp.ones((batch, size), jnp.int32) for size in (queries, keys))
     if documents:
         ids = [
-            jnp.broadcast_to(jnp.asarray(one).reshape(-1, size), (batch, size))
-            for one, size in zip(documents, (queries, keys), strict=True)
+            jnp.broadcast_to(jnp.asarray(piece).reshape(-1, size), (batch, size))
+            for piece, size in zip(documents, (queries, keys), strict=True)
         ]
         of_queries, of_keys = jax.vmap(_ranked)(*ids)
-    for one in seen:
-        of_keys = jnp.where(one, of_keys, 0)
+    for piece in seen:
+        of_keys = jnp.where(piece, of_keys, 0)
     return _fill(of_queries, (rows,), 1), _fill(of_keys, (columns,))
 
 

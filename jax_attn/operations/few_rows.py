@@ -63,8 +63,8 @@ def _lower(context: Any, rows: Any, matrix: Any) -> Any:
     if dtype not in words.KINDS:  # the judge has promoted it
         return None
     register_target(_target(dtype), functools.partial(_compiled, dtype))
-    told = np.asarray(describe_product(dtype, count, depth, columns), np.int64)
-    return jax.ffi.ffi_lowering(_target(dtype))(context, rows, matrix, shape=told)
+    description = np.asarray(describe_product(dtype, count, depth, columns), np.int64)
+    return jax.ffi.ffi_lowering(_target(dtype))(context, rows, matrix, shape=description)
 
 
 def _target(dtype: str) -> str:

@@ -22,12 +22,12 @@ def replaced(name: str, plain: Callable[..., Any], lower: Callable[..., Any]) ->
     lower_plain = mlir.lower_fun(plain, multiple_results=False)
 
     def lower_here(context: Any, *operands: Any) -> Any:
-        found = None if context.module_context.lowering_parameters.for_export else lower(context, *operands)
-        return lower_plain(context, *operands) if found is None else found
+        lowered = None if context.module_context.lowering_parameters.for_export else lower(context, *operands)
+        return lower_plain(context, *operands) if lowered is None else lowered
 
     def evaluate(*shapes: Any) -> Any:
-        found = jax.eval_shape(plain, *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shapes))
-        return shapes[0].update(shape=found.shape, dtype=found.dtype)
+        shapes_of_results = jax.eval_shape(plain, *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shapes))
+        return shapes[0].update(shape=shapes_of_results.shape, dtype=shapes_of_results.dtype)
 
     def differentiate(operands: Any, tangents: Any) -> Any:
         places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]

@@ -35,8 +35,8 @@ def _write(operation: Any, plain: Callable[..., Array], array: Array, part: Arra
     part = part.astype(array.dtype)
     if array.dtype != jnp.bfloat16 or array.size == 0 or jax.device_count() > 1 or jax.default_backend() != "cpu":
         return plain(array, part, where)
-    found: Array = operation.bind(array, part, where)
-    return found
+    written: Array = operation.bind(array, part, where)
+    return written
 
 
 def _as_integers(plain: Callable[..., Array]) -> Callable[..., Any]:
@@ -46,8 +46,8 @@ def _as_integers(plain: Callable[..., Array]) -> Callable[..., Any]:
     """
 
     def write(array: Array, part: Array, where: Array) -> Array:
-        found = plain(*(lax.bitcast_convert_type(one, jnp.uint16) for one in (array, part)), where)
-        return lax.bitcast_convert_type(found, array.dtype)
+        written = plain(*(lax.bitcast_convert_type(one, jnp.uint16) for one in (array, part)), where)
+        return lax.bitcast_convert_type(written, array.dtype)
 
     lower = mlir.lower_fun(write, multiple_results=False)
     return lambda context, *operands: lower(context, *operands) if context.avals_in[0].dtype == jnp.bfloat16 else None

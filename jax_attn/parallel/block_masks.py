@@ -139,9 +139,9 @@ def _identity(mask: Mask, queries: int, keys: int) -> Hashable:
         return (type(mask), *(_identity(part, queries, keys) for part in mask.parts))
     if isinstance(mask, OfArrays):
         return mask
-    found = mask.interval(np.arange(queries))
-    if found is None:
+    interval = mask.interval(np.arange(queries))
+    if interval is None:
         return mask
-    starts, ends = (np.clip(one, 0, keys) for one in found)
+    starts, ends = (np.clip(one, 0, keys) for one in interval)
     is_empty = starts >= ends
     return np.where(is_empty, 0, starts).tobytes(), np.where(is_empty, 0, ends).tobytes()

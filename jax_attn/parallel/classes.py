@@ -11,5 +11,5 @@ def same_name(kind: type[nnx.Module], members: dict[str, Any]) -> type[nnx.Modul
     """Return a subclass of a module's class that bears its name."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     metaclass: Any = type(kind)
-    found: type[nnx.Module] = metaclass(kind.__name__, (kind,), names | members)
-    return found
+    subclass: type[nnx.Module] = metaclass(kind.__name__, (kind,), names | members)
+    return subclass

@@ -42,10 +42,10 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
         named = dict(zip(order, arguments, strict=False)) | options
         if len(named) < len(arguments) + len(options):
             return kind.__call__(self, *arguments, **options)  # which says what is wrong
-        given = enter(sharding, named)
+        entered = enter(sharding, named)
         if sharding.is_explicit:
-            return explicit.call(kind, self, given, lambda result: leave(sharding, result))
-        return leave(sharding, kind.__call__(self, **given))
+            return explicit.call(kind, self, entered, lambda result: leave(sharding, result))
+        return leave(sharding, kind.__call__(self, **entered))
 
     members: dict[str, Any] = {"__call__": functools.wraps(kind.__call__)(call)}
     if hasattr(kind, "init_cache"):

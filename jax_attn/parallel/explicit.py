@@ -78,10 +78,10 @@ def generating(method: Callable[..., Any]) -> Callable[..., Any]:
         with jax.set_mesh(sharding.mesh):
             given = [_moved(one, sharding.mesh) for one in arguments]
             named = {name: _moved(one, sharding.mesh) for name, one in options.items()}
-            found = method(inside, *given, **named)
+            result = method(inside, *given, **named)
         counts = nnx.state(inside, nnx.RngState)
         nnx.update(self, jax.tree.map(lambda one: _moved(one, sharding.given), counts))
-        return jax.device_put(found, sharding.outside(sharding.of()))
+        return jax.device_put(result, sharding.outside(sharding.of()))
 
     return run
 
@@ -122,5 +122,5 @@ def _shardings(sharding: Sharding, shapes: Any) -> Any:
     first, *rest = result if isinstance(result, tuple) else (result,)
     kinds = (KeyValueCache, RecurrentCache)
     others = [jax.tree.map(cache, one, is_leaf=lambda held: isinstance(held, kinds)) for one in rest]
-    found = (jax.tree.map(tokens, first), *others)
-    return found if isinstance(result, tuple) else found[0], jax.tree.map(lambda _: of(), counts)
+    results = (jax.tree.map(tokens, first), *others)
+    return results if isinstance(result, tuple) else results[0], jax.tree.map(lambda _: of(), counts)

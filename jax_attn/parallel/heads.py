@@ -14,6 +14,6 @@ def heads_to_hold(heads: int, key_heads: int, devices: int) -> NDArray[np.int_]:
     """
     read = np.arange(heads).reshape(devices, -1) // (heads // key_heads)
     size = read.shape[1] // len(np.unique(read[0])) or 1
-    held = read[:, ::size]
-    is_grouped = read.shape[1] % size == 0 and np.array_equal(held.repeat(size, 1)[:, : read.shape[1]], read)
-    return held if is_grouped else read
+    kept = read[:, ::size]
+    is_grouped = read.shape[1] % size == 0 and np.array_equal(kept.repeat(size, 1)[:, : read.shape[1]], read)
+    return kept if is_grouped else read

@@ -52,11 +52,11 @@ def _share_experts(
         # gradients over devices are outside of that then.
         never = false_of((parts, x))
         parts, x = jax.tree.map(lambda array: jnp.where(never, array, array), (parts, x))
-        found: Array = MixtureOfExperts.__call__(nnx.merge(graph, nnx.from_flat_state(parts)), x)
-        return found if sums is None else lax.psum(found, sums)
+        output: Array = MixtureOfExperts.__call__(nnx.merge(graph, nnx.from_flat_state(parts)), x)
+        return output if sums is None else lax.psum(output, sums)
 
-    found: Array = jax.shard_map(run, mesh=sharding.mesh, in_specs=(specs, tokens), out_specs=tokens)(values, x)
-    return found
+    output: Array = jax.shard_map(run, mesh=sharding.mesh, in_specs=(specs, tokens), out_specs=tokens)(values, x)
+    return output
 
 
 CALLS: dict[type[nnx.Module], Any] = {

@@ -103,9 +103,9 @@ def _along_the_ring(shared: Shared, axis: str, sequences: tuple[Array, ...], sta
     context, reads = found[..., : value.shape[3]], found[..., value.shape[3] :]
     written, kept = left[..., : value.shape[3]], left[..., value.shape[3] :]
     device, pairs = lax.axis_index(axis), [(one, one + 1) for one in range(shared.devices - 1)]
-    given = state
+    start_state = state
     for _ in range(shared.devices - 1):
-        given = jnp.where(device == 0, state, lax.ppermute(kept @ given + written, axis, pairs))
-    context = context + einsum(reads, given, "b t h c, b h c v -> b t h v")
-    last = jnp.where(device == shared.devices - 1, kept @ given + written, 0.0)
+        start_state = jnp.where(device == 0, state, lax.ppermute(kept @ start_state + written, axis, pairs))
+    context = context + einsum(reads, start_state, "b t h c, b h c v -> b t h v")
+    last = jnp.where(device == shared.devices - 1, kept @ start_state + written, 0.0)
     return context, lax.psum(last, axis)

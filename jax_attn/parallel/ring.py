@@ -276,8 +276,8 @@ class Block:
         """
         d_query, back, d_bias = before
         (part, part_sums), pull = jax.vjp(lambda *operands: self.run(mask, operands), *self.operands)
-        found = pull(_weighed(part, part_sums, *results))
-        more, d_key, d_value, d_columns = jax.tree.map(lambda array: array.astype(part.dtype), found)
+        slopes = pull(_weighed(part, part_sums, *results))
+        more, d_key, d_value, d_columns = jax.tree.map(lambda array: array.astype(part.dtype), slopes)
         back = tuple(
             _add_piece(one, new, other, len(self.ring.keys), 1) for one, new in zip(back, (d_key, d_value), strict=True)
         )

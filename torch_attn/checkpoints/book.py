@@ -36,7 +36,7 @@ def _check_and_drop(
     buffer = state_dict.pop(name)
     size = module.config.context_length
     if not isinstance(buffer, Tensor) or tuple(buffer.shape) != (size, size):
-        found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
-        error_msgs.append(f"{name} must be the causal mask of shape ({size}, {size}), got {found}")
+        shape = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
+        error_msgs.append(f"{name} must be the causal mask of shape ({size}, {size}), got {shape}")
     elif not torch.equal(buffer != 0, torch.ones(size, size, dtype=torch.bool, device=buffer.device).triu(diagonal=1)):
         error_msgs.append(f"{name} must be the causal mask: non-zero above the diagonal, zero elsewhere")

@@ -128,8 +128,8 @@ class Pretrained:
             give_memory(model, device)
             modules.load("torch", path, model, None, None, adopt=True)
         model.eval()
-        found: Self = model
-        return found
+        loaded: Self = model
+        return loaded
 
     def save_pretrained(self, folder: PathLike, *, overwrite: bool = False) -> None:
         """Write config.json and the weights, under torch names, which the twin reads as well.

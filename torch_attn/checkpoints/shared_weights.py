@@ -88,11 +88,11 @@ def together(tensors: Iterable[Tensor]) -> Iterator[None]:
         yield
     except Exception as error:  # whatever it is: the others would wait for this rank
         own = error
-    found = _everywhere(mesh, [] if own is None else [(mesh.get_rank(), _portable(own))])
+    portable = _everywhere(mesh, [] if own is None else [(mesh.get_rank(), _portable(own))])
     if own is not None:
         raise own
-    if found:
-        rank, theirs = found[0]
+    if portable:
+        rank, theirs = portable[0]
         theirs.add_note(f"raised by rank {rank}")
         raise theirs
 
@@ -122,8 +122,8 @@ def _everywhere(mesh: DeviceMesh, found: list[Any]) -> list[Any]:
 
 def _portable(error: Exception) -> Exception:
     try:
-        found = pickle.loads(pickle.dumps(error))
-        return found if type(found) is type(error) else RuntimeError(str(error))
+        copy_of_error = pickle.loads(pickle.dumps(error))
+        return copy_of_error if type(copy_of_error) is type(error) else RuntimeError(str(error))
     except Exception:  # an error that can't travel says all the same what it is
         return RuntimeError(f"{type(error).__name__}: {error}")
 
@@ -146,9 +146,9 @@ def gathering(tensors: Mapping[str, Tensor]) -> Iterator[Ask | None]:
         return
     most = max(tensors[name].ndim for name in shared)
     if any(mesh.get_coordinate() or ()):
-        while (said := _announced(mesh, tensors, [-1] + [0] * 2 * most))[0] >= 0:
-            tensor = tensors[shared[said[0]]]
-            bounds = said[1 : 1 + 2 * tensor.ndim]
+        while (numbers := _announced(mesh, tensors, [-1] + [0] * 2 * most))[0] >= 0:
+            tensor = tensors[shared[numbers[0]]]
+            bounds = numbers[1 : 1 + 2 * tensor.ndim]
             _sent(mesh, tensor, tuple(zip(bounds[::2], bounds[1::2], strict=True)))
         yield None
         return
@@ -176,9 +176,9 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
     places = {place: _region_at(tensor, place) for place in itertools.product(*map(range, ranks.shape))}
     if None in places.values():
         return whole(tensor)[slices(region)]
-    held = own_part(tensor).detach()
-    found = torch.empty([stop - start for start, stop in region] if mine == first else 0, dtype=held.dtype)
-    found = found.to(held.device)
+    own_values = own_part(tensor).detach()
+    found = torch.empty([stop - start for start, stop in region] if mine == first else 0, dtype=own_values.dtype)
+    found = found.to(own_values.device)
     seen = set()
     for place, own in places.items():
         common = None if own is None or own in seen else _common(own, region)
@@ -190,13 +190,15 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
             slices(tuple((a - c, b - c) for (a, b), (c, _) in zip(common, one, strict=True))) for one in (own, region)
         )
         if owner == mine:
-            part = held[here].contiguous()
+            part = own_values[here].contiguous()
             if mine == first:
                 found[there] = part
             else:
                 distributed.send(_flat(part), first)
         elif mine == first:
-            part = torch.empty([stop - start for start, stop in common], dtype=held.dtype, device=held.device)
+            part = torch.empty(
+                [stop - start for start, stop in common], dtype=own_values.dtype, device=own_values.device
+            )
             distributed.recv(_flat(part), owner)
             found[there] = part
     return found

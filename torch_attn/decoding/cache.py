@@ -222,10 +222,10 @@ class KeyValueCache:
         device = self.key.device
         if attention_mask is None:
             return None, mask
-        given = functional.as_placed(attention_mask, device)
-        if not isinstance(given, ArrayMask):
-            return None, mask.restrict(given)
-        array = given.array
+        placed = functional.as_placed(attention_mask, device)
+        if not isinstance(placed, ArrayMask):
+            return None, mask.restrict(placed)
+        array = placed.array
         if array.ndim == 2:
             shape, dtype = tuple(array.shape), functional.dtype_name(array)
             validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
@@ -245,16 +245,16 @@ class KeyValueCache:
         if hidden is not None:
             visible = hidden[:, first:length]
             self.visible[:, old % slots] = hidden[:, oldest:first]
-        held = (self.key, self.value, self.positions, self.visible)
+        arrays = (self.key, self.value, self.positions, self.visible)
         new = (key, value, positions.expand(batch, -1), visible.expand(batch, -1))
         if tokens > 1:
             # They may need what they are about to write over.
-            seen = [torch.cat([one[:, old % slots], part], 1) for one, part in zip(held, new, strict=True)]
+            seen = [torch.cat([array[:, old % slots], part], 1) for array, part in zip(arrays, new, strict=True)]
             mask = mask.offset(first, keys=oldest)
-        for one, part in zip(held, new, strict=True):
-            one[:, kept % slots] = part[:, kept - first].to(one.dtype)
+        for array, part in zip(arrays, new, strict=True):
+            array[:, kept % slots] = part[:, kept - first].to(array.dtype)
         if tokens == 1:
-            seen = [one[:, :length] for one in held]
+            seen = [array[:, :length] for array in arrays]
             mask = self._of_slots(mask)
         if self.padded:
             mask = mask.restrict(seen[3][:, None, None])
@@ -320,8 +320,8 @@ class KeyValueCache:
             ValueError: not one index per row, or an index out of range.
         """
         dtype = functional.dtype_name(indices, "indices")
-        known = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], known)
+        rows = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], rows)
         for array in (self.key, self.value, self.positions, self.visible):
             array.copy_(array[beside(indices, array)])
         return self

@@ -94,23 +94,23 @@ def _steps(
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
     options = options.checked(model.config.vocab_size)
     _check_source(rng)
-    batch, given = tokens.shape
+    batch, length = tokens.shape
     new, device = options.max_new_tokens, tokens.device
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     padding = torch.zeros((batch, 1), dtype=torch.int64, device=device)
     attention_mask = functional.as_visible(attention_mask, "attention_mask")
     if attention_mask is not None:
         dtype, mask = functional.dtype_name(attention_mask, "attention_mask"), attention_mask.numpy(force=True)
-        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
-        padding = given - attention_mask.sum(-1, keepdim=True)
+        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, length))
+        padding = length - attention_mask.sum(-1, keepdim=True)
         arguments["attention_mask"] = attention_mask
-    check_length(given - int(padding.min()), new, model.config.num_positions)
+    check_length(length - int(padding.min()), new, model.config.num_positions)
     is_greedy = options.temperature is None
     numbers = torch.zeros(new, batch, device=device) if is_greedy else _uniform(rng, (new, batch), device)
 
     def steps() -> Iterator[tuple[Any, Any]]:
-        cache = model.init_cache(batch, given + new)
-        at = (torch.arange(given, device=device) - padding).clamp(min=0)
+        cache = model.init_cache(batch, length + new)
+        at = (torch.arange(length, device=device) - padding).clamp(min=0)
         logits, cache = model(*source, tokens.long(), positions=at, cache=cache, last_only=True, **arguments)
         is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         for step in range(new):
@@ -118,7 +118,7 @@ def _steps(
             token, is_done = ended(token, options.eos, is_done)
             yield token, is_done
             if step + 1 < new:
-                at = given + step - padding
+                at = length + step - padding
                 logits, cache = model(*[None] * len(source), token[:, None], positions=at, cache=cache)
 
     return steps()

@@ -116,8 +116,8 @@ class RecurrentCache:
             ValueError: not one index per row, or an index out of range.
         """
         dtype = functional.dtype_name(indices, "indices")
-        known = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), dtype, self.state.shape[0], known)
+        rows_of_indices = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), dtype, self.state.shape[0], rows_of_indices)
         indices = beside(indices, self.state)
         conv_state = None if self.conv_state is None else self.conv_state[indices]
         return self._become(self.state[indices], conv_state, self.length)

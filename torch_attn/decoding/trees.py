@@ -27,10 +27,10 @@ def register(cache: type[Any], leaves: Sequence[str], fixed: Sequence[str]) -> N
         return [(pytree.GetAttrKey(name), getattr(one, name)) for name in leaves], keep(one)
 
     def unflatten(values: Any, kept: Any) -> Any:
-        one = object.__new__(cache)
+        restored = object.__new__(cache)
         for name, value in (*zip(leaves, values, strict=True), *zip(fixed, kept, strict=True)):
-            setattr(one, name, value)
-        return one
+            setattr(restored, name, value)
+        return restored
 
     pytree.register_pytree_node(
         cache,

@@ -49,7 +49,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     key_heads = call.key.shape[2]
     query, key, value = (array.transpose(1, 2).to(dtype).contiguous() for array in (call.query, call.key, call.value))
     may_hide = _may_hide_rows(call)
-    given = call.allowed() if call.mask is not None and next(call.mask.arrays(), None) is not None else None
+    allowed = call.allowed() if call.mask is not None and next(call.mask.arrays(), None) is not None else None
     positions, contexts = torch.arange(max(queries, keys)), []
     for start, stop, first, last in _blocks(call.mask, _rows(call), queries, keys):
         rows = query[:, :, start:stop].unflatten(1, (key_heads, -1)).flatten(2, 3)
@@ -60,8 +60,8 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
         if call.bias is not None:
             scores = scores + _part(call.bias, start, stop, first, last).to(dtype)
         seen = None
-        if given is not None:
-            seen = _part(given, start, stop, first, last)
+        if allowed is not None:
+            seen = _part(allowed, start, stop, first, last)
         elif call.mask is not None:
             seen = call.mask.allowed(positions[start:stop, None], positions[None, first:last])
         weights = masked_softmax(scores, seen, call.sinks) if may_hide else _softmax(scores, seen, call.sinks)

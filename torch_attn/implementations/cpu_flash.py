@@ -193,21 +193,21 @@ def _fails_to_load() -> str | None:
 
 def _described(call: Call) -> dict[str, Tensor | None]:
     """Return the mask as intervals, one array and documents."""
-    found: dict[str, Tensor | None] = dict.fromkeys(("bounds", "mask", "query_ids", "key_ids"))
+    arrays: dict[str, Tensor | None] = dict.fromkeys(("bounds", "mask", "query_ids", "key_ids"))
     pieces = None if call.mask is None else as_pieces(call.mask)
     if pieces is None:
-        return found
+        return arrays
     if pieces.plain is not None:
         queries = call.query.shape[1]
         if torch.compiler.is_compiling():
-            found["bounds"] = torch.stack(pieces.plain.interval(torch.arange(queries)))
+            arrays["bounds"] = torch.stack(pieces.plain.interval(torch.arange(queries)))
         else:
-            found["bounds"] = torch.from_numpy(intervals(pieces.plain, queries))
+            arrays["bounds"] = torch.from_numpy(intervals(pieces.plain, queries))
     if pieces.arrays:
-        found["mask"] = functools.reduce(torch.logical_and, (_array_of(call, one) for one in pieces.arrays))
+        arrays["mask"] = functools.reduce(torch.logical_and, (_array_of(call, one) for one in pieces.arrays))
     if pieces.documents is not None:
-        found["query_ids"], found["key_ids"] = pieces.documents.arrays()
-    return found
+        arrays["query_ids"], arrays["key_ids"] = pieces.documents.arrays()
+    return arrays
 
 
 def _array_of(call: Call, mask: Mask) -> Tensor:

@@ -81,8 +81,8 @@ def attention(
     """
     others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
     forward = _forward if _is_plain(query, key, value, bias, sinks) else _chosen("flash_forward")
-    found: tuple[Tensor, Tensor, Tensor] = forward(query, key, value, *others, scale, softcap, dropout)
-    return found
+    results: tuple[Tensor, Tensor, Tensor] = forward(query, key, value, *others, scale, softcap, dropout)
+    return results
 
 
 def _is_plain(*arrays: Tensor | None) -> bool:
@@ -116,8 +116,8 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Te
     )
     slope = torch.empty_like(top, memory_format=torch.contiguous_format)
     d_bias = query.new_empty(_shape_of_gradient(query, bias) if asks else 0, dtype=torch.float32)
-    given = (top, total, d_context.to(query.dtype), d_total, d_query, d_key, d_value, slope, d_bias)
-    _run("backward", (query, key, value), others, options, zip(_BACKWARD, given, strict=True), asks)
+    written = (top, total, d_context.to(query.dtype), d_total, d_query, d_key, d_value, slope, d_bias)
+    _run("backward", (query, key, value), others, options, zip(_BACKWARD, written, strict=True), asks)
     if asks:
         d_bias = d_bias.unflatten(0, (bias.shape[0], -1)).sum(1).to(bias.dtype)
         d_bias = d_bias if bias.shape[1] > 1 else d_bias.sum(1, keepdim=True)
@@ -141,14 +141,14 @@ def _run(
     """Run a kernel on arrays, and on more of them by the words of their addresses."""
     query = inputs[0]
     sequences = query.shape[0]
-    given = {name: one for name, one in zip(_OTHERS, others, strict=True) if one is not None}
-    bounds, seed = given.pop("bounds", None), given.get("seed")
-    if "bias" in given:
-        given["bias"] = given["bias"].float()
-    if "sinks" in given:
-        given["sinks"] = _for_each(given["sinks"].float(), sequences)
-    if "query_ids" in given:
-        given["query_ids"], given["key_ids"] = _in_32_bits(given["query_ids"], given["key_ids"])
+    present = {name: one for name, one in zip(_OTHERS, others, strict=True) if one is not None}
+    bounds, seed = present.pop("bounds", None), present.get("seed")
+    if "bias" in present:
+        present["bias"] = present["bias"].float()
+    if "sinks" in present:
+        present["sinks"] = _for_each(present["sinks"].float(), sequences)
+    if "query_ids" in present:
+        present["query_ids"], present["key_ids"] = _in_32_bits(present["query_ids"], present["key_ids"])
     scale, softcap, dropout = options
     strides = None
     if kind == "decode":  # a cache is read where it lies
@@ -156,12 +156,12 @@ def _run(
         of_keys, of_values = (tuple(one.stride()[:3]) for one in inputs[1:])
         strides = of_keys, of_values
     shapes: list[tuple[int, ...]] = [tuple(one.shape) for one in inputs]
-    told = describe(
+    description = describe(
         str(query.dtype).removeprefix("torch."),
         shapes[0],
         shapes[1],
         shapes[2],
-        {name: tuple(one.shape) for name, one in given.items()},
+        {name: tuple(one.shape) for name, one in present.items()},
         scale=scale,
         softcap=softcap,
         dropout=dropout,
@@ -171,14 +171,14 @@ def _run(
         strides=strides,
     )
     arrays = dict(zip((words.QUERY, words.KEY, words.VALUE), inputs, strict=True))
-    arrays |= {words.OPTIONAL[name][1]: one for name, one in given.items()} | dict(more)
+    arrays |= {words.OPTIONAL[name][1]: one for name, one in present.items()} | dict(more)
     if bounds is not None:
         arrays[words.BOUNDS] = bounds
     placed = (words.KEY, words.VALUE) if kind == "decode" else ()
     arrays = {word: one if word in placed else one.contiguous() for word, one in arrays.items()}
     calls = importlib.import_module("attn_kernels.direct.calls")
     addresses = {word: one.data_ptr() for word, one in arrays.items()}
-    calls.run(kind, told, addresses, sequences, torch.get_num_threads(), _team())
+    calls.run(kind, description, addresses, sequences, torch.get_num_threads(), _team())
 
 
 @functools.cache
@@ -252,8 +252,8 @@ def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> 
     bias, sinks = rest[:2]
     d_bias = torch.empty_like(bias) if rest[-1] else query.new_empty(0)
     d_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
-    found = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value))
-    return (*found, d_bias, d_sinks)
+    copies = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value))
+    return (*copies, d_bias, d_sinks)
 
 
 # ---- derivatives

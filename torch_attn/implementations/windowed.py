@@ -26,14 +26,14 @@ Of 64, 128, 256 and 512, forward and backward are fastest at 128 (windows of 256
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None if it can."""
-    found = _window_of(call)
-    if found is None:
+    window = _window_of(call)
+    if window is None:
         return "the mask is no window"
     if call.bias is not None:
         return "it takes no bias"
     if call.dropout:
         return "it has no dropout"
-    offset, size, arrays = found
+    offset, size, arrays = window
     if any(_per_query_or_head(one) for one in arrays):
         return "it takes no mask array of queries or heads"
     _, _, queries, keys = call.scores_shape
@@ -47,9 +47,9 @@ def unsupported(call: Call) -> str | None:
 @second_derivatives.twice
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
-    found = _window_of(call)
-    assert found is not None, "`unsupported` saw to it"
-    offset, size, arrays = found
+    window = _window_of(call)
+    assert window is not None, "`unsupported` saw to it"
+    offset, size, arrays = window
     batch, heads, queries, keys = call.scores_shape
     block = _block(queries, size)
     blocks = -(-queries // block)
@@ -82,10 +82,10 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
 
 def _window_of(call: Call) -> tuple[int, int, tuple[ArrayMask, ...]] | None:
     """Return the offset and the size of the window of a call, and the arrays joined with it; None without a window."""
-    found = None if call.mask is None else as_band(call.mask)
-    if found is None or found[0].size is None:
+    band = None if call.mask is None else as_band(call.mask)
+    if band is None or band[0].size is None:
         return None
-    return found[0].offset, found[0].size, found[1]
+    return band[0].offset, band[0].size, band[1]
 
 
 def _block(queries: int, size: int) -> int:

@@ -64,12 +64,12 @@ class Cuts:
     @property
     def working(self) -> tuple[Role, ...]:
         """The roles that share the computation."""
-        found: tuple[tuple[Role, bool], ...] = (
+        roles: tuple[tuple[Role, bool], ...] = (
             ("fsdp", self.batch),
             ("tensor", self.heads),
             ("context", self.queries),
         )
-        return tuple(role for role, is_cut in found if is_cut)
+        return tuple(role for role, is_cut in roles if is_cut)
 
     @property
     def query(self) -> Cut:

@@ -95,7 +95,7 @@ class Places:
         )
         is_bool = array.dtype == torch.bool
         rows = torch.cat([pieces[piece] for piece in sent])
-        found = exchange(rows.to(torch.uint8) if is_bool else rows, sending, getting, self.group)
-        found = found.to(torch.bool) if is_bool else found
-        arrived = dict(zip(got, found.chunk(2), strict=True))
+        exchanged = exchange(rows.to(torch.uint8) if is_bool else rows, sending, getting, self.group)
+        exchanged = exchanged.to(torch.bool) if is_bool else exchanged
+        arrived = dict(zip(got, exchanged.chunk(2), strict=True))
         return torch.cat([arrived[piece] for piece in then[self.rank]]).movedim(0, axis)

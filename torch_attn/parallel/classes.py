@@ -29,9 +29,9 @@ def tokens_cut(sharding: Devices, x: Tensor) -> Cut:
 
 def cut_of(sharding: Devices, x: DTensor) -> dict[Role, int | None]:
     """Return how a tensor is cut."""
-    found: dict[Role, int | None] = {}
+    axes: dict[Role, int | None] = {}
     for role in ROLES:
         axis = sharding.axis(role)
         placement = None if axis is None else x.placements[axis]
-        found[role] = placement.dim if isinstance(placement, Shard) else None
-    return found
+        axes[role] = placement.dim if isinstance(placement, Shard) else None
+    return axes

@@ -49,12 +49,12 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
             return kind.forward(self, *arguments, **options)  # which says what is wrong
         is_free = named.get("cache") is not None or bool(_WHOLE)
         with _entered(sharding):
-            for name, one in named.items():
-                if takes_frames and name == "source" and isinstance(one, Tensor) and one.is_floating_point():
-                    named[name] = sharding.shared(one)  # (B, C, F), which are tokens behind the convolutions only
+            for name, argument in named.items():
+                if takes_frames and name == "source" and isinstance(argument, Tensor) and argument.is_floating_point():
+                    named[name] = sharding.shared(argument)  # (B, C, F), which are tokens behind the convolutions only
                     continue
                 must_divide = not is_free and name in SEQUENCES and name != "context"
-                named[name] = enter(sharding, one, must_divide=must_divide, is_sequence=name in SEQUENCES)
+                named[name] = enter(sharding, argument, must_divide=must_divide, is_sequence=name in SEQUENCES)
             return leave(sharding, kind.forward(self, **named))
 
     members: dict[str, Any] = {"forward": functools.wraps(kind.forward)(forward)}

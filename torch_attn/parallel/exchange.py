@@ -32,9 +32,9 @@ def send(rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> 
         got: rows from each device.
         group: the devices.
     """
-    found = rows.new_empty((sum(got), *rows.shape[1:]))
-    distributed.all_to_all_single(found, rows.contiguous(), got, sent, group=group)
-    return found
+    received = rows.new_empty((sum(got), *rows.shape[1:]))
+    distributed.all_to_all_single(received, rows.contiguous(), got, sent, group=group)
+    return received
 
 
 def exchange(rows: Tensor, sent: Sequence[int], got: Sequence[int], group: ProcessGroup) -> Tensor:
@@ -46,8 +46,8 @@ def exchange(rows: Tensor, sent: Sequence[int], got: Sequence[int], group: Proce
         got: how many come from each device.
         group: the devices.
     """
-    found: Tensor = _Exchange.apply(rows, list(sent), list(got), group)
-    return found
+    received: Tensor = _Exchange.apply(rows, list(sent), list(got), group)
+    return received
 
 
 def to_next(arrays: Sequence[Tensor], group: ProcessGroup, rank: int, devices: int) -> list[Tensor]:
@@ -55,5 +55,5 @@ def to_next(arrays: Sequence[Tensor], group: ProcessGroup, rank: int, devices: i
     sent, got = [0] * devices, [0] * devices
     flat = torch.cat([array.reshape(-1) for array in arrays]) if len(arrays) > 1 else arrays[0].reshape(-1)
     sent[(rank + 1) % devices] = got[(rank - 1) % devices] = len(flat)
-    found = send(flat, sent, got, group).split([array.numel() for array in arrays])
-    return [part.view(array.shape) for part, array in zip(found, arrays, strict=True)]
+    received = send(flat, sent, got, group).split([array.numel() for array in arrays])
+    return [part.view(array.shape) for part, array in zip(received, arrays, strict=True)]

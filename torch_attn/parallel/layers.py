@@ -59,8 +59,8 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
     table = sharding.local(weight, {"tensor": 0}, [*working, "tensor"])
     rows = rows - sharding.rank("tensor") * len(table)
     is_here = (rows >= 0) & (rows < len(table))
-    found = nn.functional.embedding(torch.where(is_here, rows, 0), table)
-    return sharding.joined(torch.where(is_here[..., None], found, 0.0), cut, ["tensor"])
+    rows_of_table = nn.functional.embedding(torch.where(is_here, rows, 0), table)
+    return sharding.joined(torch.where(is_here[..., None], rows_of_table, 0.0), cut, ["tensor"])
 
 
 def _linear(self: Any, x: Tensor) -> Tensor:
@@ -69,8 +69,10 @@ def _linear(self: Any, x: Tensor) -> Tensor:
     weight = self._parameters["weight"]
     if not is_sharded(x) or not is_sharded(weight):
         return nn.Linear.forward(self, x)
-    found = product(sharding, x, weight.T, self._parameters["bias"])
-    return sharding.cut(found, {**cut_of(sharding, found), "tensor": None}) if sharding.whole_heads else found
+    projected = product(sharding, x, weight.T, self._parameters["bias"])
+    return (
+        sharding.cut(projected, {**cut_of(sharding, projected), "tensor": None}) if sharding.whole_heads else projected
+    )
 
 
 def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
@@ -78,8 +80,8 @@ def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
     sharding: Devices = self.sharding
     cut = cut_of(sharding, x) if is_sharded(x) else {}
     if not is_sharded(x) or x.ndim - 1 in cut.values():
-        found: Tensor = base.forward(self, x)
-        return found
+        output: Tensor = base.forward(self, x)
+        return output
     working: list[Role] = [role for role, number in cut.items() if number is not None]
     with on_parts(self, local_parameters(self, sharding, working)):
         return sharding.joined(base.forward(self, sharding.local(x, cut, working)), cut)
@@ -104,9 +106,9 @@ def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
         if sums and name.endswith("fc3.bias"):  # is added once
             parts[name] = part * float(sharding.rank("tensor") == 0)
     with on_parts(self, parts):
-        found = MixtureOfExperts.forward(self, sharding.local(x, cut, [*working, *sums]))
+        output = MixtureOfExperts.forward(self, sharding.local(x, cut, [*working, *sums]))
     # Experts that no token of this device goes to have gradients, too: all devices sum them up.
-    return sharding.joined(touched(found, parts.values()), cut, sums)
+    return sharding.joined(touched(output, parts.values()), cut, sums)
 
 
 def _convolution(self: Any, x: Tensor) -> Tensor:
@@ -116,8 +118,8 @@ def _convolution(self: Any, x: Tensor) -> Tensor:
     working: list[Role] = ["fsdp"] if rows["fsdp"] is not None else []
     parts = local_parameters(self, sharding, working)
     with on_parts(self, parts):
-        found = Convolution.forward(self, sharding.local(x, rows, working))
-    joined = sharding.joined(found, rows)
+        output = Convolution.forward(self, sharding.local(x, rows, working))
+    joined = sharding.joined(output, rows)
     return sharding.cut(joined, tokens_cut(sharding, joined))
 
 

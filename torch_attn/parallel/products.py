@@ -57,10 +57,10 @@ def product(sharding: Devices, x: DTensor, matrix: DTensor, bias: Tensor | None 
     working: list[Role] = [role for role, number in cut.items() if number is not None]
     if by == 1:
         working.append("tensor")
-    found = sharding.local(x, cut, working) @ sharding.local(matrix, {"tensor": by}, working)
+    products = sharding.local(x, cut, working) @ sharding.local(matrix, {"tensor": by}, working)
     if bias is not None:
         part = sharding.local(bias, {"tensor": None if by != 1 else 0}, working)
         # A sum over devices adds it once.
-        found = found + (part * float(sharding.rank("tensor") == 0) if by == 0 else part)
+        products = products + (part * float(sharding.rank("tensor") == 0) if by == 0 else part)
     cut["tensor"] = last if by == 1 else None
-    return sharding.joined(found, cut, ["tensor"] if by == 0 else [])
+    return sharding.joined(products, cut, ["tensor"] if by == 0 else [])

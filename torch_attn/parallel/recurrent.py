@@ -59,15 +59,15 @@ class Line:
         """
         if self.rank == 0:
             return state
-        found: Tensor = _Receive.apply(self, state, *beside)
-        return found
+        received: Tensor = _Receive.apply(self, state, *beside)
+        return received
 
     def behind(self, result: Tensor, state: Tensor) -> Tensor:
         """Return a result after its state has gone to the next device; both then have the same gradient."""
         if self.rank == self.devices - 1:
             return result
-        found: Tensor = _Send.apply(self, result, state)
-        return found
+        sent: Tensor = _Send.apply(self, result, state)
+        return sent
 
     def send(self, tensor: Tensor, hops: int) -> None:
         """Send a tensor `hops` devices ahead."""
@@ -75,9 +75,9 @@ class Line:
 
     def receive(self, like: Tensor, hops: int) -> Tensor:
         """Return a tensor from the device `hops` ahead."""
-        found = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        distributed.recv(found, self._peer(hops), group=self.group)
-        return found
+        received = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        distributed.recv(received, self._peer(hops), group=self.group)
+        return received
 
     def _peer(self, hops: int) -> int:
         return distributed.get_global_rank(self.group, self.rank + hops)
@@ -114,8 +114,8 @@ def short_convolution(self: Any, x: Tensor, state: Tensor | None = None) -> tupl
     if line is None:
         return ShortConvolution.forward(self, x, state)
     start = x.new_zeros(x.shape[0], self.kernel_size[0] - 1, x.shape[2])
-    found, state = ShortConvolution.forward(self, x, line.before(start, x, self.weight))
-    return line.behind(found, state), state
+    output, state = ShortConvolution.forward(self, x, line.before(start, x, self.weight))
+    return line.behind(output, state), state
 
 
 def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
@@ -223,17 +223,17 @@ def _recurrent(
         result = run(self, sharding.local(x, cut, working), **own)
         if hasattr(self, "conv1d"):
             self.conv1d.line = None
-    found = list(result) if isinstance(result, tuple) else [result]
+    outputs = list(result) if isinstance(result, tuple) else [result]
     if cache is not None:
-        found[-1] = _whole_cache(sharding, cache, found[-1], cut, channels)
+        outputs[-1] = _whole_cache(sharding, cache, outputs[-1], cut, channels)
     for number in range(features):
-        found[number] = sharding.joined(found[number], {**cut, "tensor": x.ndim - 1 if by_heads else None})
+        outputs[number] = sharding.joined(outputs[number], {**cut, "tensor": x.ndim - 1 if by_heads else None})
     if not features:
-        found[0] = sharding.joined(found[0], cut, ["tensor"] if by_heads else [])
+        outputs[0] = sharding.joined(outputs[0], cut, ["tensor"] if by_heads else [])
     if options.get("return_weights"):
         first = x.ndim - 2
-        found[1] = sharding.joined(found[1], {"fsdp": cut["fsdp"], "tensor": first if by_heads else None})
-    return found[0] if len(found) == 1 else tuple(found)
+        outputs[1] = sharding.joined(outputs[1], {"fsdp": cut["fsdp"], "tensor": first if by_heads else None})
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _config_of_heads(config: Any, sharding: Devices) -> Any:

@@ -61,5 +61,5 @@ class _Touched(torch.autograd.Function):
 
 def touched(result: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return a result whose gradient reaches others as zeros, whether it needs them or not."""
-    found: Tensor = _Touched.apply(result, *others)
-    return found
+    touched: Tensor = _Touched.apply(result, *others)
+    return touched

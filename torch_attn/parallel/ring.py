@@ -129,16 +129,16 @@ class _Ring(torch.autograd.Function):
         width = (key if value is None else value).shape[-1]
         context = query.new_zeros((*query.shape[:3], width))
         sums = query.new_full((query.shape[0], query.shape[2], query.shape[1]), -torch.inf)
-        held = [key] if value is None else [key, value]
+        block_arrays = [key] if value is None else [key, value]
         for hop in range(ring.at.devices):
             if hop:
-                held = to_next(held, ring.at.group, ring.at.rank, ring.at.devices)
-            for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, held[0])):
-                more, found = _attend(ring, block, query, held[0], held[-1], bias)
+                block_arrays = to_next(block_arrays, ring.at.group, ring.at.rank, ring.at.devices)
+            for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, block_arrays[0])):
+                more, block_result = _attend(ring, block, query, block_arrays[0], block_arrays[-1], bias)
                 old = sums[:, :, block.rows]
-                together = torch.logaddexp(old, found)
+                together = torch.logaddexp(old, block_result)
                 context[:, block.rows] *= _share(old, together)
-                context[:, block.rows] += more * _share(found, together)
+                context[:, block.rows] += more * _share(block_result, together)
                 sums[:, :, block.rows] = together
         ctx.ring = ring
         ctx.save_for_backward(query, key, value, bias, context, sums)
@@ -149,32 +149,34 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, d_context: Tensor, d_sums: Tensor) -> Any:
         ring: Ring = ctx.ring
         query, key, value, bias, context, sums = ctx.saved_tensors
-        held = [key] if value is None else [key, value]
-        back = [torch.zeros_like(one) for one in held]
+        block_arrays = [key] if value is None else [key, value]
+        back = [torch.zeros_like(one) for one in block_arrays]
         d_query = torch.zeros_like(query)
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=query.dtype)
         inside = d_sums - rearrange((d_context * context).sum(-1), "b t h -> b h t")
         groups = query.shape[2] // key.shape[2]
         for hop in range(ring.at.devices):
             if hop:
-                moved = to_next([*held, *back], ring.at.group, ring.at.rank, ring.at.devices)
-                held, back = moved[: len(held)], moved[len(held) :]
-            for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, held[0])):
+                moved = to_next([*block_arrays, *back], ring.at.group, ring.at.rank, ring.at.devices)
+                block_arrays, back = moved[: len(block_arrays)], moved[len(block_arrays) :]
+            for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, block_arrays[0])):
                 rows, columns = block.rows, block.columns
-                scores = _scores(ring, block, query, held[0], bias)
+                scores = _scores(ring, block, query, block_arrays[0], bias)
                 weights = torch.exp(scores - _finite(sums[:, :, rows])[..., None])
-                given = _grouped(d_context[:, rows], groups)
+                grouped = _grouped(d_context[:, rows], groups)
                 kept = rearrange(_kept(ring, block, weights), "b (k g) t s -> b k g t s", g=groups)
-                back[-1][:, columns] += einsum(kept, given, "b k g t s, b t k g c -> b s k c")
-                d_weights = einsum(given, held[-1][:, columns], "b t k g c, b s k c -> b k g t s").flatten(1, 2)
+                back[-1][:, columns] += einsum(kept, grouped, "b k g t s, b t k g c -> b s k c")
+                d_weights = einsum(grouped, block_arrays[-1][:, columns], "b t k g c, b s k c -> b k g t s").flatten(
+                    1, 2
+                )
                 d_scores = weights * (_kept(ring, block, d_weights) + inside[:, :, rows, None])
                 if d_bias is not None:
                     _add(d_bias, d_scores, block)
                 if ring.softcap is not None:
-                    plain = _products(ring, block, query, held[0])
+                    plain = _products(ring, block, query, block_arrays[0])
                     d_scores = d_scores * (1.0 - torch.tanh(plain / ring.softcap) ** 2)
                 d_scores = rearrange(d_scores * ring.scale, "b (k g) t s -> b k g t s", g=groups)
-                d_rows = einsum(d_scores, held[0][:, columns], "b k g t s, b s k c -> b t k g c").flatten(2, 3)
+                d_rows = einsum(d_scores, block_arrays[0][:, columns], "b k g t s, b s k c -> b t k g c").flatten(2, 3)
                 d_query[:, rows] += d_rows
                 asking = _grouped(query[:, rows], groups)
                 back[0][:, columns] += einsum(d_scores, asking, "b k g t s, b t k g c -> b s k c")
@@ -197,8 +199,8 @@ def _attend(
     kept = None if ring.keep is None else Drawn(_of_block(ring.keep, block))
     arrays = query[:, block.rows], key[:, block.columns], value[:, block.columns]
     call = Call(*arrays, mask, part, ring.scale, ring.softcap, None, ring.dropout, kept, False)
-    found: tuple[Tensor, Tensor] = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
-    return found
+    pair: tuple[Tensor, Tensor] = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
+    return pair
 
 
 def _products(ring: Ring, block: Block, query: Tensor, key: Tensor) -> Float[Tensor, "b h t s"]:
@@ -238,8 +240,8 @@ def _of_block(array: Tensor, block: Block) -> Tensor:
 
 def _add(total: Tensor, part: Tensor, block: Block) -> None:
     """Add a block's contribution to the gradient of an operand of the scores, summed over axes it lacks."""
-    place = _of_block(total, block)
-    place += part.sum_to_size(place.shape)
+    rows = _of_block(total, block)
+    rows += part.sum_to_size(rows.shape)
 
 
 def _grouped(array: Float[Tensor, "b t h c"], groups: int) -> Float[Tensor, "b t k g c"]:

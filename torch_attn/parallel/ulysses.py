@@ -71,5 +71,5 @@ def _rows_of_heads(array: Tensor | None, group: ProcessGroup, rank: int, devices
         array = array.expand(-1, devices, -1, -1)
     is_bool = array.dtype == torch.bool
     rows = rearrange(array.to(torch.uint8) if is_bool else array, "b h t s -> b t h s")
-    found = rearrange(_to_heads(rows, group, devices), "b t h s -> b h t s")
-    return found.to(torch.bool) if is_bool else found
+    sums = rearrange(_to_heads(rows, group, devices), "b t h s -> b h t s")
+    return sums.to(torch.bool) if is_bool else sums
