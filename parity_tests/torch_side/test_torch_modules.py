@@ -172,3 +172,14 @@ def test_a_state_dict_goes_round(name):
 def test_parameters_have_the_dtype_and_the_device_asked_for(name):
     module = build(name, **MODULES[name], dtype=torch.float64, device="meta")
     assert {(tensor.dtype, tensor.device.type) for tensor in module.parameters()} == {(torch.float64, "meta")}
+
+
+@pytest.mark.parametrize("name", ["GroupedQueryAttention", "MultiHeadLatentAttention", "SparseIndexedAttention"])
+def test_a_cache_of_before_a_change_of_dtype_is_read(name):
+    config = specs.find_variant(name).examples[0].config
+    module = getattr(torch_attn, name)(config).eval()
+    cache, x = module.init_cache(2, 5), torch.randn(2, 5, config.d_in, dtype=torch.float64)
+    module.double()
+    first, cache = module(x[:, :4], cache=cache)
+    last, _ = module(x[:, 4:], cache=cache)
+    torch.testing.assert_close(torch.cat([first, last], 1), module(x), rtol=1e-4, atol=1e-4)
