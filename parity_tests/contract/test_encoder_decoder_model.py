@@ -208,7 +208,7 @@ def test_lists_are_arrays_or_refused_in_one_line(backend, name, how):
     more = {"generate": {"max_new_tokens": 2}, "cached": {"cache": model.init_cache(2, 6)}, "plain": {}}[how]
     run = model.generate if how == "generate" else model
     if backend.package.__name__ == "torch_attn":
-        with pytest.raises(TypeError, match=r"^expected a torch\.Tensor, got list$"):
+        with pytest.raises(TypeError, match=r"must be a torch\.Tensor, got list$"):
             run(**given, **more)
     else:
         run(**given, **more)

@@ -94,8 +94,8 @@ def test_weights_go_there_and_back_to_the_last_bit(model, changes, matrix, dtype
 @every_model
 def test_arrays_of_the_other_library_are_refused(model):
     ids = model.inputs["ids"]
-    with pytest.raises(TypeError, match=r"expected a torch\.Tensor, got ndarray"):
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor, got ndarray"):
         make_torch(model)(ids)
-    with pytest.raises(TypeError, match="expected a JAX or NumPy array, got a torch Tensor"):
+    with pytest.raises(TypeError, match="must be a JAX or NumPy array, got a torch Tensor"):
         make_flax(model)(torch.from_numpy(ids))
     assert call(make_flax(model), {"ids": jnp.asarray(ids)}).shape == model.shape
