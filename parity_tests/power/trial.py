@@ -48,7 +48,7 @@ class Result:
             ``undecided`` where tests need the time without the fault too; ``absent`` where the checkout lacks the line.
         test: the test that failed, or the lane whose tests ran too long; of a survivor, a test that evaluates it.
         seconds: processor seconds of all trials of the fault.
-        files: test file that ran -> digest of its text.
+        files: test file that was to run -> digest of its text.
     """
 
     outcome: Outcome
