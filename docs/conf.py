@@ -1,6 +1,6 @@
 """The site: ``make site`` builds it from the pages of this folder, warnings as errors, into ``build/site``.
 
-Pages with cells (``guides``, ``concepts``, ``notebooks``) are executed while the site is built; the blocks of the
+Pages with cells (``concepts``, ``learn``, ``notebooks``) are executed while the site is built; the blocks of the
 others are run by ``parity_tests/tours/test_documentation.py``.
 """
 

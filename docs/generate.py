@@ -41,6 +41,7 @@ MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
+    *("docs/guides/start.md", "docs/guides/test-my-port.md", "docs/guides/convert-a-checkpoint.md"),
     *("docs/report.svg", "docs/compare.md", "docs/laws.md", "docs/check.md", "docs/pairs.md"),
     *("docs/checkpoints.md", "docs/layouts.md", "docs/containers.md", "docs/rules.md", "docs/checkpoints-in-python.md"),
     *(

@@ -149,8 +149,8 @@ class Calls:
                 name = f"r{self._count}"
                 short = answer(data, name)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # no report, or a forged one
-                line = process.error_line(ending, self.seconds, self.memory)
-                raise CallError(_OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1]), line)) from None
+                reason = process.error_line(ending, self.seconds, self.memory)
+                raise CallError(_OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1]), reason)) from None
             self._reports[name] = data
             while len(self._reports) > MAX_REPORTS:
                 self._reports.popitem(last=False)

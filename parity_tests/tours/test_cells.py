@@ -1,4 +1,4 @@
-"""The cells of the guides run; ``make site`` executes them too, and the notebooks, and looks at what they show."""
+"""The cells of pages run; ``make site`` executes them too, and the notebooks, and looks at what they show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .test_documentation import ROOT, run_as_printed
 
 PAGES = [
     path.relative_to(ROOT).as_posix()
-    for folder in ("guides", "concepts", "learn")
+    for folder in ("concepts", "learn")
     for path in sorted((ROOT / "docs" / folder).glob("*.md"))
 ]
 CELL = re.compile(

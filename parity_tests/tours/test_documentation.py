@@ -39,7 +39,11 @@ from fault_lab.gallery import GalleryTrial, judge_entry, judge_trial, plan_galle
 from ..wild import gallery
 
 ROOT = Path(attn_bridge.__file__).parent.parent
-PAGES = [path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))]
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for glob in ("*.md", "docs/*.md", "docs/guides/*.md")
+    for path in sorted(ROOT.glob(glob))
+]
 CONTINUES = re.compile(r"^<!-- continues: (.+) -->$", re.MULTILINE)
 
 
