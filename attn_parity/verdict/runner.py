@@ -18,7 +18,7 @@ from ..pairing import Match
 from ..results.findings import DtypeLeak, Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
-from ..sides.dtypes import is_float, unit_of, wide
+from ..sides.dtypes import class_of, is_float, unit_of, wide, width_of
 from ..sides.large import spilled
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run
 from ..sides.tables import STILL, Tables
@@ -114,37 +114,37 @@ class Live:
         weights = pair.held["first"]
         if kind.startswith("own"):
             weights = pair.draw((abs(seed), group))
-        given = arguments = pair.arguments["first"]
+        drawn = arguments = pair.arguments["first"]
         if seed >= 0:
             arguments = sampling.draw_inputs(
-                given, (seed, group), stress="stress" in kind, fixed=pair.fixed, vary=pair.vary
+                drawn, (seed, group), stress="stress" in kind, fixed=pair.fixed, vary=pair.vary
             )
         if copy:
             weights = sampling.moved(weights, (abs(seed), group, copy), kept=pair.kept)
             arguments = sampling.moved_inputs(arguments, (abs(seed), group, copy), fixed=pair.fixed)
         # What the second side does not hold, too, stays as given: it could not follow.
         shared = set(map(calls.place_index, pair.same_inputs))
-        leaves = zip(given.leaves, arguments.leaves, strict=True)
+        leaves = zip(drawn.leaves, arguments.leaves, strict=True)
         first = arguments.with_leaves([new if i in shared else old for i, (old, new) in enumerate(leaves)])
         second = calls.like(pair.arguments["second"], first, pair.same_inputs)
         return Sample(weights, {"first": first, "second": second}, planned)
 
     def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
         """Run one side on a sample as a precision holds it, in that precision."""
-        found = self._run(side, sample, self._cast(dtype), self._cast(dtype), mode, seed)
-        return self._kept(found, side, sample, dtype, mode, seed, exact=False)
+        run = self._run(side, sample, self._cast(dtype), self._cast(dtype), mode, seed)
+        return self._kept(run, side, sample, dtype, mode, seed, exact=False)
 
     def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
         """Run one side on a sample as a precision holds it, in float64."""
         cast = self._cast(dtype)
-        found = self._run(side, sampling.rounded(sample, cast), cast, "float64", mode, seed)
-        return self._kept(found, side, sample, dtype, mode, seed, exact=True)
+        run = self._run(side, sampling.rounded(sample, cast), cast, "float64", mode, seed)
+        return self._kept(run, side, sample, dtype, mode, seed, exact=True)
 
     def of_part(self, side: Side, sample: Sample, dtype: str, kept: Sequence[Array]) -> Run:
         """Do so with the gradient of the loss kept for some elements of the outputs alone, 1 in `kept`, and 0 else."""
         cast = self._cast(dtype)
-        given = [one * part for one, part in zip(self.cotangents(sample, cast), kept, strict=True)]
-        return self._run(side, sampling.rounded(sample, cast), cast, "float64", "eager", 0, given)
+        masked = [one * part for one, part in zip(self.cotangents(sample, cast), kept, strict=True)]
+        return self._run(side, sampling.rounded(sample, cast), cast, "float64", "eager", 0, masked)
 
     def plain(self, side: Side, sample: Sample, dtype: str, *, exact: bool) -> Run:
         """Return a plain run of the latest sample again, which many probes are compared with; a large pair runs it."""
@@ -152,12 +152,12 @@ class Live:
             return self._plain[side, dtype, exact]
         return (self.exact if exact else self.run)(side, sample, dtype)
 
-    def _kept(self, found: Run, side: Side, sample: Sample, dtype: str, mode: str, seed: int, *, exact: bool) -> Run:
+    def _kept(self, run: Run, side: Side, sample: Sample, dtype: str, mode: str, seed: int, *, exact: bool) -> Run:
         if mode == "eager" and not seed and not self.pair.effort.large:
             if sample is not self._latest:
                 self._latest, self._plain = sample, {}
-            self._plain[side, dtype, exact] = found
-        return found
+            self._plain[side, dtype, exact] = run
+        return run
 
     def outputs(self, side: Side, sample: Sample) -> Run:
         """Run one side forward on a sample, in its own precision."""
@@ -173,8 +173,8 @@ class Live:
                 pair.lacks[side] = str(error)
             else:
                 return promoted
-        found: Run = pair.subject(side).run(weights, arguments)
-        return found
+        run: Run = pair.subject(side).run(weights, arguments)
+        return run
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
         """Measure the noise of each side in one precision."""
@@ -186,8 +186,8 @@ class Live:
 
     def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
         """Run one side in float64 once more and look at its tables."""
-        found: Run = self.exact(side, sample, dtype, "tables", STILL)
-        return found.tables
+        run: Run = self.exact(side, sample, dtype, "tables", STILL)
+        return run.tables
 
     def same_literals(self, sample: Sample, dtype: str) -> bool:
         """Run both sides in float64 once more and compare their literals; branches that are close count as others."""
@@ -195,6 +195,10 @@ class Live:
         first, second = (run.tables for run in runs)
         are_same = first is not None and second is not None and first.equals(second)
         return are_same and (first is None or first.count > 0)
+
+    def _returns_wider(self, dtype: str) -> bool:
+        """Return whether an output of the first side is wider than a dtype."""
+        return any(class_of(own) == "float" and width_of(own) > width_of(dtype) for _, _, own in self.pair.outputs)
 
     def dtype_leaks(self, dtype: str) -> list[DtypeLeak]:
         """Run both sides forward once on their own weights, in a precision, and look at the dtypes of all calls."""
@@ -204,6 +208,8 @@ class Live:
             subject, weights = pair.subject(side), pair.held[side]
             if dtype == "float32" and not subject.holds_float64:
                 continue  # JAX has nothing wider
+            if side == "first" and cast is None and len(subject.modules()) == 1 and not self._returns_wider(dtype):
+                continue  # without layers inside, only the outputs can show it
             dtypes: dict[str, set[str]] = {}
             for name, parameter in subject.parameters().items():
                 if parameter.role != "state":
@@ -225,9 +231,9 @@ class Live:
             except CannotPromoteError as error:
                 pair.lacks[side] = str(error)
                 precise, runs = None, [subject.run(weights, arguments, seed=seed) for seed in (0, 1)]
-            found = _apart(runs[0].outputs, runs[1].outputs, MEANING_LIMIT if precise else 1e-3)
-            if found:
-                return f"the {pair.shown[side]} module is not deterministic: {found}"
+            difference = _apart(runs[0].outputs, runs[1].outputs, MEANING_LIMIT if precise else 1e-3)
+            if difference:
+                return f"the {pair.shown[side]} module is not deterministic: {difference}"
         return ""
 
     def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
@@ -250,8 +256,8 @@ class Live:
         """
         pair = self.pair
         large = pair.effort.large
-        held = pair.held["first"]
-        drawn = held if large else pair.draw((0, 2))
+        held_weights = pair.held["first"]
+        drawn = held_weights if large else pair.draw((0, 2))
         weights = drawn if side == "first" else {**pair.held["second"], **pair.pairing.to_second(drawn)}
         random = np.random.default_rng(5)
         for match in matches:
@@ -285,20 +291,20 @@ class Live:
         more = {"masks": sample.group} if pair.train else {}
         more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
         call = pair.weights(sample, side), sample.arguments[side], gradients
-        found: Run = pair.subject(side).run(*call, dtype=dtype, mode=mode, seed=seed, **more)
-        kept = {name: spilled(gradient) for name, gradient in found.parameter_gradients.items()}
-        return dataclasses.replace(found, parameter_gradients=kept)
+        run: Run = pair.subject(side).run(*call, dtype=dtype, mode=mode, seed=seed, **more)
+        kept = {name: spilled(gradient) for name, gradient in run.parameter_gradients.items()}
+        return dataclasses.replace(run, parameter_gradients=kept)
 
 
 def _apart(first: Sequence[Array], second: Sequence[Array], limit: float) -> str:
     """Return how two runs of one side differ, "" if they agree."""
-    for one, two in zip(first, second, strict=True):
-        if one.shape != two.shape:
-            return f"it returned shapes {one.shape} and {two.shape}"
-        one, two = one.astype(np.float64), two.astype(np.float64)
-        both = np.isfinite(one) & np.isfinite(two)
-        apart = float(np.abs(np.where(both, one, 0.0) - np.where(both, two, 0.0)).max(initial=0.0))
-        if apart > limit * (scale_of([one]) or 1.0):
+    for first_output, second_output in zip(first, second, strict=True):
+        if first_output.shape != second_output.shape:
+            return f"it returned shapes {first_output.shape} and {second_output.shape}"
+        first_output, second_output = first_output.astype(np.float64), second_output.astype(np.float64)
+        both = np.isfinite(first_output) & np.isfinite(second_output)
+        apart = float(np.abs(np.where(both, first_output, 0.0) - np.where(both, second_output, 0.0)).max(initial=0.0))
+        if apart > limit * (scale_of([first_output]) or 1.0):
             return f"the same input gave results that differ by {apart:.3g}; switch its randomness off"
     return ""
 
@@ -315,36 +321,36 @@ def measured_noise(
         sides: the sides.
         perturb: move weights and inputs by one ulp, too; None does so where neither side has float64.
     """
-    pair, found = runner.pair, Noise()
+    pair, noise = runner.pair, Noise()
     sample = runner.sample(FIRST)
     for side in sides:
         runs = [runner.run(side, sample, dtype, modes[0]) for _ in range(2)]
         once, again = (pair.named(side, run) for run in runs)
         label = pair.labels[side]
-        found.shown[f"{dtype}, {label}, run to run"] = relative(once, again)
+        noise.shown[f"{dtype}, {label}, run to run"] = relative(once, again)
         for name, units in _units(once, again, dtype).items():
-            found.floors[name] = max(found.floors.get(name, 0.0), units)
+            noise.floors[name] = max(noise.floors.get(name, 0.0), units)
         if len(modes) > 1:
             other = runner.run(side, sample, dtype, modes[1])
-            found.shown[f"{dtype}, {label}, eager or compiled"] = relative(once, pair.named(side, other))
+            noise.shown[f"{dtype}, {label}, eager or compiled"] = relative(once, pair.named(side, other))
     if "first" in sides and not pair.train:  # a half would draw other masks
         halves = _in_halves(runner, sample)
         if halves is not None:
-            found.shown[f"{dtype}, {pair.labels['first']}, whole batch or halves"] = halves
+            noise.shown[f"{dtype}, {pair.labels['first']}, whole batch or halves"] = halves
     if perturb if perturb is not None else len(pair.lacks) == len(SIDES):
         for name, units in perturbed(runner, dtype).items():
-            found.floors[name] = max(found.floors.get(name, 0.0), units)
-        found.notes.append(
+            noise.floors[name] = max(noise.floors.get(name, 0.0), units)
+        noise.notes.append(
             f"neither side has float64: judged by how far {ULP_SEEDS} perturbations of one ulp move the results"
         )
-    return found
+    return noise
 
 
-def relative(one: NamedArrays, two: NamedArrays) -> float:
+def relative(run: NamedArrays, other_run: NamedArrays) -> float:
     """Return the largest difference of two runs, relative to the largest value of its tensor."""
     largest = 0.0
-    for name, (_, first) in one.items():
-        second = two[name][1]
+    for name, (_, first) in run.items():
+        second = other_run[name][1]
         if is_float(first) and first.shape == second.shape:
             apart = float(np.nanmax(np.abs(wide(first) - wide(second)), initial=0.0))
             largest = max(largest, apart / (scale_of([wide(first)]) or 1.0))
@@ -370,18 +376,18 @@ def perturbed(runner: Live, dtype: str) -> dict[str, float]:
     return floors
 
 
-def _units(one: NamedArrays, two: NamedArrays, dtype: str) -> dict[str, float]:
+def _units(run: NamedArrays, other_run: NamedArrays, dtype: str) -> dict[str, float]:
     """Return how far two runs are apart per tensor, in units of the last place of its largest value."""
-    found = {}
-    for name, (_, first) in one.items():
+    units_of = {}
+    for name, (_, first) in run.items():
         if is_float(first):
-            apart = float(np.nanmax(np.abs(wide(first) - wide(two[name][1])), initial=0.0))
+            apart = float(np.nanmax(np.abs(wide(first) - wide(other_run[name][1])), initial=0.0))
             atom = unit_of(dtype) * (scale_of([wide(first)]) or 1.0)
             units = (
                 apart / atom if atom else 0.0
             )  # float64 itself has no unit for numbers below its smallest normal one
-            found[name] = units if np.isfinite(units) else 0.0
-    return found
+            units_of[name] = units if np.isfinite(units) else 0.0
+    return units_of
 
 
 def _in_halves(runner: Live, sample: Sample) -> float | None:
@@ -405,5 +411,5 @@ def _in_halves(runner: Live, sample: Sample) -> float | None:
             joined[str(i)] = (output, np.concatenate(pieces))
     if not joined:
         return None
-    one, two = ({name: ("output", arrays[k]) for name, arrays in joined.items()} for k in (0, 1))
-    return relative(one, two)
+    whole_outputs, half_outputs = ({name: ("output", arrays[k]) for name, arrays in joined.items()} for k in (0, 1))
+    return relative(whole_outputs, half_outputs)

@@ -91,7 +91,7 @@ def test_no_other_layout_takes_a_folder_for_its_own(tmp_path, family):
     assert layouts.detect(names).name == layout
     others = [layouts.find(name) for name in layouts.names() if name != layout]
     if layouts.find(layout).form:  # of the same names, told apart by shapes
-        others = [one for one in others if not one.form]
+        others = [one for one in others if not one.form and one.name != "hf-gpt-bigcode"]  # GPT-2's names, one key head
     full = [one.name for one in others if len(one.match(names)[1]) == len(names)]
     assert not [name for name in full if layouts.find(name).is_complete(names)]
 

@@ -77,6 +77,7 @@ def test_a_flat_config_of_qwen_vl_is_read(tmp_path):
 
 
 APART = {
+    "aria": "its text model is derived from transformers without what is around it",
     "aya_vision": "its text model, Cohere 2, is derived from transformers without what is around it",
     "cosmos3_omni": "its generator is part of the text model",
     "hyperclovax_vision_v2": "its text model is derived from transformers without what is around it",

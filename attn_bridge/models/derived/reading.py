@@ -23,7 +23,7 @@ from ..family import AttentionLayer, Family
 from ..grouped import KINDS, attention_layer, mask_of, read_sizes, rotary_by_kind, write_heads, write_windows
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
-from ..reading.model_config import ModelConfig
+from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
@@ -86,7 +86,7 @@ class FamilyReader:
 
     # ---- a config.json to ours
 
-    def attention(self, config: ModelConfig, layer: int) -> AttentionLayer:
+    def attention(self, config: ConfigFile, layer: int) -> AttentionLayer:
         """Return the attention of a layer."""
         self._refuse(config)
         kind = self.kind(config, layer)
@@ -113,7 +113,7 @@ class FamilyReader:
         )
         return attention_layer(layer, spec, {"transformers": self._table(spec)}, self._prefix(layer))
 
-    def _latent(self, config: ModelConfig, layer: int, kind: str) -> AttentionLayer:
+    def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:
         values = self.part(config, "attention")
         position = self._position(config, kind, values["rope_dim"])
         if isinstance(position, Alibi):
@@ -122,12 +122,12 @@ class FamilyReader:
         tables = {"transformers": latent.table_of(self._table(spec), spec)}
         return AttentionLayer("MultiHeadLatentAttention", spec, layer, tables, self._prefix(layer))
 
-    def block(self, config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
         layers = self._feed_forward(config, layer)
         return DecoderBlockConfig(attention, layers, self._norm(config), **self.part(config, "block"))
 
-    def _feed_forward(self, config: ModelConfig, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
+    def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
         """Return the feed-forward layers of a block, or its experts."""
         width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
         values = self.part(config, "experts")
@@ -136,7 +136,7 @@ class FamilyReader:
         router, groups = self.part(config, "router"), self.part(config, "groups")
         return experts.read_experts(width, options["activation"], values, router, groups)
 
-    def model(self, config: ModelConfig) -> dict[str, Any]:
+    def model(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
         values = self.part(config, "sparse")
         if "experts.num_experts" in self.description.fields and not any(
@@ -150,7 +150,7 @@ class FamilyReader:
         norms = [name for name in ("norm", "embedding_norm", "head_norm") if name in options]
         return {**options, **{name: self._norm(config) if options[name] else None for name in norms}}
 
-    def kind(self, config: ModelConfig, layer: int) -> str:
+    def kind(self, config: ConfigFile, layer: int) -> str:
         """Return the kind of a layer: with a window, or without."""
         rule = self.description.fields["layers.rule"].value
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
@@ -168,7 +168,7 @@ class FamilyReader:
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
         return kind
 
-    def part(self, config: ModelConfig, part: str) -> dict[str, Any]:
+    def part(self, config: ConfigFile, part: str) -> dict[str, Any]:
         """Return field -> value of a part of our configs, such as ``attention``."""
         start = f"{part}."
         return {
@@ -177,7 +177,7 @@ class FamilyReader:
             if field.startswith(start)
         }
 
-    def value(self, config: ModelConfig, field: str) -> Any:
+    def value(self, config: ConfigFile, field: str) -> Any:
         """Return the value of a field."""
         source = self.description.fields[field]
         if not source.key:
@@ -187,7 +187,7 @@ class FamilyReader:
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
             keys = {**config.given, source.key: renamed[word]}
-            config = ModelConfig(keys, config.model_type, config.defaults, config.aliases)
+            config = ConfigFile(keys, config.model_type, config.defaults, config.aliases)
         read = _READ.get(name)
         if source.times:
             return config.integer(source.key, 0) * config.integer(source.times, 0)
@@ -200,7 +200,7 @@ class FamilyReader:
         number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
         return None if number is None else number**source.power
 
-    def _refuse(self, config: ModelConfig) -> None:
+    def _refuse(self, config: ConfigFile) -> None:
         for key, accepted in self.description.fixed.items():
             config.refuse(key, *accepted)
         for key, other in self.description.same.items():
@@ -209,12 +209,12 @@ class FamilyReader:
             if config.get(key) is None:
                 raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
 
-    def _norm(self, config: ModelConfig) -> RMSNormConfig | LayerNormConfig:
+    def _norm(self, config: ConfigFile) -> RMSNormConfig | LayerNormConfig:
         options = self.part(config, "norm")
         kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
         return kind(config.integer("hidden_size"), **options)
 
-    def _position(self, config: ModelConfig, kind: str, width: int) -> Rotary | Alibi | None:
+    def _position(self, config: ConfigFile, kind: str, width: int) -> Rotary | Alibi | None:
         options = self.part(config, "position")
         if not options or kind not in options.pop("kinds"):
             return None
@@ -330,6 +330,8 @@ class FamilyReader:
         return attention, write_heads(attention), attention.head_dim or 0
 
     def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, Any]:
+        if "position.dim" in self.description.fields:
+            return {}  # a width alone: the class reads neither a base nor a scaling
         positions = [getattr(block.attention, "position", None) for block in config.blocks]
         first = next((position for position in positions if position is not None), None)
         source = self.description.fields.get("position.partial")
@@ -353,22 +355,22 @@ def _written(name: str, value: Any, source: KeySource) -> Any:
 _FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch", "scale_switch")
 _COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
-_READ: dict[str, Callable[[ModelConfig, str], object]] = {
-    **dict.fromkeys(_FLAGS, ModelConfig.flag),
-    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ModelConfig.integer),
-    **dict.fromkeys(("num_positions", "num_token_types", "dim"), ModelConfig.integer),
+_READ: dict[str, Callable[[ConfigFile, str], object]] = {
+    **dict.fromkeys(_FLAGS, ConfigFile.flag),
+    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ConfigFile.integer),
+    **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
-    **dict.fromkeys(("types", "dense"), ModelConfig.get),
-    "head_dim": ModelConfig.integer_or_none,
-    **dict.fromkeys(("num_kv_heads", "query_dim"), ModelConfig.integer_or_none),
-    **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ModelConfig.integer),
+    **dict.fromkeys(("types", "dense"), ConfigFile.get),
+    "head_dim": ConfigFile.integer_or_none,
+    **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
+    **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),
     "position_offset": lambda config, key: config.integer(key, 0),
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
     **dict.fromkeys(("activation", "head_activation"), lambda config, key: activation_of(config, key)),
 }
 
 
-def _shared_width(config: ModelConfig) -> int:
+def _shared_width(config: ConfigFile) -> int:
     """Return the width of a head where the heads share that of the model."""
     return config.integer("hidden_size") // config.integer("num_attention_heads")
 

@@ -305,7 +305,8 @@ def test_differing_outputs_that_are_not_arrays_are_noted():
 
 def test_an_output_of_another_precision_is_noted():
     report = judge(lambda m, x: m.fc(x).double(), lambda m, x: m.fc(x))
-    assert report.notes == ["output is float64 in torch and float32 in Flax; only its values are compared"]
+    assert report.notes[0] == "output is float64 in torch and float32 in Flax; only its values are compared"
+    assert [note.partition(" from ")[0] for note in report.notes[1:]] == ["torch computes in float64"]
 
 
 def test_a_relatively_small_output_is_noted():
