@@ -40,10 +40,10 @@ def require(framework: Framework, *packages: str) -> None:
     """
     for package in packages:
         try:
-            found = importlib.util.find_spec(package)
+            spec = importlib.util.find_spec(package)
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise _missing(framework, f"No module named {package!r}")
 
 
@@ -87,8 +87,8 @@ def framework_of(module: Any) -> Framework | None:
         is_linen = len(module) == 2 and isinstance(module[1], Mapping) and _has_base(module[0], *_LINEN)
         return "flax" if is_linen else None
     if _has_base(module, *_FUNCTION):
-        found: Framework = module.framework
-        return found
+        own_framework: Framework = module.framework
+        return own_framework
     for base in type(module).__mro__:
         framework = _BASE_CLASSES.get((base.__module__, base.__qualname__))
         if framework is not None:
@@ -96,18 +96,18 @@ def framework_of(module: Any) -> Framework | None:
     return None
 
 
-def _has_base(value: Any, module: str, name: str) -> bool:
+def _has_base(value: object, module: str, name: str) -> bool:
     return any((base.__module__, base.__qualname__) == (module, name) for base in type(value).__mro__)
 
 
-def as_numpy(value: Any) -> Any:
+def as_numpy(value: object) -> Any:
     """Return an array of torch or JAX as a NumPy array, bit for bit, and any other value unchanged."""
     homes = [base.__module__.partition(".")[0] for base in type(value).__mro__]
     framework = next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
     return value if framework is None else load(framework).to_numpy(value)
 
 
-def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[str, str | None]:
+def explain_attention(query: object, key: object, value: object, **options: object) -> dict[str, str | None]:
     """Return which implementation serves a call of ``functional.dot_product_attention``, and why not the others.
 
     Args:

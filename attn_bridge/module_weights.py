@@ -46,7 +46,7 @@ class TransferReport:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-def transfer(source: Any, target: Any, rules: RulesOrPairs | None = None) -> TransferReport:
+def transfer(source: object, target: object, rules: RulesOrPairs | None = None) -> TransferReport:
     """Copy all weights of a torch module into its Flax twin, or back; the direction follows from the types.
 
     The copy is exact to the last bit: where the two differ in dtype, the target takes the source's. It is strict and
@@ -109,7 +109,7 @@ _COPIES: Mapping[Side, str] = {
 """The call that copies weights within a framework."""
 
 
-def _sides(source: Any, target: Any) -> tuple[Side, Side]:
+def _sides(source: object, target: object) -> tuple[Side, Side]:
     """Return the frameworks of two modules, one of each."""
     side, other = backends.framework_of(source), backends.framework_of(target)
     if side is None or other is None or side == other:
@@ -122,7 +122,7 @@ def _sides(source: Any, target: Any) -> tuple[Side, Side]:
 
 
 def _rules(
-    backends_of: tuple[ModuleType, ModuleType], modules: tuple[Any, Any], side: Side, rules: RulesOrPairs | None
+    backends_of: tuple[ModuleType, ModuleType], modules: tuple[object, object], side: Side, rules: RulesOrPairs | None
 ) -> tuple[Rules, tuple[str, ...]]:
     """Return the caller's rules and the built-in ones for all other tensors, and notes on settings that differ."""
     pair = list(zip(backends_of, modules, strict=True))
@@ -175,7 +175,7 @@ def _check_groups(ours: Mapping[str, StockLayer], theirs: Mapping[str, StockLaye
 
 def _advice(
     backends_of: tuple[ModuleType, ModuleType],
-    modules: tuple[Any, Any],
+    modules: tuple[object, object],
     side: Side,
     names: tuple[set[str], set[str]],
     shapes: tuple[Shapes, Shapes],
@@ -213,7 +213,7 @@ def _converted(
     return converted, misshapen
 
 
-def _joint_arrays(plan: joint.Plan, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+def _joint_arrays(plan: joint.JointPlan, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Return the arrays that joint rules make, which are read when they are written.
 
     The sources of the last array stay in memory: the parts of a tensor are written one after the other.
@@ -255,6 +255,8 @@ def check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> No
         if type(a) is not type(b):
             raise ValueError(f"configs differ: {type(a).__name__} in the source, {type(b).__name__} in the target")
         for field in dataclasses.fields(a):
-            one, two = getattr(a, field.name), getattr(b, field.name)
-            if one != two and field.name not in _WITHOUT_MEANING:
-                raise ValueError(f"configs differ: {field.name} is {one} in the source and {two} in the target")
+            our_value, their_value = getattr(a, field.name), getattr(b, field.name)
+            if our_value != their_value and field.name not in _WITHOUT_MEANING:
+                raise ValueError(
+                    f"configs differ: {field.name} is {our_value} in the source and {their_value} in the target"
+                )

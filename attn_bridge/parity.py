@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _absent(*_: Any, **__: Any) -> NoReturn:
+def _absent(*_: object, **__: object) -> NoReturn:
     """Refuse the call: the package that plants faults is not installed.
 
     Raises:

@@ -314,10 +314,10 @@ def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
         raise TypeError(f"cache must be what init_cache of the model returns, got one of {type(other).__name__}")
 
 
-def check_implementation(name: str | None, known: Sequence[str]) -> None:
+def check_implementation(name: str | None, names: Sequence[str]) -> None:
     """Check the name of an implementation of attention."""
-    if name is not None and name not in known:
-        raise ValueError(f"implementation ({name!r}) must be one of {', '.join(map(repr, known))} or None")
+    if name is not None and name not in names:
+        raise ValueError(f"implementation ({name!r}) must be one of {', '.join(map(repr, names))} or None")
 
 
 def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None) -> int:

@@ -80,7 +80,7 @@ _HOMES = {
 class _Package(ModuleType):
     """A package whose public names survive the import of a module with the same name."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # Importing the module `compare` would put it here, in place of the function.
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)

@@ -104,6 +104,11 @@ class Factory:
                 f"{self.name} gives the Linen module {type(side).__name__} alone; give it with its variables: "
                 "(module, module.init(key, inputs))"
             )
+        if isinstance(side, tuple) and side and callable(side[0]):
+            raise ValueError(
+                f"{self.name} gives a tuple that begins with a function; give attn_bridge.parity.function(f, weights), "
+                "which is called as f(weights, *inputs)"
+            )
         raise ValueError(f"{self.name} must give {_KINDS}, it gives {type(side).__name__}")
 
     def _check_arguments(self) -> None:
@@ -149,7 +154,7 @@ class Factory:
         return {one.relative_to(self.root).as_posix(): one for one in sorted(files) if one.is_relative_to(self.root)}
 
 
-def holds_tree(side: Any) -> bool:
+def holds_tree(side: object) -> bool:
     """Return whether a side carries its weights as a tree: a Linen module with variables or a function."""
     return isinstance(side, tuple) or (type(side).__name__ == "Function" and callable(getattr(side, "call", None)))
 
@@ -162,14 +167,14 @@ def name_of(side: Any) -> str:
     return str(getattr(call, "__name__", type(side).__name__))
 
 
-def labels(sides: tuple[Any, Any]) -> dict[str, str]:
+def labels(sides: tuple[object, object]) -> dict[str, str]:
     """Return the names of two sides: their frameworks if these differ, else ``first`` and ``second``."""
-    found = [backends.framework_of(side) for side in sides]
-    different = found[0] != found[1] and None not in found
-    return {name: str(one) if different else name for name, one in zip(("first", "second"), found, strict=True)}
+    frameworks = [backends.framework_of(side) for side in sides]
+    different = frameworks[0] != frameworks[1] and None not in frameworks
+    return {name: str(one) if different else name for name, one in zip(("first", "second"), frameworks, strict=True)}
 
 
-def _is_linen(value: Any) -> bool:
+def _is_linen(value: object) -> bool:
     return any(base.__module__.startswith("flax.linen") for base in type(value).__mro__)
 
 
@@ -389,19 +394,19 @@ def _execute(path: Path, name: str) -> ModuleType:
 
 
 def _import_module(name: str) -> tuple[ModuleType, Path | None]:
-    here = Path.cwd()
-    _offer(here)
+    folder = Path.cwd()
+    _offer(folder)
     before = set(sys.modules)
     try:
-        found = all(name.split(".")) and importlib.util.find_spec(name.partition(".")[0]) is not None
+        importable = all(name.split(".")) and importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        importable = False
+    if not importable:
         raise ValueError(f"there is no module {name} in the current folder or installed")
     with guarded(f"importing {name}"), _arguments(name):
         module = importlib.import_module(name)
-    _remember(before, (here,))
-    return module, here if _siblings.get(name.partition(".")[0]) == here else None
+    _remember(before, (folder,))
+    return module, folder if _siblings.get(name.partition(".")[0]) == folder else None
 
 
 def _offer(folder: Path) -> None:

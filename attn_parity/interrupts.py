@@ -80,8 +80,8 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
         """Send a signal again if its exception was raised where Python prints exceptions and continues."""
         number = getattr(unraisable.exc_value, SIGNAL, None)
         if self._is_inside and number is not None:
-            for one in self._orderly:
-                one.has_interrupted = False  # it comes again
+            for interrupt in self._orderly:
+                interrupt.has_interrupted = False  # it comes again
             _thread.start_new_thread(_send, (number,))
         else:
             self._hook(unraisable)

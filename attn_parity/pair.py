@@ -145,9 +145,9 @@ class Pair:
 
     def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:
         """Return the results of one side as the first side's name -> (kind, array with the first side's axes)."""
-        found: dict[str, tuple[str, Array]] = {}
-        for place, output in zip(self.structure, run.outputs, strict=True):
-            found["output" if len(self.outputs) == 1 else f"output{place}"] = ("output", output)
+        named_results: dict[str, tuple[str, Array]] = {}
+        for path, output in zip(self.structure, run.outputs, strict=True):
+            named_results["output" if len(self.outputs) == 1 else f"output{path}"] = ("output", output)
         names = self._input_names("first")
         for j, same in enumerate(self.same_inputs):
             i = calls.place_index(same)
@@ -157,20 +157,22 @@ class Pair:
             if gradient is not None:
                 if side == "second" and isinstance(same, calls.Rearranged):
                     gradient = same.to_first(gradient)
-                found[f"grad {names[i]}"] = ("input gradient", gradient)
+                named_results[f"grad {names[i]}"] = ("input gradient", gradient)
         for name, gradient in self.pairing.aligned(run.parameter_gradients, side).items():
-            found[f"grad {name}"] = ("matrix gradient" if gradient.ndim > 1 else "vector gradient", gradient)
-        return found
+            named_results[f"grad {name}"] = ("matrix gradient" if gradient.ndim > 1 else "vector gradient", gradient)
+        return named_results
 
     def second_names(self) -> dict[str, str]:
         """Return name -> the second side's name of inputs and parameters, as in results."""
         names, others = self._input_names("first"), self._input_names("second")
-        found = {
+        second_names = {
             f"grad {names[i]}": f"grad {others[j]}"
             for j, place in enumerate(self.same_inputs)
             if (i := calls.place_index(place)) is not None
         }
-        return found | {f"grad {match.first.name}": f"grad {match.second.name}" for match in self.pairing.matches}
+        return second_names | {
+            f"grad {match.first.name}": f"grad {match.second.name}" for match in self.pairing.matches
+        }
 
     def aligned(self, first: Run, second: Run) -> dict[str, Aligned]:
         """Align the results of both sides by name, with the first side's axes."""
@@ -227,34 +229,34 @@ def weights_held(subject: Any, label: str) -> Arrays:
         ModuleFailedError: they can't be read, or hold no numbers.
     """
     try:
-        held: Arrays = subject.weights()
+        weights: Arrays = subject.weights()
     except ModuleFailedError:
         raise
     except Exception as error:  # uninitialised, abstract, on the meta device
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModuleFailedError(f"the weights of the {label} module {subject.name} cannot be read: {reason}") from error
-    for name, array in held.items():
+    for name, array in weights.items():
         if array.dtype == np.object_:
             raise ModuleFailedError(
                 f"{name} of the {label} module {subject.name} holds no numbers; initialise it first"
             )
-    return held
+    return weights
 
 
-def widened(held: Arrays, subject: Any, other: str | None) -> Arrays:
+def widened(weights: Arrays, subject: Any, other: str | None) -> Arrays:
     """Return the weights of a subject, in float64 if JAX made them float32 and the other side's are float64.
 
     Only a side whose framework is set up without float64 is widened: any other float32 module is float32 by choice, and
     answers for its loss against a float64 one. Weights that need no widening are returned as the same object.
 
     Args:
-        held: its weights by name.
+        weights: its weights by name.
         subject: the side.
         other: dtype of the other side's weights.
     """
-    if other != "float64" or calls.common_dtype(held) != "float32" or subject.holds_float64:
-        return held
-    return {name: wide(array) for name, array in held.items()}
+    if other != "float64" or calls.common_dtype(weights) != "float32" or subject.holds_float64:
+        return weights
+    return {name: wide(array) for name, array in weights.items()}
 
 
 def narrowed(label: str) -> str:
@@ -279,9 +281,9 @@ def input_notes(pair: Pair) -> Iterator[str]:
             f"inputs that the other side does not hold, too: {', '.join(own)}; taken as given in every sample, and "
             "their gradients are not compared"
         )
-    given = pair.arguments["first"]
-    names = given.named(pair.first.argument_names)
-    for name, leaf, mask in zip(names, given.leaves, calls.masks(given), strict=True):
+    arguments = pair.arguments["first"]
+    names = arguments.named(pair.first.argument_names)
+    for name, leaf, mask in zip(names, arguments.leaves, calls.masks(arguments), strict=True):
         unknown = int(np.isnan(wide(leaf)).sum()) if is_float(leaf) else 0
         if unknown and unknown == leaf.size:
             raise ModuleFailedError(f"input {name} holds nothing but NaN")
@@ -306,9 +308,9 @@ def unlike_inputs(pair: Pair) -> str:
         lone[side] = {
             name: leaf for place, (name, leaf) in enumerate(named) if place not in matched and not _may_be_mask(leaf)
         }
-    for name, one in lone["first"].items():
-        for other, two in lone["second"].items():
-            if one.size == two.size and is_float(one) == is_float(two):
+    for name, first_leaf in lone["first"].items():
+        for other, second_leaf in lone["second"].items():
+            if first_leaf.size == second_leaf.size and is_float(first_leaf) == is_float(second_leaf):
                 labels = pair.shown
                 return f"the inputs hold different numbers: {name} of {labels['first']}, {other} of {labels['second']}"
     return ""

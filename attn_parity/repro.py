@@ -76,7 +76,7 @@ class Bundle:
 
     def __init__(
         self,
-        found: tuple[Factory, Factory],
+        factories: tuple[Factory, Factory],
         sides: tuple[Any, Any],
         inputs: Any,
         second_inputs: Any,
@@ -86,7 +86,7 @@ class Bundle:
         from .samples.calls import as_arguments
 
         self.halves: dict[str, _Half] = {}
-        for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):
+        for label, factory, side in zip(labels(sides).values(), factories, sides, strict=True):
             weights = {name: array.copy() for name, array in weights_of(side).items()}
             self.halves[label] = _Half(_moved(factory, label), weights, factory.sources())
         self.calls = {"inputs.npz": as_arguments(inputs)}
@@ -176,18 +176,18 @@ def rebuild(folder: Path, side: str) -> Any:
 
 def example_inputs(folder: Path) -> Any:
     """Return the inputs that the original code of a bundle makes."""
-    found = (_factory(folder, side).example_inputs() for side in _record(folder)["factories"])
-    return next((one for one in found if one is not None), None)
+    examples = (_factory(folder, side).example_inputs() for side in _record(folder)["factories"])
+    return next((one for one in examples if one is not None), None)
 
 
-def weights_of(side: Any) -> Arrays:
+def weights_of(side: object) -> Arrays:
     """Return the arrays of a side by name; of a Linen module's variables and of a tree of weights, by position."""
     framework = backends.framework_of(side)
     assert framework is not None, "it was built"
     backend = backends.load(framework)
     if not holds_tree(side):
-        found: Arrays = backend.get_weights(side)
-        return found
+        weights: Arrays = backend.get_weights(side)
+        return weights
     return {str(place): backend.to_numpy(leaf) for place, (_, leaf) in enumerate(flatten(_tree(side), _is_leaf))}
 
 
@@ -207,7 +207,7 @@ def _tree(side: Any) -> Any:
     return side[1] if isinstance(side, tuple) else side.weights
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
@@ -220,10 +220,10 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def _factory(folder: Path, side: str) -> Factory:
-    found = _record(folder)["factories"]
-    if side not in found:
+    factories = _record(folder)["factories"]
+    if side not in factories:
         raise ValueError(f"{folder / 'repro.json'} has no {side} side")
-    name = found[side]
+    name = factories[side]
     root = folder / "sources" / side
     if root.is_dir():
         sys.path.insert(0, str(root))

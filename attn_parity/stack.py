@@ -19,7 +19,7 @@ _ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "fram
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-class Line(NamedTuple):
+class StackLine(NamedTuple):
     """A line of code that a stack passes through.
 
     Attributes:
@@ -35,11 +35,11 @@ class Line(NamedTuple):
     frame: FrameType | None = None
 
 
-def live(frame: FrameType | None) -> list[Line]:
+def live(frame: FrameType | None) -> list[StackLine]:
     """Return the lines of a live stack, the innermost first."""
     lines = []
     while frame is not None:
-        lines.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, frame))
+        lines.append(StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, frame))
         frame = frame.f_back
     return lines
 
@@ -51,23 +51,23 @@ def raised_at(error: BaseException) -> str:
     """
     at, lines = error.__traceback__, []
     while at is not None:
-        lines.append(Line(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name))
+        lines.append(StackLine(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name))
         at = at.tb_next
     line = user_line(lines[::-1], {})
     return "" if line is None else f"{_shortened(line.file)}:{line.number}"
 
 
-def dumped(text: str) -> list[Line]:
+def dumped(text: str) -> list[StackLine]:
     """Return the lines of a stack that `faulthandler` wrote, the innermost first (at most 100 of them)."""
-    return [Line(file, int(number), function) for file, number, function in _DUMPED.findall(text)]
+    return [StackLine(file, int(number), function) for file, number, function in _DUMPED.findall(text)]
 
 
-def outermost_call(lines: Sequence[Line]) -> Line | None:
+def outermost_call(lines: Sequence[StackLine]) -> StackLine | None:
     """Return the outermost line in a room of `frameworks`: the one call that is under way."""
     return next((line for line in reversed(lines) if _framework(line.file)), None)
 
 
-def user_line(lines: Sequence[Line], sources: Mapping[str, Path]) -> Line | None:
+def user_line(lines: Sequence[StackLine], sources: Mapping[str, Path]) -> StackLine | None:
     """Return the innermost line of the sides' own code, else of any code except ours and installed code.
 
     Args:
@@ -82,7 +82,7 @@ def user_line(lines: Sequence[Line], sources: Mapping[str, Path]) -> Line | None
     return next((line for line in lines if not _is_installed(line.file)), None)
 
 
-def is_in_library(lines: Sequence[Line]) -> bool:
+def is_in_library(lines: Sequence[StackLine]) -> bool:
     """Return whether what runs is a library that is being imported, and not the code that imports it."""
     library = Path(os.__file__).resolve().parent
     files = [Path(line.file) for line in lines if not line.file.startswith("<")]
@@ -90,7 +90,7 @@ def is_in_library(lines: Sequence[Line]) -> bool:
     return inner is not None and _is_installed(str(inner))
 
 
-def side_of(call: Line | None, line: Line | None, sources: Mapping[str, Path]) -> str:
+def side_of(call: StackLine | None, line: StackLine | None, sources: Mapping[str, Path]) -> str:
     """Return the label of the side that runs; "" if the stack does not show it.
 
     Args:
@@ -104,14 +104,14 @@ def side_of(call: Line | None, line: Line | None, sources: Mapping[str, Path]) -
     return _framework(call.file) if call is not None else ""
 
 
-def doing(what: str, lines: Sequence[Line]) -> str:
+def doing(what: str, lines: Sequence[StackLine]) -> str:
     """Return a phase as a sentence names it; ``running`` is a backward pass where the stack has one."""
     calls = {(Path(line.file).as_posix(), line.function) for line in lines}
     is_backward = any(part in file and function == name for file, function in calls for part, name in _BACKWARD)
     return "computing its gradient" if what == "running" and is_backward else what
 
 
-def place(line: Line) -> str:
+def place(line: StackLine) -> str:
     """Return file, number, function and text of a line."""
     source = linecache.getline(line.file, line.number).strip()
     return f"{_shortened(line.file)}:{line.number} in {line.function}" + (f": {source}" if source else "")

@@ -171,8 +171,8 @@ def end_children(parent: int | None = None) -> None:
 
 
 def _children(parent: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with contextlib.suppress(OSError, ValueError):  # no /proc here, or the process is gone
         for task in Path(f"/proc/{parent}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
+            children += map(int, (task / "children").read_text().split())
+    return children

@@ -127,7 +127,7 @@ class _Worker:
                 pass_fds=[descriptor],
             )
 
-    def begin(self, number: int, task: Any) -> None:
+    def begin(self, number: int, task: object) -> None:
         """Hand over a task."""
         self.number = number
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which `finish` says

@@ -101,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(further.keys() - set(names))
     if unknown:
         parser.error(f"--with {unknown[0]}: there is no such section; they are {', '.join(names)}")
-    found = devices()
-    if not any(found.values()) and not options.on_cpu:
+    accelerators = devices()
+    if not any(accelerators.values()) and not options.on_cpu:
         print("error: no accelerator: torch and JAX see a processor alone; --on-cpu runs anyway", file=sys.stderr)
         return 2
     try:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    parts, passed = [head(found)], True
+    parts, passed = [head(accelerators)], True
     for section in SECTIONS:
         if options.only and section.name not in options.only:
             continue
@@ -129,11 +129,11 @@ def devices() -> dict[str, str | None]:
     return {name: None if device == "cpu" else device for name, device in sides.items()}
 
 
-def head(found: dict[str, str | None]) -> str:
+def head(accelerators: dict[str, str | None]) -> str:
     """Return the beginning of the page: hardware and versions."""
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     lines = machine.sentences({**machine.describe(), "frameworks": sides})
-    on = ", ".join(f"{name} on {device or 'a processor'}" for name, device in found.items())
+    on = ", ".join(f"{name} on {device or 'a processor'}" for name, device in accelerators.items())
     made = f"Made by `make accelerator` on {time.strftime('%Y-%m-%d')}: {on}."
     return "\n\n".join(["# Accelerators", made, "\n".join(f"- {line}" for line in lines)])
 

@@ -136,8 +136,8 @@ def _show(report: object, summary: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _cells(given: Sequence[str], quick: bool) -> tuple[cells.Cell, ...]:
-    texts = [text for one in given for text in one.split(",")]
+def _cells(arguments: Sequence[str], quick: bool) -> tuple[cells.Cell, ...]:
+    texts = [text for one in arguments for text in one.split(",")]
     return tuple(dict.fromkeys(map(cells.Cell.parse, texts))) or (cells.QUICK_CELLS if quick else cells.CELLS)
 
 

@@ -117,17 +117,17 @@ class Bench:
         """
         order = sorted(self._calls)
         random.Random(seed).shuffle(order)
-        found = {}
+        seconds = {}
         for label in order:
             if self._spent[label] > budget and self._rounds >= MIN_ROUNDS:
                 continue
             begin = time.perf_counter()
             if self._repeats[label] > 1:
                 self.side.elapsed(self._calls[label], 1)  # its own data in the caches, as when it is called repeatedly
-            found[label] = self.side.elapsed(self._calls[label], self._repeats[label])
+            seconds[label] = self.side.elapsed(self._calls[label], self._repeats[label])
             self._spent[label] += time.perf_counter() - begin
         self._rounds += 1
-        return found
+        return seconds
 
     def memory(self, group: dict[str, str], modes: Sequence[str], label: str) -> dict[str, int | None]:
         """Return the peak of a contender's memory over its inputs, in bytes; to be called in a separate process."""
@@ -155,6 +155,6 @@ def host_peak(work: Work, wait: Callable[[Any], Any]) -> int | None:
     if before is None:
         return None
     result = wait(work.call())
-    found = peak()
+    peak_bytes = peak()
     del result
-    return max(found - before, 0)
+    return max(peak_bytes - before, 0)

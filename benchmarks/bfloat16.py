@@ -42,12 +42,12 @@ def main() -> None:
         sizes = [int(size) if size.isdecimal() else 0 for size in shape.split(",")]
         if len(sizes) != 4 or 0 in sizes:
             parser.error(f"--shape ({shape}) must be four whole numbers above 0 such as 4,1024,12,64")
-        found = measure(sizes, gradients, options.rounds)
+        seconds = measure(sizes, gradients, options.rounds)
         print(f"{shape}, {'forward and backward' if gradients else 'forward'}; ms, median of {options.rounds}")
         for side in ("torch sdpa", "torch cpu_flash", "jax cpu_flash"):
-            wide, narrow = (found[side, dtype] for dtype in DTYPES)
+            wide, narrow = (seconds[side, dtype] for dtype in DTYPES)
             print(f"  {side:16}float32 {1000 * wide:8.1f}   bfloat16 {1000 * narrow:8.1f}   {wide / narrow:5.2f} times")
-        share = [found["torch cpu_flash", dtype] / found["torch sdpa", dtype] for dtype in DTYPES]
+        share = [seconds["torch cpu_flash", dtype] / seconds["torch sdpa", dtype] for dtype in DTYPES]
         print(
             f"  torch: cpu_flash takes {share[0]:.2f} of sdpa's time in float32, {share[1]:.2f} in bfloat16", flush=True
         )

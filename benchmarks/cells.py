@@ -139,13 +139,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
-def chosen(what: str, given: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in the order of `known`, all of them if none is given; ValueError names one that is not known.
+def chosen(what: str, texts: Iterable[str], choices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in the order of `choices`, all of them if none is given; ValueError names one that is not known.
 
     A name may be several, with commas between them.
     """
-    names = [name for text in given for name in text.split(",")]
+    names = [name for text in texts for name in text.split(",")]
     for name in names:
-        if name not in known:
-            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
-    return tuple(name for name in known if name in names) or known
+        if name not in choices:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(choices)}")
+    return tuple(name for name in choices if name in names) or choices

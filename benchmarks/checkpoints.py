@@ -141,11 +141,11 @@ WRITE = """
 import mmap
 import numpy as np
 from pathlib import Path
-from attn_bridge.checkpoints.containers.writing import Target
+from attn_bridge.checkpoints.containers.writing import TargetFile
 data = mmap.mmap(-1, 1 << 26)  # whole pages, as a conversion has them
 data[:] = np.random.default_rng(0).bytes(1 << 26)
 timed()
-target = Target(Path(path), size)
+target = TargetFile(Path(path), size)
 for start in range(0, size, len(data)):
     target.write(start, data)
 target.sync()
@@ -207,12 +207,12 @@ def main() -> None:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
         if options.what == "convert":
-            found = convert(root, 1.2 if options.gib is None else options.gib, options.rounds)
+            measurements = convert(root, 1.2 if options.gib is None else options.gib, options.rounds)
         else:
-            found = by_hand(root, 0.5 if options.gib is None else options.gib, options.rounds)
+            measurements = by_hand(root, 0.5 if options.gib is None else options.gib, options.rounds)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(measurements, indent=1))
 
 
 def convert(root: Path, gib: float, rounds: int) -> dict[str, object]:
@@ -235,9 +235,9 @@ def convert(root: Path, gib: float, rounds: int) -> dict[str, object]:
     base = statistics.median(seconds["copy and fsync"])
     print(f"{size / 2**30:.2f} GiB of bfloat16 in {SHARDS} shards, largest tensor {largest / 2**20:.0f} MiB")
     print(f"{'':24}{'seconds':>9}{'spread':>14}{'x copy':>9}{'GiB/s':>8}{'peak MiB over idle':>21}")
-    for name, found in seconds.items():
-        middle = statistics.median(found)
-        spread = f"{min(found):.2f} - {max(found):.2f}"
+    for name, times in seconds.items():
+        middle = statistics.median(times)
+        spread = f"{min(times):.2f} - {max(times):.2f}"
         over = (peaks[name] - idle) / 2**20
         print(f"{name:24}{middle:9.2f}{spread:>14}{middle / base:9.2f}{size / 2**30 / middle:8.2f}{over:21.0f}")
     return {"seconds": seconds, "peaks": peaks, "idle": idle, "bytes": size}
@@ -253,13 +253,13 @@ def by_hand(root: Path, gib: float, rounds: int) -> dict[str, object]:
         path = root / f"x.{part.format or 'bin'}"
         if part.format:
             make_one(part.format, path, size)
-        found: dict[str, list[dict[str, float]]] = {"here": [], part.by: []}
+        runs_by_code: dict[str, list[dict[str, float]]] = {"here": [], part.by: []}
         for _ in range(rounds):
             for by, code in (("here", part.ours), (part.by, part.library)):
                 os.sync()
-                found[by].append(measured(code, path, size))
+                runs_by_code[by].append(measured(code, path, size))
         path.unlink(missing_ok=True)
-        for by, runs in found.items():
+        for by, runs in runs_by_code.items():
             seconds = [run["seconds"] for run in runs]
             spread = f"{min(seconds):.3f} - {max(seconds):.3f}"
             processor, over = (statistics.median(run[key] for run in runs) for key in ("processor", "memory"))
@@ -267,7 +267,7 @@ def by_hand(root: Path, gib: float, rounds: int) -> dict[str, object]:
             print(
                 f"{shown:36}{by:18}{statistics.median(seconds):9.3f}{spread:>16}{processor:13.3f}{over / 2**20:15.0f}"
             )
-        results[part.name] = found
+        results[part.name] = runs_by_code
     return results
 
 
@@ -279,8 +279,8 @@ def make_one(format: str, path: Path, size: int) -> None:
     infos = [TensorInfo(f"h.{index}", dtype, (TENSOR >> 11, 1 << 10)) for index in range(size // TENSOR)]
     writer = make_writer(format, path, infos, {})
     random = np.random.default_rng(0)
-    for one in infos:
-        writer.write_range(one.name, 0, random.bytes(TENSOR))
+    for info in infos:
+        writer.write_range(info.name, 0, random.bytes(TENSOR))
     writer.finish()
 
 
@@ -340,8 +340,8 @@ def measured(code: str, path: Path, size: int) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    costs: dict[str, float] = json.loads(done.stdout)
+    return costs
 
 
 def memory(code: str, *arguments: str) -> int:

@@ -53,24 +53,24 @@ def traffic(program: str) -> Traffic:
     lines: list[str] = []
     entry = ""
     for line in program.splitlines():
-        if found := _COMPUTATION.match(line):
-            lines = bodies.setdefault(found[1], [])
-            entry = found[1] if line.startswith("ENTRY ") else entry
+        if hit := _COMPUTATION.match(line):
+            lines = bodies.setdefault(hit[1], [])
+            entry = hit[1] if line.startswith("ENTRY ") else entry
         else:
             lines.append(line)
-    known: dict[str, Traffic] = {}
+    totals: dict[str, Traffic] = {}
 
     def of(name: str) -> Traffic:
-        if name not in known:
-            known[name] = total = Traffic()
+        if name not in totals:
+            totals[name] = total = Traffic()
             for line in bodies.get(name, ()):
-                if found := _COLLECTIVE.search(line):
-                    total.add(Traffic(collections.Counter([found[2]]), _size(found[1])), 1)
-                for one, several in _CALLED.findall(line):
-                    for called in [one] if one else re.findall(r"[\w.-]+", several):
+                if hit := _COLLECTIVE.search(line):
+                    total.add(Traffic(collections.Counter([hit[2]]), _size(hit[1])), 1)
+                for callee, several in _CALLED.findall(line):
+                    for called in [callee] if callee else re.findall(r"[\w.-]+", several):
                         inside = of(called)
                         total.add(inside, _turns(line) if inside.counts else 1)
-        return known[name]
+        return totals[name]
 
     return of(entry)
 
@@ -78,10 +78,10 @@ def traffic(program: str) -> Traffic:
 def _turns(line: str) -> int:
     if " while(" not in line:
         return 1
-    found = _TRIPS.search(line)
-    if found is None:
+    hit = _TRIPS.search(line)
+    if hit is None:
         raise ValueError(f"a loop with collectives must say how often it turns: {line.strip()[:120]}")
-    return int(found[1])
+    return int(hit[1])
 
 
 def _size(shapes: str) -> int:

@@ -55,17 +55,17 @@ def main() -> None:
     for length, batch, dtype, (name, (heads, key_heads, width)) in cells:
         config = GroupedQueryAttentionConfig(heads * width, heads, key_heads, width, position=Rotary())
         seconds = measure(config, length, options.rounds, batch, dtype)
-        found = {way: (min if options.best else statistics.median)(times) for way, times in seconds.items()}
-        what = "stream" if "stream" in found else "torch, raw SDPA"
+        durations = {way: (min if options.best else statistics.median)(times) for way, times in seconds.items()}
+        what = "stream" if "stream" in durations else "torch, raw SDPA"
         size = 2 * batch * length * key_heads * width * (4 if dtype == "float32" else 2)
         print(
             f"{name}, {dtype}, {batch} x {length} tokens in the cache, {size / 2**20:.0f} MiB; "
             f"{'best' if options.best else 'median'} of {options.rounds}"
         )
-        for way, seconds in found.items():
-            share = "" if "step" in way else f"{100 * found[what] / seconds:6.0f} % of the speed of {what}"
+        for way, seconds in durations.items():
+            share = "" if "step" in way else f"{100 * durations[what] / seconds:6.0f} % of the speed of {what}"
             print(f"  {way:24}{1000 * seconds:9.2f} ms{size / seconds / 1e9:7.1f} GB/s{share}")
-        print(f"  JAX's step takes {found['JAX, whole step'] / found['torch, whole step']:.2f} times torch's")
+        print(f"  JAX's step takes {durations['JAX, whole step'] / durations['torch, whole step']:.2f} times torch's")
         print(f"  {programs(config, length, batch, dtype)}", flush=True)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
@@ -87,11 +87,11 @@ def measure(
         return random.standard_normal(size=shape, dtype=np.float32)
 
     kept = [draw(batch, length, config.num_kv_heads, config.head_dim) for _ in range(2)]
-    there = [torch.from_numpy(one).to(device, getattr(torch, dtype)) for one in kept]
-    cache, _ = in_torch.init_cache(batch, capacity).append(*there)
+    torch_arrays = [torch.from_numpy(one).to(device, getattr(torch, dtype)) for one in kept]
+    cache, _ = in_torch.init_cache(batch, capacity).append(*torch_arrays)
     state = {"flax": in_flax.init_cache(batch, capacity).append(*(jnp.asarray(one, dtype) for one in kept))[0],
              "torch": cache}  # fmt: skip
-    here = [jnp.array(one) for one in (state["flax"].key, state["flax"].value)]  # a step gives its cache away
+    jax_arrays = [jnp.array(one) for one in (state["flax"].key, state["flax"].value)]  # a step gives its cache away
     x, query = draw(batch, 1, config.d_in), draw(batch, 1, config.num_heads, config.head_dim)
     token, asked = (torch.from_numpy(one).to(device, getattr(torch, dtype)) for one in (x, query))
     x, query = jnp.asarray(x, dtype), jnp.asarray(query, dtype)
@@ -99,14 +99,14 @@ def measure(
     in_jax = jax.jit(lambda *inputs: jax_dot_product_attention(*inputs, mask=causal().offset(length - 1)))
 
     def sdpa() -> Any:
-        held = state["torch"]
-        key, value = (one[:, :length].transpose(1, 2) for one in (held.key, held.value))
+        torch_cache = state["torch"]
+        key, value = (one[:, :length].transpose(1, 2) for one in (torch_cache.key, torch_cache.value))
         return torch.nn.functional.scaled_dot_product_attention(asked.transpose(1, 2), key, value, enable_gqa=True)
 
     def attend() -> Any:
-        held = state["torch"]
+        torch_cache = state["torch"]
         return dot_product_attention(
-            asked, held.key[:, :length], held.value[:, :length], mask=causal().offset(length - 1)
+            asked, torch_cache.key[:, :length], torch_cache.value[:, :length], mask=causal().offset(length - 1)
         )
 
     def torch_step() -> Any:
@@ -118,14 +118,14 @@ def measure(
         return jax.block_until_ready(out)
 
     ways = {
-        "JAX, attention": lambda: jax.block_until_ready(in_jax(query, *here)),
+        "JAX, attention": lambda: jax.block_until_ready(in_jax(query, *jax_arrays)),
         "JAX, whole step": one_flax_step,
         "torch, raw SDPA": sdpa,
         "torch, attention": attend,
         "torch, whole step": torch_step,
     }
     if device.type == "cpu" and importlib.util.find_spec("llvmlite"):
-        bits = [sequence[:length].view(np.uint8) for one in here for sequence in np.asarray(one)]
+        bits = [sequence[:length].view(np.uint8) for one in jax_arrays for sequence in np.asarray(one)]
         ways = {"stream": importlib.import_module("benchmarks.stream").reader(bits), **ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():

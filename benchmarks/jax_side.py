@@ -32,12 +32,12 @@ _STOCK_NAMES = {"W_query": "query", "W_key": "key", "W_value": "value", "out_pro
 def describe() -> dict[str, Any]:
     """Return the versions and the device."""
     device = jax.devices()[0]
-    found = {
+    facts = {
         "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "flax": flax.__version__},
         "device": "cpu" if device.platform == "cpu" else device.device_kind,
     }
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    return found | ({"device": f"{device.device_kind}, {limit / 2**30:.0f} GiB"} if limit else {})
+    return facts | ({"device": f"{device.device_kind}, {limit / 2**30:.0f} GiB"} if limit else {})
 
 
 def start(group: Group) -> None:
@@ -54,12 +54,12 @@ def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], lis
     rows, notes = (_attention if group.subject == "attention" else _modules)(group)
     if group.subject == "attention" or group.backward:
         modes = [mode for mode in modes if mode != "eager"]
-    found = [
+    all_contenders = [
         Contender(name, kind, mode, functools.partial(build, group, mode), **options)
         for name, kind, build, options in rows
         for mode in modes
     ]
-    return found, notes
+    return all_contenders, notes
 
 
 def elapsed(call: Callable[[], Any], repeats: int) -> float:
@@ -81,8 +81,8 @@ def wait(result: Any) -> Any:
 
 def matmul(size: int, dtype: str) -> Callable[[], Any]:
     """Return the product of two square matrices, to call."""
-    one, two = (jax.random.normal(jax.random.key(seed), (size, size), jnp.dtype(dtype)) for seed in range(2))
-    return functools.partial(jax.jit(jnp.matmul), one, two)
+    left, right = (jax.random.normal(jax.random.key(seed), (size, size), jnp.dtype(dtype)) for seed in range(2))
+    return functools.partial(jax.jit(jnp.matmul), left, right)
 
 
 def device_peak(work: Work) -> int | None:
@@ -137,8 +137,8 @@ def _function(group: Group, mode: str, attend: Callable[..., Array]) -> Work:
 
     def read(result: Any) -> dict[str, np.ndarray]:
         output, grads = result
-        found = {"output": _array(output)}
-        return found | {f"grad {name}": _array(grad) for name, grad in zip(names, grads, strict=False)}
+        arrays = {"output": _array(output)}
+        return arrays | {f"grad {name}": _array(grad) for name, grad in zip(names, grads, strict=False)}
 
     function = _both(attend) if group.backward else _forward(attend)
     return _jitted(function, read, inputs["cotangent"], *arguments)
@@ -183,8 +183,8 @@ def _module(module: Any, names: dict[str, str], group: Group, mode: str, **optio
     inputs = group.inputs()
     module.eval()
     shapes = {}
-    for name, there in names.items():
-        layer = getattr(module, there)
+    for name, attribute in names.items():
+        layer = getattr(module, attribute)
         for ours, theirs in (("weight", "kernel"), ("bias", "bias")):
             array = inputs[f"{name}.{ours}"]
             shapes[name, ours] = array.shape
@@ -197,14 +197,14 @@ def _module(module: Any, names: dict[str, str], group: Group, mode: str, **optio
 
     def read(result: Any) -> dict[str, np.ndarray]:
         output, grads = result
-        found = {"output": _array(output)}
+        arrays = {"output": _array(output)}
         if grads:
-            found["grad x"] = _array(grads[1])
+            arrays["grad x"] = _array(grads[1])
             by_name = nnx.to_pure_dict(grads[0])
             for (name, ours), shape in shapes.items():
                 grad = by_name[names[name]]["kernel" if ours == "weight" else "bias"]
-                found[f"grad {name}.{ours}"] = _array(grad).reshape(shape)
-        return found
+                arrays[f"grad {name}.{ours}"] = _array(grad).reshape(shape)
+        return arrays
 
     if mode == "eager":
         return Work(lambda: (module(x, **options), ()), read)

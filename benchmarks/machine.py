@@ -43,10 +43,10 @@ def sentences(facts: dict[str, Any]) -> list[str]:
     flags = f" ({' '.join(facts['flags'])})" if facts["flags"] else ""
     versions = dict(facts["versions"])
     devices, threads = [], None
-    for name, found in facts["frameworks"].items():
-        versions |= found["versions"]
-        devices.append(f"{name} on {found['device']}")
-        threads = found.get("threads", threads)
+    for name, framework_facts in facts["frameworks"].items():
+        versions |= framework_facts["versions"]
+        devices.append(f"{name} on {framework_facts['device']}")
+        threads = framework_facts.get("threads", threads)
     memory = f"{facts['memory_bytes'] / 2**30:.0f} GiB"
     return [
         f"{facts['cpu']}, {facts['cores']} cores{flags}, {memory}, {facts['system']}; {', '.join(devices)}",

@@ -56,13 +56,13 @@ class Way:
 
 def ways(devices: int) -> list[Way]:
     """Return the ways to measure with this many devices."""
-    found = [Way(()), *(Way(((axis, devices),)) for axis in ("tensor", "fsdp"))]
-    found += [Way((("context", devices),), method) for method in ("all_gather", "ring", "ulysses")]
+    all_ways = [Way(()), *(Way(((axis, devices),)) for axis in ("tensor", "fsdp"))]
+    all_ways += [Way((("context", devices),), method) for method in ("all_gather", "ring", "ulysses")]
     half = devices // 2
     if half > 1 and devices % 2 == 0:
-        found += [Way((("tensor", half), ("fsdp", 2))), Way((("tensor", half), ("context", 2)), "ring")]
-        found.append(Way((("fsdp", half), ("context", 2)), "ring"))
-    return found
+        all_ways += [Way((("tensor", half), ("fsdp", 2))), Way((("tensor", half), ("context", 2)), "ring")]
+        all_ways.append(Way((("fsdp", half), ("context", 2)), "ring"))
+    return all_ways
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,24 +107,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write what was measured")
     options = parser.parse_args()
     sizes = (options.width, options.tokens, options.devices)
-    found: dict[str, Any] = {"tables": {subject: table(subject, *sizes) for subject in configs(options.width)}}
-    found["long"] = alone("flax", "long", options.width, options.long, LONG_DEVICES)
-    found["decoding"] = alone("flax", "decoding", *sizes)
+    measurements: dict[str, Any] = {"tables": {subject: table(subject, *sizes) for subject in configs(options.width)}}
+    measurements["long"] = alone("flax", "long", options.width, options.long, LONG_DEVICES)
+    measurements["decoding"] = alone("flax", "decoding", *sizes)
     size = f"{BATCH} x {options.tokens} tokens, width {options.width}, {HEADS} heads of {HEAD}, {KEY_HEADS} key heads"
     print(f"{size}, causal, float32; what one of {options.devices} devices holds and gets,")
     print(
         "forward / with the backward pass; MiB of weights and, in JAX, of temporary arrays and of what collectives give"
     )
-    for subject, rows in found["tables"].items():
+    for subject, rows in measurements["tables"].items():
         print_table(subject, rows)
     print(f"\na ring of {LONG_DEVICES} devices, {options.long} tokens, {LONG_HEADS} heads of {HEAD}, causal, float32;")
     print("MiB of inputs, results and temporary arrays in JAX, on one device and on each of the ring")
-    for direction, one in found["long"].items():
-        parts = " -> ".join(f"{sum(one[side]) / 2**20:.1f}" for side in ("plain", "ring"))
-        print(f"  {direction:16}{parts:>18}, 1/{sum(one['plain']) / sum(one['ring']):.1f}")
-    print(f"decoding with tensor={options.devices}: {STEPS} steps in JAX compile {found['decoding']} program")
+    for direction, bytes_by_side in measurements["long"].items():
+        parts = " -> ".join(f"{sum(bytes_by_side[side]) / 2**20:.1f}" for side in ("plain", "ring"))
+        print(f"  {direction:16}{parts:>18}, 1/{sum(bytes_by_side['plain']) / sum(bytes_by_side['ring']):.1f}")
+    print(f"decoding with tensor={options.devices}: {STEPS} steps in JAX compile {measurements['decoding']} program")
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(measurements, indent=1) + "\n")
 
 
 HEAD_LINE = ("weights", "temporary", "collectives", "given", "torch", "JAX, forward")
@@ -168,13 +168,13 @@ def table(subject: str, *sizes: int) -> dict[str, dict[str, Any]]:
     Raises:
         SystemExit: the frameworks put other weights on a device.
     """
-    found = {framework: alone(framework, subject, *sizes) for framework in ("flax", "torch")}
-    for way, row in found["flax"].items():
-        if found["torch"][way]["weights"] != row["weights"]:
+    tables = {framework: alone(framework, subject, *sizes) for framework in ("flax", "torch")}
+    for way, row in tables["flax"].items():
+        if tables["torch"][way]["weights"] != row["weights"]:
             raise SystemExit(
                 f"error: {way}: a device holds {row['weights']} bytes of weights in JAX, and other in torch"
             )
-    return {way: {framework: rows[way] for framework, rows in found.items()} for way in found["flax"]}
+    return {way: {framework: rows[way] for framework, rows in tables.items()} for way in tables["flax"]}
 
 
 def alone(framework: str, subject: str, width: int, tokens: int, devices: int) -> Any:
@@ -186,7 +186,7 @@ def alone(framework: str, subject: str, width: int, tokens: int, devices: int) -
         first = meshes.Task(framework, subject, width, tokens, devices, Path(folder))
         tasks = [dataclasses.replace(first, rank=rank) for rank in range(count)]
         return next(
-            iter(list(workers.run(meshes.run, tasks, count, lambda one: f"{one.framework}, process {one.rank}")))
+            iter(list(workers.run(meshes.run, tasks, count, lambda task: f"{task.framework}, process {task.rank}")))
         )
 
 
@@ -206,7 +206,7 @@ def run(task: Task) -> Any:
     x = random.normal(size=shape).astype(np.float32) if len(shape) == 3 else random.integers(0, VOCABULARY, shape)
     x = x.astype(np.float32 if len(shape) == 3 else np.int32)
     meshes = load_adapter(task.framework, "meshes")
-    found = {}
+    measurements = {}
     try:
         for number, way in enumerate(ways(task.devices)):
             # torch's processes meet for the first mesh, also where its module stays on one device
@@ -216,10 +216,10 @@ def run(task: Task) -> Any:
             if way.sizes:
                 axes = {name: name for name in sizes}
                 module = backends.load(task.framework, "parallel").parallelize(module, mesh, **axes, method=way.method)
-            found[str(way)] = of_way(module, x)
+            measurements[str(way)] = of_way(module, x)
     finally:
         meshes.leave()
-    return found
+    return measurements
 
 
 def build(task: Task, config: Config) -> Any:
@@ -256,10 +256,10 @@ def jax_row(module: Any, x: np.ndarray) -> dict[str, Any]:
     for function in (forward, both):
         compiled = jax.jit(function).lower(weights, x).compile()
         sent = traffic(compiled.as_text() or "")
-        held = compiled.memory_analysis().temp_size_in_bytes
-        runs.append({"temporary": held, "counts": dict(sent.counts), "bytes": sent.bytes, "words": sent.words})
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(weights))
-    return {"weights": held, "runs": runs}
+        num_bytes = compiled.memory_analysis().temp_size_in_bytes
+        runs.append({"temporary": num_bytes, "counts": dict(sent.counts), "bytes": sent.bytes, "words": sent.words})
+    num_bytes = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(weights))
+    return {"weights": num_bytes, "runs": runs}
 
 
 def torch_row(module: Any, x: np.ndarray) -> dict[str, Any]:
@@ -268,10 +268,10 @@ def torch_row(module: Any, x: np.ndarray) -> dict[str, Any]:
 
     from attn_parity.frameworks.torch import meshes
 
-    held = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in module.parameters())
+    num_bytes = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in module.parameters())
     name = "tokens" if x.ndim == 2 else "x"
     runs = [meshes.collectives(module, {name: x}, backward=backward) for backward in (False, True)]
-    return {"weights": held, "runs": runs}
+    return {"weights": num_bytes, "runs": runs}
 
 
 def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
@@ -294,16 +294,16 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
         def both(cotangent: Any, *operands: Any) -> Any:
             return jax.vjp(forward, *operands)[1](cotangent)
 
-        place = (
+        placement = (
             NamedSharding(mesh, PartitionSpec(None, "context"))
             if sharding
             else jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
-        one = jax.ShapeDtypeStruct((1, task.tokens, LONG_HEADS, HEAD), jnp.float32, sharding=place)
+        operand = jax.ShapeDtypeStruct((1, task.tokens, LONG_HEADS, HEAD), jnp.float32, sharding=placement)
         function: Callable[..., Any] = both if differentiated else forward
-        compiled = jax.jit(function, out_shardings=place).lower(*[one] * (4 if differentiated else 3)).compile()
-        found = compiled.memory_analysis()
-        return found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
+        compiled = jax.jit(function, out_shardings=placement).lower(*[operand] * (4 if differentiated else 3)).compile()
+        memory = compiled.memory_analysis()
+        return memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
 
     return {
         name: {"plain": held(None, differentiated), "ring": held(ring, differentiated)}

@@ -48,12 +48,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         theirs = write(Path(folder), options.layers, options.width, options.length)
-        found = measure(Path(folder), theirs, options.length, options.rounds)
+        measurements = measure(Path(folder), theirs, options.length, options.rounds)
         size = (Path(folder) / "model.safetensors").stat().st_size
     facts = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print(f"Llama in float32, {options.layers} layers of {options.width}, {size / 2**30:.2f} GiB; "
           f"{options.length} tokens; milliseconds, median of {options.rounds}")  # fmt: skip
-    for part, ways in found.items():
+    for part, ways in measurements.items():
         first = next(iter(ways.values()))
         print(part)
         for name, seconds in ways.items():
@@ -61,7 +61,7 @@ def main() -> None:
     described = {**machine.describe(), "frameworks": facts}
     print("\n".join(machine.sentences(described)))
     if options.json is not None:
-        options.json.write_text(json.dumps({"seconds": found, "machine": described}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"seconds": measurements, "machine": described}, indent=1) + "\n")
 
 
 def write(folder: Path, layers: int, width: int, length: int) -> Any:
@@ -83,7 +83,7 @@ def write(folder: Path, layers: int, width: int, length: int) -> Any:
 
 def measure(folder: Path, theirs: Any, length: int, rounds: int) -> dict[str, dict[str, float]]:
     """Return part -> way -> median seconds; the first way of a part is the baseline."""
-    found = {"loading": alternate(loading(folder), rounds)}
+    medians = {"loading": alternate(loading(folder), rounds)}
     ours = torch_attn.DecoderModel.from_pretrained(folder)
     flax = jax_attn.DecoderModel.from_pretrained(folder)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (1, length + 2 * rounds + 8))
@@ -93,8 +93,8 @@ def measure(folder: Path, theirs: Any, length: int, rounds: int) -> dict[str, di
             ("a token behind it", steps(theirs, ours, flax, ids, length), rounds),
         ):
             check(part, ways)
-            found[part] = alternate(ways, count)
-    return found
+            medians[part] = alternate(ways, count)
+    return medians
 
 
 def loading(folder: Path) -> dict[str, Way]:
@@ -121,26 +121,26 @@ def prompts(theirs: Any, ours: Any, flax: Any, ids: np.ndarray) -> dict[str, Way
 def steps(theirs: Any, ours: Any, flax: Any, ids: np.ndarray, length: int) -> dict[str, Way]:
     """Return ways to read one token more, with a cache of as many tokens as the prompt has."""
     capacity = ids.shape[1]
-    held: dict[str, Any] = {"transformers": length, "torch": ours.init_cache(1, capacity)}
+    state: dict[str, Any] = {"transformers": length, "torch": ours.init_cache(1, capacity)}
     cache = transformers.StaticCache(config=theirs.config, max_cache_len=capacity)
     theirs(torch.from_numpy(ids[:, :length]), past_key_values=cache, cache_position=torch.arange(length))
-    _, held["torch"] = ours(torch.from_numpy(ids[:, :length]), cache=held["torch"])
+    _, state["torch"] = ours(torch.from_numpy(ids[:, :length]), cache=state["torch"])
     graph, weights = nnx.split(flax)
     step = jax.jit(lambda weights, ids, cache: nnx.merge(graph, weights)(ids, cache=cache), donate_argnums=2)
-    _, held["JAX"] = step(weights, jnp.asarray(ids[:, :length], jnp.int32), flax.init_cache(1, capacity))
-    one = ids[:, :1]
+    _, state["JAX"] = step(weights, jnp.asarray(ids[:, :length], jnp.int32), flax.init_cache(1, capacity))
+    token = ids[:, :1]
 
     def of_transformers() -> Any:
-        at = torch.tensor([held["transformers"]])
-        held["transformers"] += 1
-        return theirs(torch.from_numpy(one), past_key_values=cache, cache_position=at).logits
+        at = torch.tensor([state["transformers"]])
+        state["transformers"] += 1
+        return theirs(torch.from_numpy(token), past_key_values=cache, cache_position=at).logits
 
     def of_torch() -> Any:
-        logits, held["torch"] = ours(torch.from_numpy(one), cache=held["torch"])
+        logits, state["torch"] = ours(torch.from_numpy(token), cache=state["torch"])
         return logits
 
     def of_jax() -> Any:
-        logits, held["JAX"] = step(weights, jnp.asarray(one, jnp.int32), held["JAX"])
+        logits, state["JAX"] = step(weights, jnp.asarray(token, jnp.int32), state["JAX"])
         return jax.block_until_ready(logits)
 
     return {"transformers, static cache": of_transformers, "torch": of_torch, "JAX": of_jax}
@@ -149,8 +149,8 @@ def steps(theirs: Any, ours: Any, flax: Any, ids: np.ndarray, length: int) -> di
 def check(part: str, ways: dict[str, Way]) -> None:
     """Exit if the logits of a way differ from those of the first: a wrong way must not win."""
     wanted, *others = (np.asarray(way()) for way in ways.values())
-    for name, found in zip(list(ways)[1:], others, strict=True):
-        apart = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    for name, logits in zip(list(ways)[1:], others, strict=True):
+        apart = float(np.abs(logits - wanted).max() / np.abs(wanted).max())
         if not apart < CLOSE:
             raise SystemExit(f"error: {part}, {name}: logits are off by {apart:.1e} of the largest")
 

@@ -76,17 +76,17 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="size of the checkpoint")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        options = ["--latency", str(given.latency), "--trace", str(trace)]
+        options = ["--latency", str(arguments.latency), "--trace", str(trace)]
         random = np.random.default_rng(0)
         source = Path(folder) / "x.npz"
         np.savez(
-            source, **{f"t{i:04d}": random.standard_normal((512, 1024), np.float32) for i in range(given.mib // 2)}
+            source, **{f"t{i:04d}": random.standard_normal((512, 1024), np.float32) for i in range(arguments.mib // 2)}
         )
         server = subprocess.Popen(
-            [sys.executable, "-m", "parity_tests.support.object_store", "--rate", str(given.rate), *options],
+            [sys.executable, "-m", "parity_tests.support.object_store", "--rate", str(arguments.rate), *options],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -99,12 +99,14 @@ def main() -> None:
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
             convert(str(source), "s3://bucket/x.safetensors", 8)
-            seconds: dict[int, list[float]] = {count: [] for count in given.workers}
-            for number, count in itertools.product(range(given.rounds), given.workers):
+            seconds: dict[int, list[float]] = {count: [] for count in arguments.workers}
+            for number, count in itertools.product(range(arguments.rounds), arguments.workers):
                 seconds[count].append(measure(count, number, trace))
             middle = {count: statistics.median(found) for count, found in seconds.items()}
-            for count, found in middle.items():
-                print(f"{count} workers: {found:.1f} s, {middle[min(middle)] / found:.1f} times as fast")
+            for count, median_seconds in middle.items():
+                print(
+                    f"{count} workers: {median_seconds:.1f} s, {middle[min(middle)] / median_seconds:.1f} times as fast"
+                )
         finally:
             server.kill()
             server.wait()

@@ -42,19 +42,19 @@ def main() -> None:
     if chosen.rounds < 1:
         parser.error(f"--rounds ({chosen.rounds}) must be at least 1")
     batch, tokens, heads, width = sizes
-    found, picked = measure(batch, tokens, heads, width, chosen.rounds)
+    medians, picked = measure(batch, tokens, heads, width, chosen.rounds)
     print(
         f"{batch}x{tokens}x{heads}x{width}, float32, causal and more; milliseconds, median of {chosen.rounds} rounds,"
     )
     print("and how many times as long as without")
     print(f"{'':28}" + "".join(f"{side:>13}{'fwd':>8}{'x':>6}{'fwd+bwd':>9}{'x':>6}" for side in ("torch", "jax")))
-    for name in dict.fromkeys(name for name, _, _ in found):
+    for name in dict.fromkeys(name for name, _, _ in medians):
         line = f"{name:28}"
         for side in ("torch", "jax"):
             line += f"{picked[name, side]:>13}"
             for what, digits in (("fwd", 8), ("fwd+bwd", 9)):
-                seconds = found[name, side, what]
-                line += f"{1000 * seconds:{digits}.1f}{seconds / found['causal', side, what]:6.2f}"
+                seconds = medians[name, side, what]
+                line += f"{1000 * seconds:{digits}.1f}{seconds / medians['causal', side, what]:6.2f}"
         print(line)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
@@ -136,10 +136,10 @@ def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: b
     options = {name: jnp.asarray(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
     if "dropout" in options:
         options["rng"] = jax.random.key(0)
-    given = {name: options.pop(name) for name in ("bias", "sinks") if name in options}
+    array_options = {name: options.pop(name) for name in ("bias", "sinks") if name in options}
 
-    def attend(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Any:
-        return jax_attn.functional.dot_product_attention(query, key, value, **given, **options)
+    def attend(query: Any, key: Any, value: Any, array_options: dict[str, Any]) -> Any:
+        return jax_attn.functional.dot_product_attention(query, key, value, **array_options, **options)
 
     def loss(*operands: Any) -> Any:
         return jnp.square(attend(*operands)).sum()
@@ -147,9 +147,9 @@ def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: b
     forward, both = jax.jit(attend), jax.jit(jax.grad(loss, (0, 1, 2, 3) if differentiates_bias else (0, 1, 2)))
 
     def run(program: Any) -> Way:
-        return lambda: jax.block_until_ready(program(*arrays, given))
+        return lambda: jax.block_until_ready(program(*arrays, array_options))
 
-    return _picked(arrays, {**options, **given}), run(forward), run(both)
+    return _picked(arrays, {**options, **array_options}), run(forward), run(both)
 
 
 if __name__ == "__main__":

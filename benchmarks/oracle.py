@@ -31,22 +31,22 @@ def answer(group: Group) -> dict[str, np.ndarray]:
     return _attention(inputs, group) if group.subject == "attention" else _module(inputs, group)
 
 
-def wrong(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], dtype: str) -> str | None:
+def wrong(actual: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], dtype: str) -> str | None:
     """Return the error of an answer in `dtype`, in a line; None if it is right.
 
     Args:
-        found: float64 arrays by name.
-        right: the result of `answer`; every name in it must be in `found`.
-        dtype: the precision that `found` was computed in.
+        actual: float64 arrays by name.
+        right: the result of `answer`; every name in it must be in `actual`.
+        dtype: the precision that `actual` was computed in.
     """
     most, most_of_row = (units * float(ml_dtypes.finfo(dtype).eps) for units in ALLOWED[dtype])
     for name, expected in right.items():
         if name in NOT_COMPARED:
             continue
-        if name not in found or found[name].shape != expected.shape:
-            got = found[name].shape if name in found else "nothing"
+        if name not in actual or actual[name].shape != expected.shape:
+            got = actual[name].shape if name in actual else "nothing"
             return f"{name} has shape {got}, not {expected.shape}"
-        whole, row = errors(found[name], expected)
+        whole, row = errors(actual[name], expected)
         if not (whole <= most and row <= most_of_row):
             return (
                 f"{name} is off by {whole:.1e} of its norm (allowed {most:.1e}), "
@@ -55,12 +55,12 @@ def wrong(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], dtyp
     return None
 
 
-def errors(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+def errors(actual: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     """Return the norm of the error over that of the right answer: of the whole, and of the worst row.
 
     A row with less than half of the usual norm counts as one with half of it.
     """
-    error = found - expected
+    error = actual - expected
     whole = np.linalg.norm(error) / np.linalg.norm(expected)
     rows = np.linalg.norm(error, axis=-1), np.linalg.norm(expected, axis=-1)
     # The right gradient may be zero, such as that of a query which sees one key only.
@@ -71,18 +71,18 @@ def errors(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
 def _attention(inputs: Mapping[str, np.ndarray], group: Group) -> dict[str, np.ndarray]:
     query, key, value, cotangent = (inputs[name] for name in ("query", "key", "value", "cotangent"))
     names = ("output", "grad query", "grad key", "grad value") if group.backward else ("output",)
-    found = {name: np.zeros_like(query) for name in names}
+    arrays = {name: np.zeros_like(query) for name in names}
     for b in range(query.shape[0]):
         for h in range(query.shape[2]):
-            views = {name: array[b, :, h] for name, array in found.items()}
+            views = {name: array[b, :, h] for name, array in arrays.items()}
             _head(query[b, :, h], key[b, :, h], value[b, :, h], cotangent[b, :, h], views)
-    return found
+    return arrays
 
 
 def _head(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray, found: dict[str, np.ndarray]
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray, arrays: dict[str, np.ndarray]
 ) -> None:
-    """Write the output of one head, ``(T, D)``, and its gradients where `found` has them."""
+    """Write the output of one head, ``(T, D)``, and its gradients where `arrays` has them."""
     tokens, scale = len(query), query.shape[1] ** -0.5
     for start in range(0, tokens, BLOCK):
         stop = min(start + BLOCK, tokens)
@@ -92,14 +92,14 @@ def _head(
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         output = weights @ value[:stop]
-        found["output"][rows] = output
-        if "grad query" in found:
+        arrays["output"][rows] = output
+        if "grad query" in arrays:
             grad = cotangent[rows]
             inner = (grad * output).sum(-1, keepdims=True)
             grad_scores = scale * weights * (grad @ value[:stop].T - inner)
-            found["grad query"][rows] = grad_scores @ key[:stop]
-            found["grad key"][:stop] += grad_scores.T @ query[rows]
-            found["grad value"][:stop] += weights.T @ grad
+            arrays["grad query"][rows] = grad_scores @ key[:stop]
+            arrays["grad key"][:stop] += grad_scores.T @ query[rows]
+            arrays["grad value"][:stop] += weights.T @ grad
 
 
 def _module(inputs: Mapping[str, np.ndarray], group: Group) -> dict[str, np.ndarray]:
@@ -114,13 +114,13 @@ def _module(inputs: Mapping[str, np.ndarray], group: Group) -> dict[str, np.ndar
     split["cotangent"] = (cotangent @ inputs["out_proj.weight"].T).reshape(heads)
     inside = _attention(split, group)
     context = inside["output"].reshape(x.shape)
-    found = {"output": project("out_proj", context)}
+    arrays = {"output": project("out_proj", context)}
     if not group.backward:
-        return found
+        return arrays
     grads = {f"W_{name}": inside[f"grad {name}"].reshape(x.shape) for name in ("query", "key", "value")}
-    found["grad x"] = sum(grad @ inputs[f"{name}.weight"].T for name, grad in grads.items())
+    arrays["grad x"] = sum(grad @ inputs[f"{name}.weight"].T for name, grad in grads.items())
     for name in LINEARS:
         features, grad = (context, cotangent) if name == "out_proj" else (x, grads[name])
-        found[f"grad {name}.weight"] = np.einsum("bti,bto->io", features, grad, optimize=True)
-        found[f"grad {name}.bias"] = grad.sum((0, 1))
-    return found
+        arrays[f"grad {name}.weight"] = np.einsum("bti,bto->io", features, grad, optimize=True)
+        arrays[f"grad {name}.bias"] = grad.sum((0, 1))
+    return arrays

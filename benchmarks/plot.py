@@ -33,12 +33,12 @@ def svg(report: Report) -> str:
     names = list(dict.fromkeys(name for _, lines, _ in rows for name, _ in lines))
     colors = dict(zip(names, itertools.cycle(COLORS), strict=False))
     marks = []
-    for place, (title, times, memories) in enumerate(rows):
-        y = place * HEIGHT
+    for index, (title, times, memories) in enumerate(rows):
+        y = index * HEIGHT
         marks.append(_panel(title, "ms per sequence", times, colors, 0, y))
         marks.append(_panel("", "MiB per sequence", memories, colors, WIDTH, y))
-    for place, name in enumerate(names):
-        y = TOP + 10 + place * 20
+    for index, name in enumerate(names):
+        y = TOP + 10 + index * 20
         x = 2 * WIDTH + 10
         marks.append(_stroke([(x, y), (x + 30, y)], colors[name], name))
         marks.append(element("text", name, x=x + 38, y=y + 4))
@@ -62,9 +62,9 @@ def svg(report: Report) -> str:
 
 
 def _keys(report: Report) -> list[tuple[str, str, str]]:
-    found = {(row.subject, row.direction, row.dtype) for row in report.rows}
+    keys = {(row.subject, row.direction, row.dtype) for row in report.rows}
     subjects = list(dict.fromkeys(row.subject for row in report.rows))
-    return sorted(found, key=lambda key: (subjects.index(key[0]), DIRECTIONS.index(key[1]), DTYPES.index(key[2])))
+    return sorted(keys, key=lambda key: (subjects.index(key[0]), DIRECTIONS.index(key[1]), DTYPES.index(key[2])))
 
 
 def _panels(report: Report, subject: str, direction: str, dtype: str) -> tuple[str, list[Line], list[Line]] | None:
@@ -118,11 +118,11 @@ def _panel(title: str, unit: str, lines: Sequence[Line], colors: dict[str, str],
         parts.append(_rule(line_x, TOP, line_x, bottom))
         parts.append(element("text", f"{tokens}", x=f"{line_x:.1f}", y=f"{bottom + 16:.1f}", text_anchor="middle"))
     parts.append(element("text", "T", x=WIDTH - RIGHT, y=HEIGHT - BOTTOM + 30, text_anchor="end"))
-    for name, one in lines:
-        parts.append(_stroke([place(*point) for point in one], colors[name], name))
+    for name, line in lines:
+        parts.append(_stroke([place(*point) for point in line], colors[name], name))
         parts += [
             element("circle", cx=f"{cx:.1f}", cy=f"{cy:.1f}", r=3, fill=colors[name])
-            for cx, cy in (place(*point) for point in one)
+            for cx, cy in (place(*point) for point in line)
         ]
     return element("g", parts, transform=f"translate({x},{y})")
 

@@ -36,9 +36,9 @@ def main() -> None:
     print(f"float32, milliseconds, median of {rounds}; times as long as the reference takes")
     for shape in SHAPES:
         for what, ways in (("forward", forward(*shape)), ("with gradients", with_gradients(*shape))):
-            found = measure(ways, rounds)
-            one = found["reference"]
-            cells = [f"{name} {1000 * seconds:.1f} ({seconds / one:.2f})" for name, seconds in found.items()]
+            durations = measure(ways, rounds)
+            baseline = durations["reference"]
+            cells = [f"{name} {1000 * seconds:.1f} ({seconds / baseline:.2f})" for name, seconds in durations.items()]
             print(f"{shape} {what}: {', '.join(cells)}", flush=True)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
@@ -57,7 +57,7 @@ def forward(*shape: int) -> dict[str, Callable[[], Any]]:
     """Return contender -> function that computes the context."""
     arrays = operands(*shape)
     tensors, in_jax = [torch.from_numpy(one) for one in arrays], [jnp.asarray(one) for one in arrays]
-    run = jax.jit(lambda *given: jax_attn.recurrent.recurrence.gated_delta_rule(*given)[0])
+    run = jax.jit(lambda *inputs: jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0])
     return {
         "reference": lambda: reference(*tensors),
         "torch": lambda: torch_attn.recurrent.recurrence.gated_delta_rule(*tensors)[0],
@@ -70,8 +70,8 @@ def with_gradients(*shape: int) -> dict[str, Callable[[], Any]]:
     arrays = operands(*shape)
     in_jax = [jnp.asarray(one) for one in arrays]
 
-    def total(*given: jax.Array) -> jax.Array:
-        return jax_attn.recurrent.recurrence.gated_delta_rule(*given)[0].sum()
+    def total(*inputs: jax.Array) -> jax.Array:
+        return jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0].sum()
 
     run = jax.jit(jax.grad(total, argnums=tuple(range(5))))
 
@@ -80,7 +80,7 @@ def with_gradients(*shape: int) -> dict[str, Callable[[], Any]]:
 
     return {
         "reference": lambda: gradients(reference),
-        "torch": lambda: gradients(lambda *given: torch_attn.recurrent.recurrence.gated_delta_rule(*given)[0]),
+        "torch": lambda: gradients(lambda *inputs: torch_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0]),
         "jax": lambda: jax.block_until_ready(run(*in_jax)),
     }
 

@@ -132,11 +132,11 @@ class Report:
             "stock": [one for one in same if one.kind == "stock"],
             "torch": [one for one in group if one.framework == "torch" and one.kind == "stock"],
         }
-        found: dict[str, float | None] = {}
+        ratios: dict[str, float | None] = {}
         for name, rows in others.items():
             best = fastest(rows)
-            found[name] = best.median / row.median if best and best.median and row.median else None
-        return found
+            ratios[name] = best.median / row.median if best and best.median and row.median else None
+        return ratios
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready data; `from_json` reads it back."""
@@ -215,11 +215,11 @@ class Report:
             columns.append(f"{framework} ours")
             texts.append(_brief(ours, [row for row in mine if row.picked], with_memory))
             for contender in dict.fromkeys(row.contender for row in theirs):
-                found = [row for row in theirs if row.contender == contender]
-                best = fastest(found)
+                contender_rows = [row for row in theirs if row.contender == contender]
+                best = fastest(contender_rows)
                 ratio = best.median / ours.median if best and ours and best.median and ours.median else None
                 columns += [SHORT_NAMES.get(contender, contender), "x"]
-                texts += [_brief(best, found, with_memory), times(ratio)]
+                texts += [_brief(best, contender_rows, with_memory), times(ratio)]
         return columns, texts
 
     def lines(self) -> Iterator[str]:

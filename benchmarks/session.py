@@ -245,12 +245,12 @@ def _measure_group(
     steps(f"{group}: compiling and checking")
     for framework, side in sides.items():
         try:
-            found = side.prepare(group.to_json(), list(plan.modes), str(answer), sizes[framework], plan.sample)
+            reply = side.prepare(group.to_json(), list(plan.modes), str(answer), sizes[framework], plan.sample)
         except WorkerError as error:
             notes.append(f"{group}: {error}")
             continue
-        prepared[framework], seconds[framework] = found["rows"], {}
-        notes += found["notes"]
+        prepared[framework], seconds[framework] = reply["rows"], {}
+        notes += reply["notes"]
     for number in range(plan.rounds):
         steps(f"{group}: round {number + 1}")
         order = list(prepared)
@@ -267,24 +267,24 @@ def _measure_group(
     rows = []
     for framework, contenders in prepared.items():
         matmul = 2 * sizes[framework] ** 3 / float(np.median(seconds[framework][MATMUL]))
-        for one in contenders:
-            right = one["status"] == "right"
+        for contender in contenders:
+            right = contender["status"] == "right"
             memory = None
             if right and plan.memory:
-                steps.show(f"{group}: memory of {framework} {one['label']}")
-                memory = _memory(sides[framework], plan, group, one["label"], framework, notes)
+                steps.show(f"{group}: memory of {framework} {contender['label']}")
+                memory = _memory(sides[framework], plan, group, contender["label"], framework, notes)
             rows.append(
                 Row(
                     **group.to_json(),
                     framework=framework,
-                    contender=one["contender"],
-                    kind=one["kind"],
-                    mode=one["mode"],
-                    picked=one["picked"],
-                    status=one["status"],
-                    reason=one.get("reason"),
-                    seconds=tuple(seconds[framework].get(one["label"], ())) if right else (),
-                    first_call_s=one.get("first_call_s"),
+                    contender=contender["contender"],
+                    kind=contender["kind"],
+                    mode=contender["mode"],
+                    picked=contender["picked"],
+                    status=contender["status"],
+                    reason=contender.get("reason"),
+                    seconds=tuple(seconds[framework].get(contender["label"], ())) if right else (),
+                    first_call_s=contender.get("first_call_s"),
                     matmul_flops=matmul,
                     memory_bytes=memory,
                 )
@@ -294,11 +294,11 @@ def _measure_group(
 
 def _memory(side: Side, plan: Plan, group: Group, label: str, framework: str, notes: list[str]) -> int | None:
     try:
-        found = side.memory(group.to_json(), list(plan.modes), label)["bytes"]
+        num_bytes = side.memory(group.to_json(), list(plan.modes), label)["bytes"]
     except WorkerError as error:
         notes.append(f"{group}: memory of {framework} {label}: {error}")
         return None
-    return None if found is None else int(found)
+    return None if num_bytes is None else int(num_bytes)
 
 
 def groups(

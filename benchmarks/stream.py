@@ -40,8 +40,8 @@ def reader(arrays: Sequence[np.ndarray[Any, Any]], threads: int | None = None) -
 
     def run() -> None:
         assert arrays, "they are there as long as this is"
-        for one in [pool.submit(read, *part) for part in parts]:
-            one.result()
+        for job in [pool.submit(read, *part) for part in parts]:
+            job.result()
 
     return run
 
@@ -58,7 +58,7 @@ def _compiled() -> Any:
             code.fetch(at + _AHEAD + line)
         for n, total in enumerate(sums):
             total.set(total.get() + code.load(at + 4 * LANES * n, vector))
-    whole = functools.reduce(lambda one, two: one + two, [total.get() for total in sums])
+    whole = functools.reduce(lambda first, second: first + second, [total.get() for total in sums])
     answer = code.stack(LANES)
     code.store(whole, answer.address)
     code.ret(answer[0])  # else nothing would be read

@@ -30,11 +30,11 @@ def device() -> torch.device:
 
 def describe() -> dict[str, Any]:
     """Return the version, the device and the threads."""
-    found = {"versions": {"torch": torch.__version__}, "device": "cpu", "threads": torch.get_num_threads()}
+    facts = {"versions": {"torch": torch.__version__}, "device": "cpu", "threads": torch.get_num_threads()}
     if device().type == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"device": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"}
-    return found
+        facts |= {"device": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"}
+    return facts
 
 
 def start(group: Group) -> None:
@@ -48,12 +48,12 @@ def start(group: Group) -> None:
 def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], list[str]]:
     """Return the contenders of a group in the modes, and a line for each of ours that can't compute it."""
     rows, notes = (_attention if group.subject == "attention" else _modules)(group)
-    found = [
+    all_contenders = [
         Contender(name, kind, mode, functools.partial(build, group, mode), **options)
         for name, kind, build, options in rows
         for mode in modes
     ]
-    return found, notes
+    return all_contenders, notes
 
 
 def elapsed(call: Callable[[], Any], repeats: int) -> float:
@@ -83,9 +83,9 @@ def wait(result: Any) -> Any:
 def matmul(size: int, dtype: str) -> Callable[[], Any]:
     """Return the product of two square matrices, to call."""
     generator = torch.Generator().manual_seed(0)
-    one, two = (torch.randn(size, size, generator=generator).to(device(), getattr(torch, dtype)) for _ in range(2))
-    out = torch.empty_like(one)
-    return lambda: torch.mm(one, two, out=out)
+    left, right = (torch.randn(size, size, generator=generator).to(device(), getattr(torch, dtype)) for _ in range(2))
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
 
 
 def device_peak(work: Work) -> int | None:
@@ -135,8 +135,8 @@ def _function(group: Group, mode: str, attend: Callable[..., Tensor], heads_firs
 
     def read(result: Any) -> dict[str, np.ndarray]:
         named = zip(("output", *(f"grad {name}" for name in names)), result, strict=False)
-        found = {name: _array(tensor) for name, tensor in named}
-        return {name: array.swapaxes(1, 2) if heads_first else array for name, array in found.items()}
+        arrays = {name: _array(tensor) for name, tensor in named}
+        return {name: array.swapaxes(1, 2) if heads_first else array for name, array in arrays.items()}
 
     call = _caller(_compiled(attend, mode), arguments, arguments, _tensor(inputs["cotangent"], False), group)
     return Work(call, read)
@@ -193,8 +193,8 @@ def _stock(group: Group, mode: str) -> Work:
 
     def read(grads: Sequence[Tensor]) -> Iterator[tuple[str, np.ndarray]]:
         weight, bias, out_weight, out_bias = map(_array, grads)
-        for place, name in enumerate(LINEARS[:3]):
-            rows = slice(place * cell.width, (place + 1) * cell.width)
+        for index, name in enumerate(LINEARS[:3]):
+            rows = slice(index * cell.width, (index + 1) * cell.width)
             yield from ((f"{name}.weight", weight[rows].T), (f"{name}.bias", bias[rows]))
         yield from (("out_proj.weight", out_weight.T), ("out_proj.bias", out_bias))
 
@@ -216,11 +216,11 @@ def _module(
     x = _tensor(inputs["x"], group.backward)
 
     def read(result: Any) -> dict[str, np.ndarray]:
-        found = {"output": _array(result[0])}
+        arrays = {"output": _array(result[0])}
         if group.backward:
-            found["grad x"] = _array(result[1])
-            found |= {f"grad {name}": array for name, array in read_grads(result[2:])}
-        return found
+            arrays["grad x"] = _array(result[1])
+            arrays |= {f"grad {name}": array for name, array in read_grads(result[2:])}
+        return arrays
 
     call = _caller(forward, [x], [x, *parameters], _tensor(inputs["cotangent"], False), group)
     return Work(call, read)

@@ -156,8 +156,8 @@ def classes_with_two_homes() -> dict[str, list[str]]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(relative))
-    twins = ("torch_attn", "jax_attn")
-    neutral = {name: {re.sub(rf"^({'|'.join(twins)})/", "", each) for each in paths} for name, paths in homes.items()}
+    twin = re.compile("^(torch_attn|jax_attn|attn_parity/frameworks/(torch|jax))/")
+    neutral = {name: {twin.sub("", path) for path in paths} for name, paths in homes.items()}
     return {name: homes[name] for name, paths in sorted(neutral.items()) if len(paths) > 1}
 
 

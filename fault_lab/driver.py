@@ -107,11 +107,11 @@ def mutate(
     started = time.perf_counter()
     trials: list[Trial | GalleryTrial] = [*plan_faults(chosen, seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
-    for one in galleries:
-        trials += plan_gallery(one)
+    for gallery_name in galleries:
+        trials += plan_gallery(gallery_name)
     results = []
-    with contextlib.closing(run_trials(trials, jobs)) as found:
-        for done, result in enumerate(found):
+    with contextlib.closing(run_trials(trials, jobs)) as outcomes:
+        for done, result in enumerate(outcomes):
             if progress is not None:
                 progress(result.trial.fault or "right pairs", done + 1, len(trials))
             results.append(result)
@@ -270,11 +270,11 @@ class _Subject:
                 weights = mutants.draw_weights(self.shapes, seed + number, 1.0)
                 inputs = sampling.draw_inputs(calls.as_arguments(dict(inputs)), (seed, number)).kwargs
             random = np.random.default_rng([seed, number, 5])
-            held = self._on_side(weights, side)
-            described = right.describe_outputs(held, Arguments((), dict(inputs)))
+            own_weights = self._on_side(weights, side)
+            described = right.describe_outputs(own_weights, Arguments((), dict(inputs)))
             cotangents = [np.asarray(random.normal(size=shape)) for _, shape, _ in described]
             others = self._rounded(weights) if self.fault.held else weights
-            numbers.append(Numbers(held, self._on_side(others, side), inputs, cotangents))
+            numbers.append(Numbers(own_weights, self._on_side(others, side), inputs, cotangents))
         return measure_change(right, wrong, numbers)
 
     def change_on_samples(self) -> Change:
@@ -286,15 +286,15 @@ class _Subject:
         assert self.trial.side is not None
         side, subject_of = self.trial.side, load_adapter(self.trial.side).subject_of
         pair = prepare(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
-        runner, place = Live(pair), SIDE_OF[side]
+        runner, position = Live(pair), SIDE_OF[side]
         numbers = []
         for planned in pair.effort.first_look(SEEDS, self.trial.seed, transfer=pair.transfer):
             sample = runner.sample(planned)
-            held = pair.weights(sample, place)
+            weights = pair.weights(sample, position)
             cotangents = [one.astype(np.float64) for one in runner.cotangents(sample, None)]
-            numbers.append(Numbers(held, held, sample.arguments[place].kwargs, cotangents))
+            numbers.append(Numbers(weights, weights, sample.arguments[position].kwargs, cotangents))
         right = subject_of(self._build(side, self._order(side), with_fault=False))
-        return measure_change(right, pair.subject(place), numbers)
+        return measure_change(right, pair.subject(position), numbers)
 
     def _build(self, side: Framework, order: Order, *, with_fault: bool = True) -> Any:
         build = load_mutants(side, "mutants").build

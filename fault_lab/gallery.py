@@ -220,14 +220,14 @@ def load_entries(gallery: str) -> dict[str, Entry]:
 def _all_entries(gallery: str) -> dict[str, Entry]:
     where, colon, attribute = gallery.rpartition(":")
     name = gallery if colon and attribute.isidentifier() and where else f"{gallery}:{ATTRIBUTE}"
-    found = factories.load(name, "gallery").target
-    if callable(found):
+    entries = factories.load(name, "gallery").target
+    if callable(entries):
         with factories.guarded(name):
-            found = found()
-    is_mapping = isinstance(found, Mapping) and found
-    if not is_mapping or not all(isinstance(one, Entry) and key == one.name for key, one in found.items()):
+            entries = entries()
+    is_mapping = isinstance(entries, Mapping) and entries
+    if not is_mapping or not all(isinstance(one, Entry) and key == one.name for key, one in entries.items()):
         raise ValueError(f"{name} must give entries, name -> fault_lab.gallery.Entry of that name")
-    return dict(found)
+    return dict(entries)
 
 
 def plan_gallery(gallery: str) -> list[GalleryTrial]:
@@ -316,8 +316,8 @@ def table_of(findings: Sequence[Finding]) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading == "seconds" else "left")
-    for one in findings:
-        *cells, right, seconds = map(rich.markup.escape, one.row())
+    for finding in findings:
+        *cells, right, seconds = map(rich.markup.escape, finding.row())
         color = {"yes": "green", "place": "yellow", "NO": "red"}[right]
         table.add_row(*cells, f"[{color}]{right}[/]", seconds)
     return table

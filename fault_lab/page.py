@@ -87,8 +87,8 @@ def as_markdown(report: MutationReport) -> str:
         rows = [[cell.replace("|", "/") for cell in one.row()] for one in report.gallery]
         made_by = f"<!-- gallery made by: {report.command} -->"
         seconds = sum(one.seconds for one in report.gallery)
-        said = f"`{report.command}`: {summarised(report.gallery)}, {seconds:.0f} s of comparisons."
-        parts += [GALLERY, made_by, said, _table(HEADINGS, rows)]
+        summary = f"`{report.command}`: {summarised(report.gallery)}, {seconds:.0f} s of comparisons."
+        parts += [GALLERY, made_by, summary, _table(HEADINGS, rows)]
     if report.lines():
         parts += ["## What is not as it should be", "```\n" + "\n".join(report.lines()) + "\n```"]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -110,9 +110,9 @@ class MutationReport:
     def summary(self) -> str:
         """Return the last line of the report."""
         visible = [result for result in self.planted if result.visible]
-        found = sum(result.outcome == "detected" for result in visible)
+        num_detected = sum(result.outcome == "detected" for result in visible)
         parts = [
-            f"{found} of {len(visible)} visible plants of {len(self._by_fault())} faults detected",
+            f"{num_detected} of {len(visible)} visible plants of {len(self._by_fault())} faults detected",
             f"{sum(one.outcome == 'false alarm' for one in self.right)} false alarms on {len(self.right)} right pairs",
         ]
         parts += [f"gallery: {summarised(self.gallery)}"] if self.gallery else []
@@ -123,11 +123,11 @@ class MutationReport:
 
     def lines(self) -> list[str]:
         """Return everything that is not as it should be, with the command that runs it again."""
-        found = []
+        lines = []
         wrong: tuple[Result | Finding, ...] = (*self.survivors, *self.false_alarms, *self.objections)
         for result in wrong:
-            found += [str(result), f"  again: {result.command}"]
-        return found
+            lines += [str(result), f"  again: {result.command}"]
+        return lines
 
     def table(self) -> rich.table.Table:
         """Return one row per fault and one for right pairs; usual rules on outputs, and on gradients as well."""
@@ -189,24 +189,24 @@ class MutationReport:
 
     def rows(self) -> list[tuple[str, str, str, list[str]]]:
         """Return per fault its name, its number of detections, the verdicts, and the findings of the usual rules."""
-        found = []
+        rows = []
         for name, results in self._by_fault().items():
             visible = [result for result in results if result.visible]
             judged = f"{sum(one.outcome == 'detected' for one in visible)}/{len(visible)}" if visible else "-"
-            said = collections.Counter(one.verdict if one.visible else one.outcome for one in results)
-            verdicts = ", ".join(what if len(said) == 1 else f"{count} {what}" for what, count in said.items())
-            found.append((name, judged, verdicts, count_rules(visible)))
-        return found
+            counts = collections.Counter(one.verdict if one.visible else one.outcome for one in results)
+            verdicts = ", ".join(what if len(counts) == 1 else f"{count} {what}" for what, count in counts.items())
+            rows.append((name, judged, verdicts, count_rules(visible)))
+        return rows
 
     def alarm_rows(self) -> list[tuple[str, str, list[str]]]:
         """Return per module, and for all together, how often the judge and the usual rules objected to right pairs."""
         modules = dict(sorted(collections.Counter(one.module for one in self.right).items(), key=lambda item: -item[1]))
         groups = [(module, [one for one in self.right if one.module == module]) for module in modules]
-        found = []
+        rows = []
         for name, results in [*groups, (f"{len(self.right)} right pairs", list(self.right))]:
             alarms = sum(one.outcome == "false alarm" for one in results)
-            found.append((name, f"{alarms} of {len(results)}", count_rules(results)))
-        return found
+            rows.append((name, f"{alarms} of {len(results)}", count_rules(results)))
+        return rows
 
 
 def _is_invariance(name: str) -> bool:
@@ -214,8 +214,8 @@ def _is_invariance(name: str) -> bool:
 
 
 def _is_short(judged: str) -> bool:
-    found, _, count = judged.partition("/")
-    return found != count and judged != "-"
+    num_detected, _, count = judged.partition("/")
+    return num_detected != count and judged != "-"
 
 
 def _plural(outcome: str, count: int) -> str:

@@ -108,9 +108,9 @@ def count_rules(results: Sequence[Result]) -> list[str]:
     """Return per usual rule how many it rejects by the outputs, and by outputs and gradients: ``2|5``."""
     cells = []
     for rule in USUAL_RULES:
-        known = [result.rules[rule.name] for result in results if result.rules is not None]
-        forward, all_of_it = (sum(column) for column in zip(*known, strict=True)) if known else (0, 0)
-        cells.append(f"{forward}|{all_of_it}" if known else "-")
+        rejections = [result.rules[rule.name] for result in results if result.rules is not None]
+        forward, all_of_it = (sum(column) for column in zip(*rejections, strict=True)) if rejections else (0, 0)
+        cells.append(f"{forward}|{all_of_it}" if rejections else "-")
     return cells
 
 
@@ -124,6 +124,6 @@ def upper_bound(failures: int, count: int) -> float:
     return high
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Return a value; None for an infinity, which JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

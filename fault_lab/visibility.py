@@ -74,7 +74,7 @@ class Numbers:
     cotangents: Sequence[Array]
 
 
-def measure_change(right: Any, wrong: Any, numbers: Sequence[Numbers]) -> Change:
+def measure_change(right: object, wrong: object, numbers: Sequence[Numbers]) -> Change:
     """Compare two modules of one framework.
 
     Args:
@@ -84,30 +84,30 @@ def measure_change(right: Any, wrong: Any, numbers: Sequence[Numbers]) -> Change
     """
     forward = backward = noise = 0.0
     truths = []
-    for one in numbers:
-        truth = _run(right, one.right, one.inputs, one.cotangents, "float64")
+    for number_set in numbers:
+        truth = _run(right, number_set.right, number_set.inputs, number_set.cotangents, "float64")
         truths.append(truth)
-        other = _run(wrong, one.wrong, one.inputs, one.cotangents, "float64")
+        other = _run(wrong, number_set.wrong, number_set.inputs, number_set.cotangents, "float64")
         changes = _relative(truth, other)
         forward = max(forward, changes.pop("output"))
         backward = max(backward, *changes.values())
-        noisy = _run(right, _nudged(one.right), _nudged(one.inputs), one.cotangents, "float64")
+        noisy = _run(right, _nudged(number_set.right), _nudged(number_set.inputs), number_set.cotangents, "float64")
         noise = max(noise, *_relative(truth, noisy).values())
     change = Change(forward, backward, noise)
     if change.changes_meaning:
         return change
     errors: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for one, truth in zip(numbers, truths, strict=True):
-        low = _run(right, one.right, one.inputs, one.cotangents, None)
-        lossy = _run(wrong, one.wrong, one.inputs, one.cotangents, None)
+    for number_set, truth in zip(numbers, truths, strict=True):
+        low = _run(right, number_set.right, number_set.inputs, number_set.cotangents, None)
+        lossy = _run(wrong, number_set.wrong, number_set.inputs, number_set.cotangents, None)
         for key, exact in truth.items():
             scale = float(np.abs(exact).max(initial=0.0)) or _scale(truth, key[0])
             unit = float(np.finfo(np.float32).eps) * scale or 1.0
             pair = [_mean_square((array[key] - exact) / unit) for array in (low, lossy)]
             errors.setdefault(key, []).append((pair[0], pair[1]))
     losses = []
-    for found in errors.values():
-        normal, more = (math.sqrt(sum(column) / len(found)) for column in zip(*found, strict=True))
+    for error_pairs in errors.values():
+        normal, more = (math.sqrt(sum(column) / len(error_pairs)) for column in zip(*error_pairs, strict=True))
         losses.append(more / (normal + 0.5))
     return dataclasses.replace(change, loss=max(losses))
 
@@ -118,21 +118,21 @@ def _run(
     """Return (kind, name) -> result."""
     cotangents = [one if dtype else one.astype(np.float32) for one in cotangents]
     run = runner.run(weights, Arguments((), dict(inputs)), cotangents, dtype=dtype)
-    found = {("output", str(i)): output for i, output in enumerate(run.outputs)}
-    found |= {("input", str(i)): one for i, one in enumerate(run.input_gradients) if one is not None}
+    arrays = {("output", str(i)): output for i, output in enumerate(run.outputs)}
+    arrays |= {("input", str(i)): one for i, one in enumerate(run.input_gradients) if one is not None}
     for name, gradient in run.parameter_gradients.items():
-        found["matrix" if gradient.ndim > 1 else "vector", name] = gradient
-    return {key: array.astype(np.float64) for key, array in found.items()}
+        arrays["matrix" if gradient.ndim > 1 else "vector", name] = gradient
+    return {key: array.astype(np.float64) for key, array in arrays.items()}
 
 
 def _relative(truth: Mapping[tuple[str, str], Array], other: Mapping[tuple[str, str], Array]) -> dict[str, float]:
     """Return kind -> largest difference, relative to the largest value of the kind."""
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for key, exact in truth.items():
         apart = float(np.abs(exact - other[key]).max(initial=0.0))
         part = apart / (_scale(truth, key[0]) or 1.0)
-        found[key[0]] = max(found.get(key[0], 0.0), math.inf if math.isnan(part) else part)
-    return found
+        differences[key[0]] = max(differences.get(key[0], 0.0), math.inf if math.isnan(part) else part)
+    return differences
 
 
 def _scale(results: Mapping[tuple[str, str], Array], kind: str) -> float:

@@ -162,7 +162,7 @@ def _checked(
     dropout: float,
     rng: Any,
     return_weights: bool,
-) -> implementations.Call:
+) -> implementations.KernelCall:
     operands = {"query": query, "key": key, "value": value}
     dtypes = [dtype_name(array, name) for name, array in operands.items()]
     for name, array in operands.items():
@@ -182,7 +182,9 @@ def _checked(
         # Kernels without a mask are faster, and some take none.
         mask = None if isinstance(mask, Full) else mask
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    return implementations.KernelCall(
+        query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights
+    )
 
 
 def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], device: Any) -> Mask:

@@ -94,7 +94,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     path = remote.to_path(path)
     with family_beside(path), containers.open_reader(path, format) as reader:
         layout, why = "", ""
-        known = manifest.of(reader, path)
+        own_manifest = manifest.of(reader, path)
         taken, selection = reader, Selection()
         try:
             taken, unwrapped = unwrap(reader)
@@ -103,15 +103,15 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
             taken = Filtered(taken, streams, ()) if streams else taken
             if not reader.config:
                 quantised.check_plain(taken, configs.of_reader(reader))
-            is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
+            is_own = own_manifest is not None and own_manifest.layout.endswith((".toml torch", ".toml flax"))
             layout = (
-                known.layout
-                if known is not None and is_own
-                else reading.layout_of(taken.tensors, configs.of_reader(reader), known).name
+                own_manifest.layout
+                if own_manifest is not None and is_own
+                else reading.layout_of(taken.tensors, configs.of_reader(reader), own_manifest).name
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
-        has_manifest = known is not None
+        has_manifest = own_manifest is not None
         notes = (
             *reader.notes,
             *selection.notes(),
@@ -338,54 +338,64 @@ def verify(
     progress = progress or (lambda done, total, name: None)
     options = options_of(options, keywords)
     origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
-    with containers.open_reader(target) as there:
-        known = manifest.of(there, target)
+    with containers.open_reader(target) as target_reader:
+        target_manifest = manifest.of(target_reader, target)
         problems: dict[str, str] = {}
-        if known is not None:
-            problems |= verification.by_digests(there, known, progress)
+        if target_manifest is not None:
+            problems |= verification.by_digests(target_reader, target_manifest, progress)
         elif origin is None:
             raise CheckpointError(f"{target} has no manifest beside it; give its source to hold it against")
         if origin is not None:
-            if options.rules is None and known is not None and known.layout not in ("", *layouts.names()):
+            if (
+                options.rules is None
+                and target_manifest is not None
+                and target_manifest.layout not in ("", *layouts.names())
+            ):
                 raise CheckpointError(f"{target} was converted by rules of one's own; give them, too")
-            options = verification.as_converted(options, known, there)
+            options = verification.as_converted(options, target_manifest, target_reader)
             step, item = options.step, options.item
-            if step is None and item is None and known is not None:
-                step, item = chosen_again(origin, known.source)
+            if step is None and item is None and target_manifest is not None:
+                step, item = chosen_again(origin, target_manifest.source)
             with (
                 requests.family_beside(origin),
                 containers.open_reader(origin, options.source_format, step=step, item=item) as opened,
             ):
                 strip = options.strip
-                if strip is None and known is not None:
-                    said = known.source.get("stripped", "")
+                if strip is None and target_manifest is not None:
+                    prefix = target_manifest.source.get("stripped", "")
                     bare = without_wrappers(opened.tensors)
-                    strip = said if any(name.startswith(said) for name in (*bare, *bare.values())) else None
+                    strip = prefix if any(name.startswith(prefix) for name in (*bare, *bare.values())) else None
                 strip = strip or None
-                patterns = tuple(options.drop) if options.drop is not None else patterns_in(opened, known)
+                patterns = tuple(options.drop) if options.drop is not None else patterns_in(opened, target_manifest)
                 keep_wrappers = options.rules is not None or options.to_layout == "same"
                 opened, selection = select(opened, strip, patterns, keep_wrappers=keep_wrappers)
                 dequantize = options.dequantize
-                if known is not None and known.source.get("quantised"):
+                if target_manifest is not None and target_manifest.source.get("quantised"):
                     dequantize = True
-                    problems |= verification.by_originals(opened, known)
+                    problems |= verification.by_originals(opened, target_manifest)
                 reader = requests.seen(opened, dequantize, options.dtype, options.adapter)
-                problems |= verification.by_adapter(reader, known, target)
+                problems |= verification.by_adapter(reader, target_manifest, target)
                 is_another = strip is not None or selection.unwrapped or options.adapter is not None
                 before = None if is_another else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(reader, before, target, options, selection)
                 except (WeightsMismatchError, layouts.LayoutError) as error:
-                    made_of = None if known is None else known.source.get("layout")
+                    made_of = None if target_manifest is None else target_manifest.source.get("layout")
                     if not made_of or options.from_layout != made_of:
                         raise
-                    copied = requests.plan_of_copy(reader, target, options.to_layout, there.format, options.dtype)
+                    copied = requests.plan_of_copy(
+                        reader, target, options.to_layout, target_reader.format, options.dtype
+                    )
                     is_shape = isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]
                     if copied is None and is_shape:
                         raise  # its names are those of the layout
                     if copied is None:
                         raise verification.another_source(origin, target, made_of, error) from None
                     planned, before = copied, None
-                found = verification.by_source(planned, reader, before, there, options.max_memory, progress)
-            problems = {**found, **problems}
-    return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)
+                source_problems = verification.by_source(
+                    planned, reader, before, target_reader, options.max_memory, progress
+                )
+            problems = {**source_problems, **problems}
+    return verification.Verification(
+        not problems, len(target_reader.tensors), problems, target_manifest is not None, origin is not None
+    )

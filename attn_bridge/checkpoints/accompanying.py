@@ -76,13 +76,13 @@ def accompany(
             for start in range(0, info.nbytes, MIN):
                 data = source.read_range(name, start, min(info.nbytes, start + MIN))
                 writer.write_range(info.name, start, data)
-        for name, one in originals.items():
+        for name, original in originals.items():
             digest = new_digest()
-            for start, stop in cuts(one, budget):
-                array, _ = elements.read(one, start, stop)
+            for start, stop in cuts(original, budget):
+                array, _ = elements.read(original, start, stop)
                 bits = array.view(np.uint8).data
                 digest.update(bits)
-                writer.write_range(name, start * one.info.itemsize, bits)
+                writer.write_range(name, start * original.info.itemsize, bits)
                 elements.release(array)
             kept_digests[name] = digest.hexdigest()
         writer.finish()
@@ -118,7 +118,7 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
     }  # fmt: skip
 
 
-def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
+def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | None) -> bytes | None:
     """Return the config.json of a folder: `config`, the plan's, or that in the source's folder; None without any."""
     written = plan.config if config is None else config
     if written is not None:
@@ -156,7 +156,7 @@ def _adapted(data: bytes, plan: Plan, changed: Mapping[str, object] | None) -> b
     return data if adapted == config else _dumped(adapted)
 
 
-def _dumped(config: Mapping[str, Any]) -> bytes:
+def _dumped(config: Mapping[str, object]) -> bytes:
     return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii")
 
 

@@ -17,7 +17,7 @@ from ..models.layout import Layout
 from ..models.ours import OWN
 from ..models.reading import multimodal
 from ..models.reading.decoders import check_sizes
-from ..models.reading.model_config import ModelConfig as ModelKeys
+from ..models.reading.model_config import ConfigFile as ModelKeys
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
@@ -110,9 +110,9 @@ def read_config(model: str, folder: Path) -> Any:
         path = folder / PARAMS
     if not path.exists():
         raise CheckpointError(f"{folder} has no {CONFIG}")
-    found = _config_for(model, path, _read_object(path))
-    _check_size(model, path, found)
-    return found
+    config = _config_for(model, path, _read_object(path))
+    _check_size(model, path, config)
+    return config
 
 
 def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
@@ -132,43 +132,45 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
         return _of_gpt2(path, config)
     if (model, kind) == ("BertEncoder", "bert"):
         return config
-    known = " or ".join(repr(one) for one in (_THEIRS[model], OWN + model))
+    model_types = " or ".join(repr(one) for one in (_THEIRS[model], OWN + model))
     if kind is None:
-        raise CheckpointError(f"{path} has no model_type; expected {known}")
-    raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {printable(repr(kind))}")
+        raise CheckpointError(f"{path} has no model_type; expected {model_types}")
+    raise CheckpointError(f"{path}: model_type must be {model_types} for {model}, got {printable(repr(kind))}")
 
 
-def _of_original(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _of_original(path: Path, config: Mapping[str, object]) -> dict[str, Any] | None:
     """Return the config in the form of `transformers` for an original and its weights; None for any other config."""
-    found = originals.to_transformers(config)
-    if found is None:
+    transformers_config = originals.to_transformers(config)
+    if transformers_config is None:
         return None
     with containers.open_reader(path.parent) as reader:
-        return originals.fitted(found, {name: info.shape for name, info in reader.tensors.items()})
+        return originals.fitted(transformers_config, {name: info.shape for name, info in reader.tensors.items()})
 
 
-def _check_size(model: str, path: Path, found: Any) -> None:
+def _check_size(model: str, path: Path, raw_config: Any) -> None:
     """Refuse sizes far beyond those of the weights next to a config: the model is built before its weights are read."""
-    kind: type[ModelConfig] = type(found) if isinstance(found, ModelConfig) else getattr(specs, f"{model}Config")
+    kind: type[ModelConfig] = (
+        type(raw_config) if isinstance(raw_config, ModelConfig) else getattr(specs, f"{model}Config")
+    )
     try:
-        config = kind.read(found)
+        config = kind.read(raw_config)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     with containers.open_reader(path.parent) as reader:
         quantised.check_loadable(reader, beside(path.parent))
         tensors = len(reader.tensors)
-        held = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
+        num_elements = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, size in sizes.items():
-        most = tensors if name.endswith("layers") else held
+        most = tensors if name.endswith("layers") else num_elements
         if isinstance(size, int) and size > most + SPARE:
             raise CheckpointError(
-                f"{path}: {name} ({size}) is far too large for weights of {held} numbers{_sizes_left_out(path)}"
+                f"{path}: {name} ({size}) is far too large for weights of {num_elements} numbers{_sizes_left_out(path)}"
             )
     made = config.count
-    if made > 2 * held + SPARE:  # tied weights are held once
+    if made > 2 * num_elements + SPARE:  # tied weights are held once
         raise CheckpointError(
-            f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}"
+            f"{path}: its sizes make a model of {made} numbers; the weights beside it have {num_elements}"
             f"{_sizes_left_out(path)}"
         )
 
@@ -198,11 +200,11 @@ def _sizes_left_out(path: Path) -> str:
     return f"; it leaves out {', '.join(missing)}" if missing else ""
 
 
-def _of_decoder(path: Path, config: Mapping[str, Any]) -> specs.DecoderConfig:
+def _of_decoder(path: Path, config: Mapping[str, object]) -> specs.DecoderConfig:
     return families.find_decoder(_of_original(path, config) or config)
 
 
-def _of_encoder_decoder(path: Path, config: Mapping[str, Any]) -> specs.EncoderDecoderConfig:
+def _of_encoder_decoder(path: Path, config: Mapping[str, object]) -> specs.EncoderDecoderConfig:
     with containers.open_reader(path.parent) as reader:
         return families.find_encoder_decoder(config, reader.tensors.keys())
 
@@ -214,14 +216,14 @@ _WHOLE: dict[str, tuple[type[ModelConfig], Callable[[Path, Mapping[str, Any]], M
 """Composite model -> its config class, and the function that builds that config from one of `transformers`."""
 
 
-def _own_whole(model: str, path: Path, config: Mapping[str, Any]) -> Any:
+def _own_whole(model: str, path: Path, config: Mapping[str, object]) -> Any:
     try:
         return _read_whole(_WHOLE[model][0], config)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gpt2(path: Path, config: Mapping[str, object]) -> dict[str, Any]:
     """Return the book's config for a ``GPT2Config``."""
     width = config.get("n_embd")
     fixed = {
@@ -245,8 +247,8 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     missing = [theirs for theirs in names.values() if theirs not in config]
     if missing:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
-    found = {ours: config[theirs] for ours, theirs in names.items()}
-    return {**found, "drop_rate": config.get("resid_pdrop", 0.1), "qkv_bias": True}
+    sizes = {ours: config[theirs] for ours, theirs in names.items()}
+    return {**sizes, "drop_rate": config.get("resid_pdrop", 0.1), "qkv_bias": True}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,15 +264,15 @@ class OwnModel:
     write: Callable[[Any, Layout], dict[str, Any] | None]
 
 
-def _read_whole(kind: type[Whole], document: Mapping[str, Any]) -> Whole:
+def _read_whole(kind: type[Whole], document: Mapping[str, object]) -> Whole:
     """Return the config of a composite model from a config.json of ours."""
-    found = as_json.from_json(document.get("config"))
-    if not isinstance(found, kind):
-        raise TypeError(f"config must be a {kind.__name__}, got {type(found).__name__}")
-    return found
+    config = as_json.from_json(document.get("config"))
+    if not isinstance(config, kind):
+        raise TypeError(f"config must be a {kind.__name__}, got {type(config).__name__}")
+    return config
 
 
-def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(document: Mapping[str, object]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "model_type"}
 
 
@@ -309,21 +311,21 @@ KEPT = (
 """Keys that do not change a model's computation; they are copied when its config is rewritten."""
 
 
-def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+def as_transformers(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
     """Return the config of an original in the form of `transformers`; one of `transformers` unchanged; otherwise None.
 
     Args:
         config: the source's config.
         shapes: name -> shape of the source's tensors, which supply sizes that an original's config leaves out.
     """
-    found = originals.to_transformers(config)
-    if found is not None:
-        return originals.fitted(found, shapes)
+    transformers_config = originals.to_transformers(config)
+    if transformers_config is not None:
+        return originals.fitted(transformers_config, shapes)
     return config if isinstance(config.get("model_type"), str) else None
 
 
 def of_target(
-    config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
+    config: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
 ) -> dict[str, Any] | None:
     """Return the config.json for weights in a layout, made from that of their source.
 
@@ -351,12 +353,12 @@ def of_target(
         if theirs is None:
             return None
         kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
-        known = families.FAMILIES.get(str(theirs["model_type"]))
-        is_whole = known is not None and known.whole is not None
+        family = families.FAMILIES.get(str(theirs["model_type"]))
+        is_whole = family is not None and family.whole is not None
         if theirs is not config or (is_whole and not kinds & set(layout.model_types)):
             return _with_kept(_rewritten(theirs, layout, shapes), theirs)
-        found = quantised.unquantised(theirs)
-        return None if found == config else found
+        plain_config = quantised.unquantised(theirs)
+        return None if plain_config == config else plain_config
     except (TypeError, ValueError, RecursionError) as error:
         if not is_needed:
             return None
@@ -364,14 +366,14 @@ def of_target(
         raise CheckpointError(str(error) if is_clear else f"{CONFIG}: {error}") from None
 
 
-def _rewritten(theirs: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _rewritten(theirs: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Return the config.json of a `transformers` model in the form of another family of a layout."""
     kind = str(theirs["model_type"])
     source = "" if kind in layout.model_types else kind
     return families.write_config(families.find_whole(theirs, shapes), layout, source)
 
 
-def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> dict[str, Any]:
     """Return the config of one of our models in the form of the layout's library; {} if it has no such model."""
     if model not in OWN_MODELS:
         return {}
@@ -382,24 +384,27 @@ def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict
 
 def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
-    found = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
+    config = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(written["model_type"])
-    if family is None or family.whole is None or families.find_whole(found) == families.find_whole(written):
-        return found
-    return {**found, POSITIONS: written[POSITIONS]}
+    if family is None or family.whole is None or families.find_whole(config) == families.find_whole(written):
+        return config
+    return {**config, POSITIONS: written[POSITIONS]}
 
 
-def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
+def of_text(config: Mapping[str, object]) -> dict[str, Any]:
     """Return the config.json of the text model in a multimodal config; any other config unchanged."""
-    found = multimodal.text_of(config)
-    if found == config:
-        return found
-    found |= {key: config[key] for key in KEPT if key not in found and config.get(key) is not None}
-    family = families.FAMILIES.get(str(found["model_type"]))
-    return {**found, **({"architectures": [family.architecture]} if family is not None and family.architecture else {})}
+    text_config = multimodal.text_of(config)
+    if text_config == config:
+        return text_config
+    text_config |= {key: config[key] for key in KEPT if key not in text_config and config.get(key) is not None}
+    family = families.FAMILIES.get(str(text_config["model_type"]))
+    return {
+        **text_config,
+        **({"architectures": [family.architecture]} if family is not None and family.architecture else {}),
+    }
 
 
-def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_defaults(config: Mapping[str, object]) -> Mapping[str, Any]:
     """Return a config of `transformers` with that library's defaults for missing keys, which settings need."""
     kind = config.get("model_type")
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -409,7 +414,7 @@ def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{key: value for key, value in family.defaults.items() if key not in read}, **config}
 
 
-def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_sizes(config: Mapping[str, object]) -> Mapping[str, Any]:
     """Return a config with the sizes of our decoder's attention, if all blocks agree, under keys of `transformers`.
 
     Layouts look for their settings there, and for whether the head of a whole model is tied.
@@ -421,19 +426,19 @@ def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
         whole = OWN_MODELS[model].read(config)
     except (TypeError, ValueError, RecursionError):
         return config  # the code that builds its model reports the error
-    found: dict[str, Any] = {"tie_word_embeddings": whole.tie}
+    additions: dict[str, Any] = {"tie_word_embeddings": whole.tie}
     for ours, theirs in _SIZES.items() if isinstance(whole, specs.DecoderConfig) else ():
         sizes = {getattr(block.attention, ours, None) for block in whole.blocks}
         if len(sizes) == 1:
-            found[theirs] = sizes.pop()
-    return {**config, **found}
+            additions[theirs] = sizes.pop()
+    return {**config, **additions}
 
 
 _SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
 
 
 def finished(
-    config: dict[str, Any], source: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]
+    config: dict[str, Any], source: Mapping[str, object], *, tied: bool, infos: Iterable[TensorInfo]
 ) -> dict[str, Any]:
     """Return a rewritten config completed from the weights: tied embeddings, and the dtype if no key names it.
 
@@ -445,23 +450,23 @@ def finished(
     """
     if config["model_type"] == source.get("model_type"):
         return config
-    found = dict(config)
-    if "tie_word_embeddings" in found:
-        found["tie_word_embeddings"] = tied
+    document = dict(config)
+    if "tie_word_embeddings" in document:
+        document["tie_word_embeddings"] = tied
     sizes: collections.Counter[str] = collections.Counter()
     for info in infos:
         if "float" in info.dtype:
             sizes[info.dtype] += math.prod(info.shape)
-    if sizes and not {"dtype", "torch_dtype"} & found.keys():
-        found["torch_dtype"] = sizes.most_common(1)[0][0]
-    return found
+    if sizes and not {"dtype", "torch_dtype"} & document.keys():
+        document["torch_dtype"] = sizes.most_common(1)[0][0]
+    return document
 
 
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys of a config.json for the weights' dtype: of `transformers` since 4.56, and before."""
 
 
-def with_dtype(config: Mapping[str, Any], dtype: str, layout: str) -> dict[str, Any]:
+def with_dtype(config: Mapping[str, object], dtype: str, layout: str) -> dict[str, Any]:
     """Return a config.json with the dtype of a conversion's cast; `transformers` 5 loads weights in that dtype.
 
     Args:
@@ -473,11 +478,11 @@ def with_dtype(config: Mapping[str, Any], dtype: str, layout: str) -> dict[str, 
         return dict(config)
     named = [key for key in DTYPE_KEYS if isinstance(config.get(key), str)]
     named = named or ([DTYPE_KEYS[0]] if layout.startswith(OF_TRANSFORMERS) else [])
-    found = {**config, **{key: _as_named(config.get(key), dtype) for key in named}}
+    document = {**config, **{key: _as_named(config.get(key), dtype) for key in named}}
     for key, part in config.items():
         if isinstance(part, Mapping) and key.endswith("_config") and key != "quantization_config":
-            found[key] = with_dtype(part, dtype, "")
-    return found
+            document[key] = with_dtype(part, dtype, "")
+    return document
 
 
 def _as_named(before: object, dtype: str) -> str:

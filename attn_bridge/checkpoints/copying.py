@@ -88,11 +88,11 @@ def move_of(source: str, source_offset: int, target_offset: int, axes: list[Axis
     """Return the move with its axes in the target's order, those that belong together merged."""
     ordered = sorted((axis for axis in axes if axis[0] != 1), key=lambda axis: -axis[2])
     merged: list[Axis] = []
-    for size, here, there in ordered:
-        if merged and merged[-1][1] == here * size and merged[-1][2] == there * size:
-            merged[-1] = merged[-1][0] * size, here, there
+    for size, source_stride, target_stride in ordered:
+        if merged and merged[-1][1] == source_stride * size and merged[-1][2] == target_stride * size:
+            merged[-1] = merged[-1][0] * size, source_stride, target_stride
         else:
-            merged.append((size, here, there))
+            merged.append((size, source_stride, target_stride))
     return Move(source, source_offset, target_offset, tuple(merged))
 
 
@@ -104,13 +104,13 @@ def apply(move: Move, source: Array, target: Array) -> None:
     width = source.itemsize
     if width <= 8:  # bits, whatever they mean
         source, target = source.view(f"u{width}"), target.view(f"u{width}")
-    one = np.lib.stride_tricks.as_strided(
+    source_view = np.lib.stride_tricks.as_strided(
         source[move.source_offset :], shape, [here * width for _, here, _ in move.axes], writeable=False
     )
-    two = np.lib.stride_tricks.as_strided(
+    target_view = np.lib.stride_tricks.as_strided(
         target[move.target_offset :], shape, [there * width for _, _, there in move.axes]
     )
-    copy(one, two)
+    copy(source_view, target_view)
 
 
 def copy(source: Array, target: Array) -> None:
@@ -121,8 +121,8 @@ def copy(source: Array, target: Array) -> None:
     axis, cuts = _cuts(source)
     jobs = []
     for start, stop in itertools.pairwise(cuts):
-        place = (*([slice(None)] * axis), slice(start, stop))
-        jobs.append(_pool().submit(_copy_tiles, source[place], target[place]))
+        region = (*([slice(None)] * axis), slice(start, stop))
+        jobs.append(_pool().submit(_copy_tiles, source[region], target[region]))
     for job in jobs:
         job.result()
 
@@ -151,8 +151,8 @@ def _copy_tiles(source: Array, target: Array) -> None:
         return
     for outer in np.ndindex(*(size for axis, size in enumerate(source.shape) if axis not in (fast, last))):
         rest = iter(outer)
-        place = tuple([slice(None) if axis in (fast, last) else next(rest) for axis in range(source.ndim)])
-        _transpose(source[place].T, target[place])
+        region = tuple([slice(None) if axis in (fast, last) else next(rest) for axis in range(source.ndim)])
+        _transpose(source[region].T, target[region])
 
 
 def _transpose(source: Array, target: Array) -> None:
@@ -229,25 +229,27 @@ def pieces(move: Move, start: int, stop: int) -> Iterator[Move]:
     yield from _pieces(move.source, move.source_offset, move.target_offset, move.axes, start, stop)
 
 
-def _pieces(source: str, here: int, there: int, axes: tuple[Axis, ...], start: int, stop: int) -> Iterator[Move]:
+def _pieces(
+    source: str, from_offset: int, to_offset: int, axes: tuple[Axis, ...], start: int, stop: int
+) -> Iterator[Move]:
     reach = sum((size - 1) * step for size, _, step in axes)
-    if there >= stop or there + reach < start:
+    if to_offset >= stop or to_offset + reach < start:
         return
-    if start <= there and there + reach < stop:
-        yield Move(source, here, there, axes)
+    if start <= to_offset and to_offset + reach < stop:
+        yield Move(source, from_offset, to_offset, axes)
         return
     (size, from_step, to_step), rest = axes[0], axes[1:]
     inner = sum((one - 1) * step for one, _, step in rest)
-    first = max(0, -((there - start) // to_step) if there < start else 0)  # the first that begins inside
-    last = min(size, (stop - 1 - inner - there) // to_step + 1)  # the first that no longer ends inside
+    first = max(0, -((to_offset - start) // to_step) if to_offset < start else 0)  # the first that begins inside
+    last = min(size, (stop - 1 - inner - to_offset) // to_step + 1)  # the first that no longer ends inside
     if last > first:
         kept = ((last - first, from_step, to_step), *rest)
-        yield Move(source, here + first * from_step, there + first * to_step, kept)
+        yield Move(source, from_offset + first * from_step, to_offset + first * to_step, kept)
     for index in (
         *range(max(0, first - 1), min(first, size)),
         *range(max(last, first), min(size, max(last, first) + 1)),
     ):
-        yield from _pieces(source, here + index * from_step, there + index * to_step, rest, start, stop)
+        yield from _pieces(source, from_offset + index * from_step, to_offset + index * to_step, rest, start, stop)
 
 
 def source_runs(move: Move) -> tuple[int, list[Axis]]:

@@ -20,7 +20,7 @@ from .copying import Move, apply, blocks, boxed, move_of, pieces, source_runs
 from .planning import part_of
 
 if TYPE_CHECKING:
-    from .planning.plans import Target
+    from .planning.plans import TargetTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -57,28 +57,28 @@ class Elements:
         if memory is not None and len(self._free) < MAX_FREE:
             self._free.append(memory)
 
-    def _take(self, count: int, dtype: np.dtype[Any], place: int) -> Array:
-        """Return memory aligned within its page like byte `place` of a file, so that direct I/O can write it."""
+    def _take(self, count: int, dtype: np.dtype[Any], file_offset: int) -> Array:
+        """Return memory aligned within its page like byte `file_offset` of a file, so that direct I/O can write it."""
         size = count * dtype.itemsize
         fitting = [one for one in self._free if one.nbytes >= size + PAGE]
-        memory = min(fitting, key=lambda one: one.nbytes) if fitting else None
+        memory = min(fitting, key=lambda buffer: buffer.nbytes) if fitting else None
         if memory is None:
             if self._free:
                 self._free.pop(0)
             memory = np.empty(size + PAGE, np.uint8)
         else:
             self._free = [one for one in self._free if one is not memory]
-        first = 0 if not size or place % dtype.itemsize else (place - _address(memory)) % PAGE
+        first = 0 if not size or file_offset % dtype.itemsize else (file_offset - _address(memory)) % PAGE
         self._lent[_address(memory) + first] = memory
         return memory[first : first + size].view(dtype)
 
     def read(
         self,
-        target: Target,
+        target: TargetTensor,
         start: int = 0,
         stop: int | None = None,
         *,
-        place: int = 0,
+        file_offset: int = 0,
         within: tuple[int, int] | None = None,
     ) -> tuple[Array, int]:
         """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed.
@@ -87,7 +87,7 @@ class Elements:
             target: the target tensor.
             start: the first element.
             stop: the end, exclusive; None for all.
-            place: their byte offset in the target file, if available.
+            file_offset: their byte offset in the target file, if available.
             within: a larger range that is read in consecutive pieces like this one: short runs of the source are read
                 once for all of these pieces.
         """
@@ -96,53 +96,53 @@ class Elements:
         dtype = numpy_dtype(target.source_dtype)
         if len(target.moves) == 1 and target.moves[0].is_plain:
             move = target.moves[0]
-            found = self._take(stop - start, dtype, place)
-            _read_into(reader, move.source, move.source_offset + start, found)
+            array = self._take(stop - start, dtype, file_offset)
+            _read_into(reader, move.source, move.source_offset + start, array)
         else:
-            found = self._take(stop - start, dtype, place)
+            array = self._take(stop - start, dtype, file_offset)
             for source, move in self._ready(reader, target, dtype, within):
                 for piece in pieces(move, start, stop):
                     if source is None:
-                        self._gather(reader, piece, found, start)
+                        self._gather(reader, piece, array, start)
                     else:
-                        apply(Move("", piece.source_offset, piece.target_offset - start, piece.axes), source, found)
+                        apply(Move("", piece.source_offset, piece.target_offset - start, piece.axes), source, array)
         if target.is_changed:
-            scaled = self._changed(target, found, start, stop)
-            self.release(found)
+            scaled = self._changed(target, array, start, stop)
+            self.release(array)
             return scaled, 0
         if target.info.dtype == target.source_dtype:
-            return found, 0
-        cast = rounded(found, numpy_dtype(target.info.dtype))
-        same = (cast.astype(dtype) == found) | (found != found)
-        changed = int(found.size - np.count_nonzero(same))
-        self.release(found)
+            return array, 0
+        cast = rounded(array, numpy_dtype(target.info.dtype))
+        same = (cast.astype(dtype) == array) | (array != array)
+        changed = int(array.size - np.count_nonzero(same))
+        self.release(array)
         return cast, changed
 
-    def _changed(self, target: Target, found: Array, start: int, stop: int) -> Array:
+    def _changed(self, target: TargetTensor, array: Array, start: int, stop: int) -> Array:
         """Return the target's numbers computed from the source's by the steps of each move.
 
         Where an earlier conversion kept the numbers before its change, and they still lead to the current ones, those
         are restored.
         """
-        there = numpy_dtype(target.info.dtype)
-        work = wider(found.dtype, there)
-        result = found.astype(work)
+        dtype = numpy_dtype(target.info.dtype)
+        work = wider(array.dtype, dtype)
+        result = array.astype(work)
         for move in target.moves:
             kept = None
             if move.original is not None and self._kept is not None:
                 own = numpy_dtype(self._kept.tensors[move.original.source].dtype)
-                kept = np.empty(found.size, own)
+                kept = np.empty(array.size, own)
                 for piece in pieces(move.original, start, stop):
                     self._gather(self._kept, piece, kept, start)
             for piece in pieces(move, start, stop) if move.steps else ():
                 moved = Move(piece.source, 0, piece.target_offset - start, piece.axes)
-                one, two = boxed(moved, result), boxed(moved, found)
-                three = None if kept is None else boxed(moved, kept)
+                result_view, array_view = boxed(moved, result), boxed(moved, array)
+                kept_view = None if kept is None else boxed(moved, kept)
                 for at in blocks([size for size, _, _ in moved.axes], BLOCK):
-                    _change(move.steps, one[at], two[at], None if three is None else three[at])
-        return rounded(result, there)
+                    _change(move.steps, result_view[at], array_view[at], None if kept_view is None else kept_view[at])
+        return rounded(result, dtype)
 
-    def needed(self, target: Target, start: int, stop: int) -> list[tuple[str, int, int]]:
+    def needed(self, target: TargetTensor, start: int, stop: int) -> list[tuple[str, int, int]]:
         """Return the byte ranges of source tensors to read for elements ``start:stop``, omitting scattered ones.
 
         Returns:
@@ -150,18 +150,18 @@ class Elements:
         """
         if target.kept and self._kept is not None:
             return []
-        found = []
+        ranges = []
         for piece in (piece for move in target.moves for piece in pieces(move, start, stop)):
             info = self._reader.tensors[piece.source]
             extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
             if extent <= DENSE * piece.size:
                 first = piece.source_offset * info.itemsize
-                found.append((piece.source, first, first + extent * info.itemsize))
+                ranges.append((piece.source, first, first + extent * info.itemsize))
             elif info.nbytes <= self._most:
-                found.append((piece.source, 0, info.nbytes))
-        return found
+                ranges.append((piece.source, 0, info.nbytes))
+        return ranges
 
-    def read_plain(self, target: Target, into: Array) -> None:
+    def read_plain(self, target: TargetTensor, into: Array) -> None:
         """Read a whole target, whose elements are contiguous and of one dtype in a source tensor, into `into`."""
         (move,) = target.moves
         _read_into(self._reader, move.source, move.source_offset, into)
@@ -188,7 +188,7 @@ class Elements:
         apply(dataclasses.replace(gathered, target_offset=moved.target_offset), source, into)
 
     def _ready(
-        self, reader: Reader, target: Target, dtype: np.dtype[Any], within: tuple[int, int] | None
+        self, reader: Reader, target: TargetTensor, dtype: np.dtype[Any], within: tuple[int, int] | None
     ) -> list[tuple[Array | None, Move]]:
         """Return the moves of a target; those of short runs read from memory that already contains the whole range."""
         if within is None:
@@ -196,16 +196,16 @@ class Elements:
         key = target.info.name, *within
         if self._band is None or self._band[0] != key:
             self._band = None  # freed before the next is read
-            found: list[tuple[Array | None, Move]] = []
+            moves: list[tuple[Array | None, Move]] = []
             for piece in (piece for move in target.moves for piece in pieces(move, *within)):
                 extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
                 if extent <= DENSE * piece.size or reader.tensors[piece.source].nbytes <= self._most:
-                    found.append((None, piece))
+                    moves.append((None, piece))
                 else:
                     self._held, self._source = None, np.empty(0, np.uint8)  # of the tensor before
                     source = np.empty(piece.size, dtype)
-                    found.append((source, self._in_runs(reader, piece, source)))
-            self._band = key, found
+                    moves.append((source, self._in_runs(reader, piece, source)))
+            self._band = key, moves
         return self._band[1]
 
     @staticmethod
@@ -217,12 +217,12 @@ class Elements:
         outer, (rows, between) = (around[:-1], around[-1][:2]) if around else ([], (1, run))
         position = 0
         for index in np.ndindex(*(size for size, _, _ in outer)):
-            here = first + sum(at * axis[1] for at, axis in zip(index, outer, strict=True))
-            reader.read_rows(piece.source, here, between, source[position : position + rows * run].reshape(rows, run))
+            offset = first + sum(at * axis[1] for at, axis in zip(index, outer, strict=True))
+            reader.read_rows(piece.source, offset, between, source[position : position + rows * run].reshape(rows, run))
             position += rows * run
         step, dense = 1, []
-        for size, _, there in reversed([*around, *inside]):
-            dense.append((size, step, there))
+        for size, _, target_stride in reversed([*around, *inside]):
+            dense.append((size, step, target_stride))
             step *= size
         return move_of(piece.source, 0, piece.target_offset, dense)
 
@@ -247,12 +247,12 @@ class Parts:
         self._reader, self._kept = reader, kept
         self._held: tuple[str, Array] | None = None
 
-    def of(self, target: Target) -> LazyArray:
+    def of(self, target: TargetTensor) -> LazyArray:
         """Return a target as an array that reads regions on demand."""
         dtype = numpy_dtype(target.info.dtype)
         return LazyArray(target.info.shape, dtype, lambda region: self._read(target, region))
 
-    def _read(self, target: Target, region: Region) -> Array:
+    def _read(self, target: TargetTensor, region: Region) -> Array:
         part = part_of(target, region) if self._reader.random_access else None
         if part is not None:
             # A separate reader, since this caller keeps the memory that it lends.
@@ -264,14 +264,14 @@ class Parts:
         return np.array(self._held[1][slices(region)], order="C")
 
 
-def _change(steps: Steps, result: Array, found: Array, kept: Array | None) -> None:
-    """Apply steps to numbers; restore the kept numbers wherever they lead to `found` bit for bit."""
+def _change(steps: Steps, result: Array, array: Array, kept: Array | None) -> None:
+    """Apply steps to numbers; restore the kept numbers wherever they lead to `array` bit for bit."""
     values = steps.apply(np.ascontiguousarray(result))
     if kept is not None:
         before = np.ascontiguousarray(kept)
-        again = rounded(steps.turned.apply(before.astype(wider(before.dtype, found.dtype))), found.dtype)
-        bits = f"u{found.itemsize}"
-        same = again.view(bits) == np.ascontiguousarray(found).view(bits)
+        again = rounded(steps.turned.apply(before.astype(wider(before.dtype, array.dtype))), array.dtype)
+        bits = f"u{array.itemsize}"
+        same = again.view(bits) == np.ascontiguousarray(array).view(bits)
         values = np.where(same, rounded(before, values.dtype), values)
     result[...] = values
 
@@ -314,7 +314,9 @@ class Ahead:
         task_bytes: maximum bytes of a task.
     """
 
-    def __init__(self, reader: Reader, elements: Elements, work: Iterable[tuple[Target, int, int]], task_bytes: int):
+    def __init__(
+        self, reader: Reader, elements: Elements, work: Iterable[tuple[TargetTensor, int, int]], task_bytes: int
+    ):
         self._reader, self._elements = reader, elements
         self._work = iter(work)
         self._window = min(WINDOW, max(LEAST_WINDOW, task_bytes))
@@ -324,8 +326,8 @@ class Ahead:
 
     def go_on(self) -> None:
         """Request the next ranges, once the window has room."""
-        held = sum(self._asked)
-        while not self._done and held + BATCH <= self._window and len(self._asked) < MOST_AHEAD:
+        num_bytes = sum(self._asked)
+        while not self._done and num_bytes + BATCH <= self._window and len(self._asked) < MOST_AHEAD:
             batch: list[tuple[str, int, int]] = []
             size = 0
             while size < BATCH and len(self._asked) < MOST_AHEAD:
@@ -333,15 +335,15 @@ class Ahead:
                 if item is None:
                     self._done = True
                     break
-                found = [one for one in self._elements.needed(*item) if one != self._last]
-                self._last = found[-1] if found else self._last
-                count = sum(stop - start for _, start, stop in found)
+                ranges = [one for one in self._elements.needed(*item) if one != self._last]
+                self._last = ranges[-1] if ranges else self._last
+                count = sum(stop - start for _, start, stop in ranges)
                 if count > self._window:  # such a large read is spread over connections anyway
-                    found, count = [], 0
-                batch += found
+                    ranges, count = [], 0
+                batch += ranges
                 size += count
                 self._asked.append(count)
-            held += size
+            num_bytes += size
             if batch:
                 self._reader.read_ahead(batch)
 

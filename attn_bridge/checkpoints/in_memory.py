@@ -95,7 +95,7 @@ def reader_of(source: PathLike | Arrays, options: ConvertOptions) -> GivenReader
     return GivenReader(arrays)
 
 
-def _pairs(source: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(source: object) -> Iterator[tuple[str, Any]]:
     if not isinstance(source, Iterable):
         raise TypeError(f"source must be a path, a mapping of names to arrays or pairs, got {type(source).__name__}")
     for pair in source:

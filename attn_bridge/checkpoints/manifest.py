@@ -93,15 +93,15 @@ def text(
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
 
-def _leads_back(one: Any) -> bool:
+def _leads_back(entry: object) -> bool:
     """Whether a manifest's restore entry of a layout is well-formed."""
-    if not isinstance(one, dict):
+    if not isinstance(entry, dict):
         return False
-    settings, files, metadata = (one.get(name, {}) for name in ("settings", "files", "metadata"))
+    settings, files, metadata = (entry.get(name, {}) for name in ("settings", "files", "metadata"))
     if not all(isinstance(part, dict) for part in (settings, files, metadata)):
         return False
     per_file, index = (metadata.get(name, {}) if files else {} for name in ("files", "index"))
-    lists = (one.get(name, []) for name in ("dropped", "order"))
+    lists = (entry.get(name, []) for name in ("dropped", "order"))
     return (
         all(type(value) in (int, str) for value in settings.values())
         and all(isinstance(part, list) and all(isinstance(name, str) for name in part) for part in lists)
@@ -109,7 +109,7 @@ def _leads_back(one: Any) -> bool:
         and isinstance(per_file, dict)
         and all(isinstance(part, dict) for part in per_file.values())
         and isinstance(index, dict)
-        and isinstance(one.get("format", ""), str)
+        and isinstance(entry.get("format", ""), str)
     )
 
 
@@ -121,10 +121,10 @@ def read(checkpoint: Path) -> Manifest | None:
     """
     checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
     ways = (True, False) if checkpoint.name else (True,)
-    found = [pair for pair in (places(checkpoint, way) for way in ways) if is_there(pair[0])]
-    if not found:
+    candidates = [pair for pair in (places(checkpoint, way) for way in ways) if is_there(pair[0])]
+    if not candidates:
         return None
-    path, kept = found[0]
+    path, kept = candidates[0]
     try:
         document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
         if not isinstance(document, dict) or document.get("attn-bridge") != VERSION:
@@ -146,8 +146,8 @@ def read(checkpoint: Path) -> Manifest | None:
         originals = fields["source"].get("quantised", {})
         if not isinstance(originals, dict):
             raise ValueError("source is malformed")
-        for one in (*fields["tensors"].values(), *originals.values()):
-            if not isinstance(one, dict) or not isinstance(one.get(DIGEST), str):
+        for entry in (*fields["tensors"].values(), *originals.values()):
+            if not isinstance(entry, dict) or not isinstance(entry.get(DIGEST), str):
                 raise ValueError("tensors is malformed")
         if not all(_leads_back(one) for one in fields["restore"].values()):
             raise ValueError("restore is malformed")

@@ -94,10 +94,10 @@ class Inspection:
     @property
     def dtypes(self) -> dict[str, int]:
         """Dtype -> number of elements."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for info in self.tensors.values():
-            found[info.dtype] = found.get(info.dtype, 0) + info.nbytes // info.itemsize
-        return found
+            counts[info.dtype] = counts.get(info.dtype, 0) + info.nbytes // info.itemsize
+        return counts
 
 
 class Wrapped(Reader):
@@ -294,11 +294,11 @@ class SharedReader(Reader):
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix; if its rows are those of the weight, only these rows and columns are read."""
-        found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
-        if found is None:
+        location = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
+        if location is None:
             super().read_rows(name, start, step, into)
             return
-        region, axis, where = found
+        region, axis, where = location
         block = self._read(name, tuple(region))
         into[...] = block.reshape(-1, math.prod(block.shape[axis:]))[where]
 
@@ -329,5 +329,5 @@ class NumberedReader(Reader):
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         first, last = start // 8, -(-stop // 8)
-        found = np.arange(first, last, dtype=np.float64) + self._starts[name]
-        return found.view(np.uint8)[start - 8 * first : stop - 8 * first].data
+        numbers = np.arange(first, last, dtype=np.float64) + self._starts[name]
+        return numbers.view(np.uint8)[start - 8 * first : stop - 8 * first].data

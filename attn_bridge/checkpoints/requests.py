@@ -51,7 +51,7 @@ class Request(ConvertOptions):
         """
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
-        there = stamps_of(source)
+        stamps = stamps_of(source)
         with (
             family_beside(source),
             containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened,
@@ -69,7 +69,7 @@ class Request(ConvertOptions):
             kind, _ = containers.with_settings(containers.format_of(target, self.format), self.settings)
             is_folder = configs.is_folder(target, kind)
             plan = with_files(plan, reader, is_folder)
-            yield Prepared(plan, reader, before, target, kind, is_folder, there, options=self)
+            yield Prepared(plan, reader, before, target, kind, is_folder, stamps, options=self)
 
 
 def family_beside(source: Path) -> contextlib.AbstractContextManager[None]:
@@ -113,26 +113,26 @@ class Prepared:
         Raises:
             CheckpointError: a file was replaced since it was opened, so that later reads would see other bytes.
         """
-        found = f"{self.plan.identity(self.reader)} {self.format}"
+        key = f"{self.plan.identity(self.reader)} {self.format}"
         for path in self.reader.files():
             if str(path) in self.there and self.there[str(path)] != stamp_of(str(path)):
                 raise CheckpointError(f"{self.reader.path} changed while it was read; convert it again")
-        return found
+        return key
 
 
 def stamps_of(source: Path) -> dict[str, tuple[int, ...]]:
     """Return stamps of the files of a local source, to detect changes; {} for a store, whose reads check versions."""
     if remote.is_remote(source):
         return {}
-    found: dict[str, tuple[int, ...]] = {}
+    stamps: dict[str, tuple[int, ...]] = {}
     paths = [str(source)]
     for folder, _, names in os.walk(source):
         above = Path(folder)
         paths += names if above == Path() else [f"{above}/{name}" for name in names]
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = stamp_of(path)
-    return found
+            stamps[path] = stamp_of(path)
+    return stamps
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
@@ -165,20 +165,20 @@ def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.Path
     else:
         quantised.check_plain(reader, config)
     tied = heads.tied_by(config, {name: info.shape for name, info in base.tensors.items()})
-    opened = adapters.Adapter.open(remote.to_path(adapter))
+    opened = adapters.LoraAdapter.open(remote.to_path(adapter))
     if tied and not dequantize:
         base, before = adapters.untied(base, opened, config), base
         tied = base is before
     return adapters.Merged(base, opened, config, dtype, bool(tied), becomes=becomes)
 
 
-def _in_order(reader: Reader, config: Mapping[str, Any], dtype: str) -> quantised.InOrder:
+def _in_order(reader: Reader, config: Mapping[str, object], dtype: str) -> quantised.TurnedTensors:
     """Return a quantised base in the form that adapters are merged into.
 
     Raises:
         CheckpointError: a tensor is stored neither as a matrix nor as its transpose.
     """
-    base = quantised.InOrder(quantised.Dequantised(reader, {} if reader.format == "gguf" else config, dtype))
+    base = quantised.TurnedTensors(quantised.Dequantised(reader, {} if reader.format == "gguf" else config, dtype))
     odd = next((name for name, one in base.quantised.items() if not quantised.is_in_order(one)), None)
     if odd is not None:
         raise CheckpointError(
@@ -262,7 +262,7 @@ def plan_of(
     return _with_numbers(made, reader, config or {}, is_read=is_read)
 
 
-def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, Any], *, is_read: bool) -> Plan:
+def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, object], *, is_read: bool) -> Plan:
     """Return an executable plan, with notes on the numbers that are read.
 
     Args:

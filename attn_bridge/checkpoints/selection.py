@@ -15,7 +15,7 @@ from typing import Any
 
 from ..models import layouts
 from ..models.beginnings import MODULE, WRAPPERS
-from ..models.parts import Part
+from ..models.parts import OmittedPart
 from ..printable import printable
 from . import quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
@@ -169,10 +169,10 @@ class Selection:
     @property
     def count_left_out(self) -> int:
         """Number of tensors that are not taken."""
-        known = {name for some in self.parts.values() for name in some}
-        return len(self.left_out) + len({name for some in self.dropped.values() for name in some}) + len(known)
+        part_names = {name for some in self.parts.values() for name in some}
+        return len(self.left_out) + len({name for some in self.dropped.values() for name in some}) + len(part_names)
 
-    def without(self, left_out: Mapping[str, Part]) -> Selection:
+    def without(self, left_out: Mapping[str, OmittedPart]) -> Selection:
         """Return the selection without tensors that a layout leaves out: name -> the part it belongs to."""
         parts = dict(self.parts)
         for name, part in left_out.items():
@@ -195,10 +195,10 @@ class Selection:
         """
         dropped = {pattern: sorted(names) for pattern, names in self.dropped.items()}
         parts = {reason: sorted(names) for reason, names in self.parts.items()}
-        said = {
+        entries = {
             "stripped": self.prefix, "unwrapped": sorted(self.unwrapped), "dropped": dropped, "left_out": parts
         }  # fmt: skip
-        return {**{key: value for key, value in said.items() if value}, **self.chosen}
+        return {**{key: value for key, value in entries.items() if value}, **self.chosen}
 
     def notes(self) -> list[str]:
         """Return lines on the tensors left out: their number, and the first few names of each kind."""
@@ -287,21 +287,21 @@ def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
     return patterns
 
 
-def patterns_in(reader: Reader, known: Manifest | None) -> tuple[str, ...]:
+def patterns_in(reader: Reader, manifest: Manifest | None) -> tuple[str, ...]:
     """Return the manifest's patterns of dropped tensors that match a name of the source."""
-    said = {} if known is None else known.source.get("dropped", {})
+    patterns = {} if manifest is None else manifest.source.get("dropped", {})
     names = {*reader.tensors, *reader.unread, *without_wrappers(reader.tensors).values()}
-    return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, names)))
+    return tuple(one for one in patterns if any(map(re.compile(fnmatch.translate(one)).match, names)))
 
 
 def _matching(reader: Reader, pattern: str, bare: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names that a pattern matches, as they are or without wrappers."""
     matches = re.compile(fnmatch.translate(pattern)).match
-    found = tuple(name for name, own in bare.items() if matches(name) or matches(own))
-    if not found:
+    matching_names = tuple(name for name, own in bare.items() if matches(name) or matches(own))
+    if not matching_names:
         first = printable(next(iter(reader.tensors), ""))
         raise CheckpointError(f"--drop ({printable(pattern)}) fits no name of {reader.path}; its first is {first}")
-    return found
+    return matching_names
 
 
 def _above(pattern: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,14 +20,14 @@ from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .elements import Elements
 from .manifest import DIGEST, Manifest, new_digest
 from .options import ConvertOptions
-from .planning.plans import IDLE, Plan, Target
+from .planning.plans import IDLE, Plan, TargetTensor
 from .planning.reading import layout_of
 
 MIN = 8 << 20
 """Minimum bytes per piece of a tensor that is too large for the budget."""
 
 
-def cuts(target: Target, budget: int) -> Iterator[tuple[int, int]]:
+def cuts(target: TargetTensor, budget: int) -> Iterator[tuple[int, int]]:
     """Cut a target that is too large for the budget into ranges of elements."""
     size = target.info.nbytes // target.info.itemsize
     width = max(target.info.itemsize, 1)
@@ -74,20 +73,20 @@ def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
         CheckpointError: two tied tensors differ.
     """
     written = {name for target in plan.targets for name in target.sources} if plan.ties else set()
-    for one, two, kept, left_out in plan.ties:
-        info = reader.tensors[one.source]
+    for original, copy, kept, left_out in plan.ties:
+        info = reader.tensors[original.source]
         pair = []
-        for move in (one, two):
+        for move in (original, copy):
             own = reader.tensors[move.source]
             target = TensorInfo(left_out, own.dtype, (move.size,))
-            pair.append(Target(target, own.dtype, (move,), ""))
+            pair.append(TargetTensor(target, own.dtype, (move,), ""))
         reading = Elements(reader, None, budget)
         for bounds in cuts(pair[0], budget):
             first, second = (reading.read(part, *bounds)[0] for part in pair)
             if first.dtype != second.dtype or first.tobytes() != second.tobytes():
-                if two.source in written:
+                if copy.source in written:
                     raise CheckpointError(
-                        f"{printable(two.source)} must hold the numbers of {printable(one.source)}, to which "
+                        f"{printable(copy.source)} must hold the numbers of {printable(original.source)}, to which "
                         "config.json ties it (tie_word_embeddings); set that to false where the head was trained apart"
                     )
                 raise CheckpointError(
@@ -123,13 +122,13 @@ def check_kept(before: Manifest | None) -> None:
         raise CheckpointError(f"{name}, which was kept aside, {problem}; remove the manifest to go on without")
 
 
-def kept_problems(known: Manifest) -> dict[str, str]:
+def kept_problems(manifest: Manifest) -> dict[str, str]:
     """Return tensor kept aside -> problem, for those that are missing or have other bytes."""
     problems = {}
-    for name, digest in known.kept_digests.items():
-        if known.kept is None or name not in known.kept.tensors:
+    for name, digest in manifest.kept_digests.items():
+        if manifest.kept is None or name not in manifest.kept.tensors:
             problems[name] = "is missing"
-        elif digest_of(known.kept, name) != digest:
+        elif digest_of(manifest.kept, name) != digest:
             problems[name] = "has other bytes than when it was written"
     return problems
 
@@ -172,23 +171,23 @@ class Verification:
     by_source: bool
 
 
-def as_converted(options: ConvertOptions, known: Manifest | None, target: Reader) -> ConvertOptions:
+def as_converted(options: ConvertOptions, manifest: Manifest | None, target: Reader) -> ConvertOptions:
     """Return the options of the target's conversion: the user's, completed from the manifest.
 
     Args:
         options: from the user.
-        known: the manifest; without it, the names of the target's tensors determine its layout.
+        manifest: the manifest; without it, the names of the target's tensors determine its layout.
         target: the open target.
     """
     from_layout, to_layout, settings = options.from_layout, options.to_layout, options.settings
-    if options.rules is None and known is not None:
-        made_of = known.source.get("layout")
+    if options.rules is None and manifest is not None:
+        made_of = manifest.source.get("layout")
         from_layout = from_layout or (str(made_of) if made_of else None)
-        to_layout = to_layout or known.layout or "same"
-        settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
+        to_layout = to_layout or manifest.layout or "same"
+        settings = {**manifest.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
     elif options.rules is None and to_layout is None:
         to_layout = layout_of(target.tensors, configs.beside(target.path), None).name
-    dtype = known.dtype if known is not None and known.dtype else options.dtype
+    dtype = manifest.dtype if manifest is not None and manifest.dtype else options.dtype
     return dataclasses.replace(
         options, from_layout=from_layout, to_layout=to_layout, format=target.format, dtype=dtype, settings=settings
     )
@@ -223,21 +222,21 @@ def by_adapter(reader: Reader, manifest: Manifest | None, target: Path) -> dict[
 
 
 def _held_against(
-    reader: Reader, tensors: Mapping[str, Mapping[str, Any]], event: str, progress: Progress
+    reader: Reader, tensors: Mapping[str, Mapping[str, object]], event: str, progress: Progress
 ) -> dict[str, str]:
     """Compare a checkpoint's tensors with the entries of a manifest."""
     problems = {}
     total, done = sum(info.nbytes for info in reader.tensors.values()), 0
-    for name, known in tensors.items():
+    for name, entry in tensors.items():
         info = reader.tensors.get(name)
         if info is None:
             problems[name] = "is in the manifest and not in the checkpoint"
             continue
-        if (info.dtype, list(info.shape)) != (known.get("dtype"), known.get("shape")):
-            problems[name] = f"is {info.dtype} {info.shape}, and was {known.get('dtype')} {known.get('shape')}"
+        if (info.dtype, list(info.shape)) != (entry.get("dtype"), entry.get("shape")):
+            problems[name] = f"is {info.dtype} {info.shape}, and was {entry.get('dtype')} {entry.get('shape')}"
         else:
             try:
-                if digest_of(reader, name) != known[DIGEST]:
+                if digest_of(reader, name) != entry[DIGEST]:
                     problems[name] = f"has other bytes than when it {event}"
             except CheckpointError as error:
                 problems[name] = f"can't be read: {error}"
@@ -255,17 +254,19 @@ def by_source(
     budget = budget_of(plan, max_memory)
     elements = Elements(source, None if before is None else before.kept, budget)
     done = 0
-    for name, one in wanted.items():
+    for name, plan_target in wanted.items():
         info = target.tensors.get(name)
         if info is None:
             problems[name] = "is missing"
-        elif (info.dtype, info.shape) != (one.info.dtype, one.info.shape):
-            problems[name] = f"is {info.dtype} {info.shape}, and the source gives {one.info.dtype} {one.info.shape}"
+        elif (info.dtype, info.shape) != (plan_target.info.dtype, plan_target.info.shape):
+            problems[name] = (
+                f"is {info.dtype} {info.shape}, and the source gives {plan_target.info.dtype} {plan_target.info.shape}"
+            )
         else:
-            problem = _compare(elements, one, target, min(budget, 12 * MIN))
+            problem = _compare(elements, plan_target, target, min(budget, 12 * MIN))
             if problem:
                 problems[name] = problem
-        done += one.info.nbytes
+        done += plan_target.info.nbytes
         progress(done, plan.nbytes, name)
     return problems
 
@@ -289,18 +290,18 @@ def another_source(source: Path, target: Path, made_of: str, error: ValueError) 
     )
 
 
-def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:
+def _compare(elements: Elements, target: TargetTensor, reader: Reader, budget: int) -> str:
     """Return the first difference between a tensor and its conversion from the source, in words; "" if equal."""
-    info = one.info
-    for start, stop in cuts(one, budget):
-        found, _ = elements.read(one, start, stop)
+    info = target.info
+    for start, stop in cuts(target, budget):
+        array, _ = elements.read(target, start, stop)
         try:
-            data = there.read_range(info.name, start * info.itemsize, stop * info.itemsize)
+            data = reader.read_range(info.name, start * info.itemsize, stop * info.itemsize)
         except CheckpointError as error:
             return f"can't be read: {error}"
-        bits, other = found.reshape(-1).view(np.uint8), np.frombuffer(data, np.uint8)
+        bits, other = array.reshape(-1).view(np.uint8), np.frombuffer(data, np.uint8)
         if not np.array_equal(bits, other):
-            place = start + int(np.argmax(bits != other)) // info.itemsize
-            index = tuple(int(at) for at in np.unravel_index(place, info.shape))
+            position = start + int(np.argmax(bits != other)) // info.itemsize
+            index = tuple(int(at) for at in np.unravel_index(position, info.shape))
             return f"has other bits than the source, first at {index}"
     return ""

@@ -19,7 +19,7 @@ class Mask:
 
     __array_ufunc__ = None  # NumPy arrays leave `array & mask` to `Mask.__rand__`
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         """Return the bool array of visible pairs.
 
         Args:
@@ -101,7 +101,7 @@ class Mask:
         A compiler takes the first as static and the second as data; ``with_arrays`` brings them together again.
         """
         counter = itertools.count()
-        return self.with_arrays(lambda _: Place(next(counter))), tuple(self.arrays())
+        return self.with_arrays(lambda _: ArrayPlaceholder(next(counter))), tuple(self.arrays())
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         """Return this mask for queries that start at position `n` (decoding after `n` cached tokens).
@@ -112,24 +112,24 @@ class Mask:
         """
         return Offset(self, integer("n", n), integer("keys", keys))
 
-    def picked(self, keys: Any) -> Mask:
+    def picked(self, keys: object) -> Mask:
         """Return this mask with the columns of its bool arrays picked: those of the keys at these positions ``(S,)``.
 
         Its ``allowed(query_positions, keys)`` then is about these keys, in any order.
         """
         return self
 
-    def restrict(self, other: Any) -> Mask:
+    def restrict(self, other: object) -> Mask:
         """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
 
         The same as ``&``, which a compiler that traces arrays may claim for itself.
         """
         return self if other is None else AllOf((*parts_of(self, AllOf), *parts_of(as_mask(other), AllOf)))
 
-    def __and__(self, other: Any) -> Mask:
+    def __and__(self, other: object) -> Mask:
         return self.restrict(as_mask(other))
 
-    def __or__(self, other: Any) -> Mask:
+    def __or__(self, other: object) -> Mask:
         return AnyOf((*parts_of(self, AnyOf), *parts_of(as_mask(other), AnyOf)))
 
     __rand__ = __and__
@@ -137,7 +137,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlaceholder:
     """Placeholder for an array in a description that was separated from its arrays."""
 
     number: int
@@ -152,12 +152,12 @@ class OfArrays(Mask):
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is type(other) and isinstance(other, OfArrays) and isinstance(self._held[0], Place):
-            return isinstance(other._held[0], Place) and self._held == other._held
+        if type(self) is type(other) and isinstance(other, OfArrays) and isinstance(self._held[0], ArrayPlaceholder):
+            return isinstance(other._held[0], ArrayPlaceholder) and self._held == other._held
         return self is other
 
     def __hash__(self) -> int:
-        return hash(self._held) if isinstance(self._held[0], Place) else id(self)
+        return hash(self._held) if isinstance(self._held[0], ArrayPlaceholder) else id(self)
 
     def arrays(self) -> Iterator[Any]:
         """Yield its arrays."""
@@ -174,7 +174,7 @@ class ArrayMask(OfArrays):
 
     array: Any
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
         return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
 
@@ -190,7 +190,7 @@ class ArrayMask(OfArrays):
         """Return the mask itself, without its first `keys` columns: its rows are the current queries."""
         return self if keys == 0 or self._is_one_column() else ArrayMask(self.array[..., keys:])
 
-    def picked(self, keys: Any) -> Mask:
+    def picked(self, keys: object) -> Mask:
         """Return the mask of the columns of these keys."""
         return self if self._is_one_column() else ArrayMask(self.array[..., keys])
 
@@ -222,8 +222,8 @@ class Offset(Mask):
         return Offset(self.mask.with_bool_arrays(convert), self.n, self.keys)
 
     def placed(self, queries: int, keys: int) -> Mask:
-        found = self.mask.placed_at(slice(self.n, self.n + queries), slice(self.keys, self.keys + keys))
-        return self if found is None else found
+        mask = self.mask.placed_at(slice(self.n, self.n + queries), slice(self.keys, self.keys + keys))
+        return self if mask is None else mask
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return self.mask.offset(self.n + n, keys=self.keys + keys)
@@ -236,8 +236,8 @@ class Offset(Mask):
         return self.mask.visibility(queries, range(keys.start + self.keys, keys.stop + self.keys))
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        found = self.mask.interval(queries + self.n)
-        return found and (found[0] - self.keys, found[1] - self.keys)
+        interval = self.mask.interval(queries + self.n)
+        return interval and (interval[0] - self.keys, interval[1] - self.keys)
 
     def first_key(self, query: int) -> int:
         return max(0, self.mask.first_key(query + self.n) - self.keys)
@@ -249,7 +249,7 @@ class Combined(Mask):
 
     parts: tuple[Mask, ...]
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         answers = (part.allowed(query_positions, key_positions) for part in self.parts)
         return functools.reduce(self._combine, answers)
 
@@ -276,11 +276,11 @@ class Combined(Mask):
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return type(self)(tuple(part.offset(n, keys=keys) for part in self.parts))
 
-    def picked(self, keys: Any) -> Mask:
+    def picked(self, keys: object) -> Mask:
         return type(self)(tuple(part.picked(keys) for part in self.parts))
 
     @staticmethod
-    def _combine(one: Any, two: Any) -> Any:
+    def _combine(first: object, second: object) -> Any:
         raise NotImplementedError
 
 
@@ -289,16 +289,16 @@ class AllOf(Combined):
     """Pairs that every part allows."""
 
     @staticmethod
-    def _combine(one: Any, two: Any) -> Any:
-        return one & two
+    def _combine(first: Any, second: Any) -> Any:
+        return first & second
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         answers = {part.visibility(queries, keys) for part in self.parts}
         return False if False in answers else None if None in answers else True
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        found = [part.interval(queries) for part in self.parts]
-        return None if any(one is None for one in found) else functools.reduce(_intersection, found)
+        intervals = [part.interval(queries) for part in self.parts]
+        return None if any(one is None for one in intervals) else functools.reduce(_intersection, intervals)
 
     def first_key(self, query: int) -> int:
         return max(part.first_key(query) for part in self.parts)
@@ -313,16 +313,16 @@ class AnyOf(Combined):
     """Pairs that any part allows."""
 
     @staticmethod
-    def _combine(one: Any, two: Any) -> Any:
-        return one | two
+    def _combine(first: Any, second: Any) -> Any:
+        return first | second
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         answers = {part.visibility(queries, keys) for part in self.parts}
         return True if True in answers else None if None in answers else False
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        found = [part.interval(queries) for part in self.parts]
-        return None if None in found else functools.reduce(_union, found)
+        intervals = [part.interval(queries) for part in self.parts]
+        return None if None in intervals else functools.reduce(_union, intervals)
 
     def first_key(self, query: int) -> int:
         return min(part.first_key(query) for part in self.parts)
@@ -333,17 +333,17 @@ class AnyOf(Combined):
         return None if None in reaches else max(reach for reach in reaches if reach is not None)
 
 
-def _intersection(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray]:
+def _intersection(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the intersections of pairs of intervals, with operations that NumPy and torch share."""
-    (start, end), (other_start, other_end) = one, two
+    (start, end), (other_start, other_end) = first, second
     return start + (other_start - start).clip(0), end - (end - other_end).clip(0)
 
 
-def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _union(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the unions of pairs of intervals; None if a pair has a gap."""
-    if one is None:
+    if first is None:
         return None
-    (start, end), (other_start, other_end) = one, two
+    (start, end), (other_start, other_end) = first, second
     is_empty, other_is_empty = start >= end, other_start >= other_end
     if not np.all(is_empty | other_is_empty | ((start <= other_end) & (other_start <= end))):
         return None
@@ -352,7 +352,7 @@ def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:
     return starts, ends
 
 
-def as_mask(value: Any) -> Mask:
+def as_mask(value: object) -> Mask:
     """Return a description as it is, and a bool array (or nested lists) as one.
 
     Raises:

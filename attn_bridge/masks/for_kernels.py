@@ -37,7 +37,7 @@ def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
     parts = parts_of(mask, AllOf)
     arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
     bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, Full))]
-    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands) if bands else None
+    band = functools.reduce(lambda first, second: first and second and first._joined(second), bands) if bands else None
     return None if band is None else (band, arrays)
 
 

@@ -20,7 +20,7 @@ _FAR = 2**62
 class Full(Mask):
     """Every query sees every key."""
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -195,7 +195,7 @@ def prefix(size: int) -> Mask:
     return Prefix(_positive("size", size))
 
 
-def _positive(name: str, value: Any) -> int:
+def _positive(name: str, value: object) -> int:
     number = integer(name, value)
     if number < 1:
         raise ValueError(f"{name} ({number}) must be at least 1")

@@ -17,7 +17,7 @@ class Padding(OfArrays):
 
     lengths: Any
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         return key_positions < self.lengths
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
@@ -33,7 +33,7 @@ class Documents(OfArrays):
 
     ids: Any
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
@@ -47,8 +47,8 @@ class Documents(OfArrays):
     def placed_at(self, queries: slice, keys: slice) -> Mask:
         # Slices and not ranges: torch.compile would take the ends of a range as constants.
         rows, columns = self.ids[:, queries], self.ids[:, keys]
-        for name, one, wanted in (("queries", rows, queries), ("keys", columns, keys)):
-            if one.shape[1] != wanted.stop - wanted.start:
+        for name, ids, wanted in (("queries", rows, queries), ("keys", columns, keys)):
+            if ids.shape[1] != wanted.stop - wanted.start:
                 raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got {name} up to {wanted.stop}")
         return Equal(rows[:, None, :, None], columns[:, None, None, :])
 
@@ -60,7 +60,7 @@ class Equal(OfArrays):
     of_queries: Any
     of_keys: Any
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Any:
         return self.of_queries == self.of_keys
 
 
@@ -112,7 +112,7 @@ def documents(ids: Any) -> Mask:
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
-def _integers(name: str, value: Any) -> Any:
+def _integers(name: str, value: object) -> Any:
     array = value if hasattr(value, "dtype") else np.asarray(value)
     dtype = str(array.dtype).rpartition(".")[2]
     if not dtype.startswith(("int", "uint")):

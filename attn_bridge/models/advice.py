@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
 
 from ..printable import printable, shell_word
 from ..weights.rows import LayoutError, Shape
@@ -57,10 +56,10 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
     """Return the prefixes below which names fit a layout, none of them below another."""
     begins = counted(names, DEEPEST)
     moments = suspects(begins)
-    found: list[_Below] = []
+    prefixes: list[_Below] = []
     tried = 0
     for prefix, count in begins.most_common():
-        if is_moment(prefix) or prefix.startswith((*moments, *(one.prefix for one in found))):
+        if is_moment(prefix) or prefix.startswith((*moments, *(one.prefix for one in prefixes))):
             continue
         tried += 1
         if tried > MOST:
@@ -72,15 +71,15 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
             continue
         own, covered = layout.match(names)
         if own != prefix or len(covered) < count:  # else it is the layout's own, and others keep names from it
-            found.append(_Below(prefix, layout, count, is_said))
-    return found
+            prefixes.append(_Below(prefix, layout, count, is_said))
+    return prefixes
 
 
 def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
     """Return the fits with a large enough share of the file: most tensors first, and weights before their averages."""
     if not fits:
         return []
-    fits = sorted(fits, key=lambda one: (-one.count, is_average(one.prefix)))
+    fits = sorted(fits, key=lambda fit: (-fit.count, is_average(fit.prefix)))
     first = fits[0]
     fits = [one for one in fits if one.layout is first.layout]
     moments = suspects(counted(names, DEEPEST))
@@ -127,7 +126,7 @@ def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) ->
     return ""
 
 
-def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, Any]) -> tuple[str, ...]:
+def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, object]) -> tuple[str, ...]:
     """Return patterns that match all names outside a layout; () if the rest would not be a model.
 
     Args:

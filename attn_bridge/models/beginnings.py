@@ -45,13 +45,13 @@ def is_average(begin: str) -> bool:
 
 def suspects(begins: Collection[str]) -> set[str]:
     """Return the prefixes whose last part may be the name of a moment: ``mu``, ``nu``, or ``m`` and ``v``."""
-    found = set()
+    prefixes = set()
     for begin in begins:
         above, _, last = begin[:-1].rpartition(".")
         front = f"{above}." if above else ""
         if last in _OF_ADAM or (last in _PAIR and all(f"{front}{one}." in begins for one in _PAIR)):
-            found.add(begin)
-    return found
+            prefixes.add(begin)
+    return prefixes
 
 
 def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
@@ -61,14 +61,14 @@ def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
         names: of tensors.
         deepest: maximum number of parts of a prefix.
     """
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for name in names:
         parts = name.split(".")[:-1]
         for count in range(1, min(len(parts), deepest) + 1):
             if parts[count - 1].isdigit():
                 break
-            found[".".join(parts[:count]) + "."] += 1
-    return found
+            counts[".".join(parts[:count]) + "."] += 1
+    return counts
 
 
 def common(names: Collection[str]) -> str:
@@ -94,11 +94,11 @@ def patterns_of(rest: Iterable[str], covered: Iterable[str], most: int = 4) -> t
     for name in covered:
         parts = name.split(".")
         begins |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    found = []
+    patterns = []
     for name in rest:
         parts = name.split(".")
         count = next((count for count in range(1, len(parts) + 1) if ".".join(parts[:count]) not in begins), 0)
         if not count or any(part.isdigit() for part in parts[:count]):
             return ()
-        found.append(".".join(parts[:count]) + (".*" if count < len(parts) else ""))
-    return tuple(dict.fromkeys(found)) if len(set(found)) <= most else ()
+        patterns.append(".".join(parts[:count]) + (".*" if count < len(parts) else ""))
+    return tuple(dict.fromkeys(patterns)) if len(set(patterns)) <= most else ()

@@ -14,12 +14,12 @@ from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
 from .reading.decoders import attention_of
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import below, by_head
 from .rows.common import HEADS, TIE, layer_norm, with_bias
 
 
-def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_bloom(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of BLOOM."""
     heads = config.integer("num_attention_heads")
     spec = GroupedQueryAttentionConfig(
@@ -35,11 +35,11 @@ def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
     )
 
 
-def _norm(config: ModelConfig) -> LayerNormConfig:
+def _norm(config: ConfigFile) -> LayerNormConfig:
     return LayerNormConfig(config.integer("hidden_size"), config.number("layer_norm_epsilon"))
 
 
-def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block of BLOOM: feed-forward layers of four times the width, without a gate."""
     config.refuse("apply_residual_connection_post_layernorm", False)
     if config.flag("slow_but_exact") and config.integer("pretraining_tp") > 1:
@@ -50,7 +50,7 @@ def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConf
     return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     """Return the rest of a model: norms of the embeddings and behind the blocks, and a head that is usually tied."""
     return {
         "norm": _norm(config),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..weights.rows import Row
 from .layout import Layout
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.originals import check_keys, check_size, layers_of
 from .rows.attention import Table, below
 from .rows.common import is_inverted_causal_mask
@@ -117,7 +117,7 @@ _TELLING = {"hidden_dim", "n_kv_groups", "rope_base", "num_experts"}
 """Keys that the dict of the book's GPT does not have."""
 
 
-def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def to_transformers(config: Mapping[str, object]) -> dict[str, Any] | None:
     """Return the config of `transformers` for a dict of the book's; None for other dicts.
 
     Raises:
@@ -133,15 +133,15 @@ def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return _llama3(config)
 
 
-def _llama3(given: Mapping[str, Any]) -> dict[str, Any]:
-    config = ModelConfig(given, "config.json of the book's Llama 3", {})
+def _llama3(document: Mapping[str, object]) -> dict[str, Any]:
+    config = ConfigFile(document, "config.json of the book's Llama 3", {})
     check_keys(config, (*_COMMON, "hidden_dim"), (*_COMMON, "hidden_dim", "rope_freq"), _IDLE)
-    found = _sizes(config, "llama", "LlamaForCausalLM", eps=1e-5) | {"attention_bias": False, "mlp_bias": False}
+    keys = _sizes(config, "llama", "LlamaForCausalLM", eps=1e-5) | {"attention_bias": False, "mlp_bias": False}
     if config.get("rope_freq") is None:
-        return found
-    scaling = ModelConfig(config.mapping("rope_freq"), f"rope_freq of {config.model_type}", {})
+        return keys
+    scaling = ConfigFile(config.mapping("rope_freq"), f"rope_freq of {config.model_type}", {})
     check_keys(scaling, _FREQUENCIES, _FREQUENCIES)
-    return found | {
+    return keys | {
         "rope_scaling": {
             "rope_type": "llama3",
             **{key: scaling.positive(key) for key in _FREQUENCIES[:-1]},
@@ -150,8 +150,8 @@ def _llama3(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen3(given: Mapping[str, Any]) -> dict[str, Any]:
-    config = ModelConfig(given, "config.json of the book's Qwen 3", {})
+def _qwen3(document: Mapping[str, object]) -> dict[str, Any]:
+    config = ConfigFile(document, "config.json of the book's Qwen 3", {})
     has_experts = config.get("num_experts") not in (None, 0)
     needed = _OF_EXPERTS if has_experts else ("hidden_dim",)
     check_keys(config, (*_COMMON, *needed), (*_COMMON, *_OF_EXPERTS, "hidden_dim", "head_dim", "qk_norm"), _IDLE)
@@ -169,13 +169,13 @@ def _qwen3(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma3(given: Mapping[str, Any]) -> dict[str, Any]:
-    config = ModelConfig(given, "config.json of the book's Gemma 3", {})
-    known = (*_COMMON, "hidden_dim", "head_dim", "qk_norm", *_OF_GEMMA)
-    check_keys(config, [key for key in known if key != "query_pre_attn_scalar"], known, _IDLE)
+def _gemma3(document: Mapping[str, object]) -> dict[str, Any]:
+    config = ConfigFile(document, "config.json of the book's Gemma 3", {})
+    allowed_keys = (*_COMMON, "hidden_dim", "head_dim", "qk_norm", *_OF_GEMMA)
+    check_keys(config, [key for key in allowed_keys if key != "query_pre_attn_scalar"], allowed_keys, _IDLE)
     config.refuse("qk_norm", True)
-    found = _sizes(config, "gemma3_text", "Gemma3ForCausalLM", activation="hidden_activation")
-    layers = found["num_hidden_layers"]
+    keys = _sizes(config, "gemma3_text", "Gemma3ForCausalLM", activation="hidden_activation")
+    layers = keys["num_hidden_layers"]
     kinds = [config.layer_type(layer, "") for layer in range(layers)]
     wrong = [kind for kind in kinds if kind not in ("sliding_attention", "full_attention")]
     if wrong or len(config.get("layer_types")) != layers:
@@ -183,19 +183,19 @@ def _gemma3(given: Mapping[str, Any]) -> dict[str, Any]:
             f"layer_types of {config.model_type} must be sliding_attention or full_attention for each of {layers} "
             f"layers, got {wrong[0] if wrong else len(config.get('layer_types'))!r:.60}"
         )
-    return found | {
+    return keys | {
         "layer_types": kinds,
         "sliding_window": check_size(config, "sliding_window"),
         "rope_local_base_freq": config.positive("rope_local_base"),
         "query_pre_attn_scalar": config.positive("query_pre_attn_scalar")
         if config.get("query_pre_attn_scalar") is not None
-        else found["head_dim"],
+        else keys["head_dim"],
         "attention_bias": False,
     }
 
 
 def _sizes(
-    config: ModelConfig,
+    config: ConfigFile,
     kind: str,
     architecture: str,
     *,
@@ -207,8 +207,8 @@ def _sizes(
     emb_dim, heads = check_size(config, "emb_dim"), check_size(config, "n_heads")
     if config.get("head_dim") is None and emb_dim % heads:
         raise ValueError(f"emb_dim ({emb_dim}) of {config.model_type} must be a multiple of n_heads ({heads})")
-    given = config.get("head_dim") is not None
-    found = {
+    has_head_dim = config.get("head_dim") is not None
+    keys = {
         "model_type": kind,
         "architectures": [architecture],
         "vocab_size": check_size(config, "vocab_size"),
@@ -217,11 +217,11 @@ def _sizes(
         "num_hidden_layers": layers_of(config, "n_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": check_size(config, "n_kv_groups"),
-        "head_dim": check_size(config, "head_dim") if given else emb_dim // heads,
+        "head_dim": check_size(config, "head_dim") if has_head_dim else emb_dim // heads,
         activation: "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu",
         "rms_norm_eps": eps,
         "rope_theta": config.positive("rope_base"),
         "tie_word_embeddings": False,
     }
     length = config.get("context_length")
-    return found if length is None else found | {"max_position_embeddings": check_size(config, "context_length")}
+    return keys if length is None else keys | {"max_position_embeddings": check_size(config, "context_length")}

@@ -19,7 +19,7 @@ from ..specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import check_even_heads
-from .parts import Part
+from .parts import OmittedPart
 from .reading.decoders import (
     attention_of,
     feed_forward_of,
@@ -30,7 +30,7 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import magnitude_of, read_rotary, write_rotary
 from .rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
 from .rows.common import HEADS
@@ -47,7 +47,7 @@ def table(config: MultiHeadLatentAttentionConfig) -> Table:
     return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim), *indexer)
 
 
-def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_deepseek(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of DeepSeek.
 
     The norms of the latents add 1e-6 regardless of ``rms_norm_eps``, as in `transformers` and DeepSeek's own code.
@@ -79,7 +79,7 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     return AttentionLayer(variant, spec, layer, {"transformers": table(spec)}, prefix)
 
 
-def _indexer(config: ModelConfig) -> Indexer:
+def _indexer(config: ConfigFile) -> Indexer:
     """Return the indexer of every layer; GLM-5's layers may share one layer's choice, which ours do not."""
     layers = config.integer("num_hidden_layers")
     config.refuse("indexer_types", None, ["full"] * layers)
@@ -89,7 +89,7 @@ def _indexer(config: ModelConfig) -> Indexer:
     return Indexer(heads, width, top_k, pairing=_SPARSE[config.model_type])
 
 
-def _is_dense(config: ModelConfig, layer: int) -> bool:
+def _is_dense(config: ConfigFile, layer: int) -> bool:
     """Return whether a layer has no experts: by ``mlp_layer_types``, which V3.2 and GLM-5 have, or by its index."""
     kinds = config.get("mlp_layer_types") if config.model_type in _SPARSE else None
     if kinds is None:
@@ -100,7 +100,7 @@ def _is_dense(config: ModelConfig, layer: int) -> bool:
     return bool(kinds[layer] == "dense")
 
 
-def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
     """Return a block of DeepSeek: dense feed-forward layers in the first blocks, experts in the others."""
     norm, is_3 = read_rms_norm(config), config.model_type != "deepseek_v2"
     bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 never has
@@ -339,6 +339,8 @@ LAYOUT = decoder(
     ],
     settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
     defaults={"fused": 0},
-    parts=(Part(LAYER, "it predicts further tokens, and transformers leaves it out, too", mark="eh_proj.weight"),),
+    parts=(
+        OmittedPart(LAYER, "it predicts further tokens, and transformers leaves it out, too", mark="eh_proj.weight"),
+    ),
     model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
 )

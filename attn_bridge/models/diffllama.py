@@ -10,7 +10,7 @@ from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import head_dim_of, read_sizes, write_heads
 from .reading.decoders import attention_of, read_mistral_block, write_llama_decoder
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
@@ -18,7 +18,7 @@ from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
 
 
-def read_diffllama(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_diffllama(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of DiffLlama, whose initial lambda grows with the layer's index, without dropout."""
     config.refuse("attention_dropout", None, 0, 0.0)
     sizes = {name: value for name, value in read_sizes(config).items() if name != "dropout"}

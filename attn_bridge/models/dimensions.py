@@ -209,12 +209,12 @@ def axes_of(shapes: Mapping[str, Shape], *, is_whole: bool) -> dict[str, Axes]:
 
 def blocks_of(names: Iterable[str]) -> dict[str, int]:
     """Return the path of each stack of blocks ("" for a decoder's) -> the number of its blocks."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         block = _BLOCK.match(name)
         if block is not None:
-            found[block["root"]] = max(found.get(block["root"], 0), int(block["number"]) + 1)
-    return found
+            counts[block["root"]] = max(counts.get(block["root"], 0), int(block["number"]) + 1)
+    return counts
 
 
 class _Symbols:
@@ -311,11 +311,11 @@ class _Symbols:
             for leaf, name in leaves.items():
                 for symbol, size in zip(_KINDS[kind].get(leaf, ()), self.shapes[name], strict=False):
                     sizes[scope][symbol][size] += 1
-        found = {}
+        symbols = {}
         for scope, kind in kinds.items():
             usual = {symbol: counter.most_common(1)[0][0] for symbol, counter in sizes[scope].items()}
-            found[scope] = _equal_in(kind, usual)
-        return found
+            symbols[scope] = _equal_in(kind, usual)
+        return symbols
 
     def _attention(self, hit: re.Match[str]) -> Axes | None:
         stem, leaf = hit["stem"], hit["leaf"]

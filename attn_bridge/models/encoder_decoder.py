@@ -22,14 +22,14 @@ from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .layout import Layout
 from .reading.decoders import MAX_LAYERS, NAMES, activation_of
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import ENCODER_DECODER, below
 from .rows.common import TIE, layer_norm, with_bias
 
 SIDES = ("encoder", "decoder")
 
 
-def _cross_attention(config: ModelConfig) -> CrossAttentionConfig:
+def _cross_attention(config: ConfigFile) -> CrossAttentionConfig:
     """Return the config of cross attention; all projections have biases, except Whisper's keys."""
     return CrossAttentionConfig(
         d_in=config.integer("d_model"),
@@ -41,13 +41,13 @@ def _cross_attention(config: ModelConfig) -> CrossAttentionConfig:
     )
 
 
-def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_cross_attention(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return the cross attention of a layer of the decoder."""
     prefix = f"model.decoder.layers.{layer}.encoder_attn."
     return AttentionLayer("CrossAttention", _cross_attention(config), layer, {"transformers": ENCODER_DECODER}, prefix)
 
 
-def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecoderBlockConfig, ...]:
+def _blocks(config: ConfigFile, side: str, norms: Place) -> tuple[EncoderDecoderBlockConfig, ...]:
     """Return the blocks of one side."""
     width, layers = config.integer("d_model"), config.integer(f"{side}_layers")
     if layers > MAX_LAYERS:
@@ -69,13 +69,13 @@ def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecode
     return (block,) * layers
 
 
-def _refuse(config: ModelConfig, wanted: dict[str, Any]) -> None:
+def _refuse(config: ConfigFile, wanted: dict[str, Any]) -> None:
     """Refuse keys with values other than `wanted`, if they are present."""
     for key, value in {"is_encoder_decoder": True, "is_decoder": False, **wanted}.items():
         config.refuse(key, value, None)
 
 
-def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
+def read_bart(config: ConfigFile, names: Collection[str]) -> EncoderDecoderConfig:
     """Return a whole BART; its bias of the logits is omitted if the tensor is missing, since it is zero."""
     before_mbart = {
         "normalize_before": False,
@@ -104,7 +104,7 @@ def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConf
     return EncoderDecoderConfig(vocab_size, encoder, decoder, tie, has_bias)
 
 
-def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
+def read_whisper(config: ConfigFile, names: Collection[str]) -> EncoderDecoderConfig:
     """Return a whole Whisper; `transformers` never scales embeddings, regardless of ``scale_embedding``."""
     _refuse(config, {})
     width, vocab_size = config.integer("d_model"), config.integer("vocab_size")

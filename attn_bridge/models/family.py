@@ -17,7 +17,7 @@ from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from ..weights import WeightsMismatchError
 from .layout import Layout
 from .reading.decoders import Block, Model, Pair, Write, read_llama_model
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -74,22 +74,22 @@ class AttentionLayer:
         self._check_index(prefix)
         encoded = self._layout(library).encode(self._shapes(), part=True)
         dropped = {row.theirs for row in self.tables[library] if row.reason}
-        found = {bare[name]: array for name, array in state.items() if name in bare and bare[name] not in dropped}
-        for name, array in found.items():
+        arrays = {bare[name]: array for name, array in state.items() if name in bare and bare[name] not in dropped}
+        for name, array in arrays.items():
             if array.dtype.name not in DTYPES:
                 raise TypeError(f"{name} must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {array.dtype.name}")
         unexpected = [
             name for name in state if name not in bare or not {bare[name]} & (encoded.shapes.keys() | dropped)
         ]
-        missing = [prefix + name for name in encoded.shapes.keys() - found.keys()]
+        missing = [prefix + name for name in encoded.shapes.keys() - arrays.keys()]
         misshapen = [
-            f"{prefix}{name}: expected {shape}, got {found[name].shape}"
+            f"{prefix}{name}: expected {shape}, got {arrays[name].shape}"
             for name, shape in encoded.shapes.items()
-            if name in found and found[name].shape != shape
+            if name in arrays and arrays[name].shape != shape
         ]
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
-        return encoded.read(found)
+        return encoded.read(arrays)
 
     def to_theirs(
         self, arrays: Mapping[str, np.ndarray[Any, Any]], *, library: str | None = None, prefix: str | None = None
@@ -124,7 +124,7 @@ class AttentionLayer:
         """Return the other library's name -> shape of every tensor of the layer, without prefix."""
         return self._layout(next(iter(self.tables)) if library is None else library).encode(self._shapes()).shapes
 
-    def _of_this_layer(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _of_this_layer(self, state: Mapping[str, object]) -> Mapping[str, Any]:
         """Return this layer's arrays out of a whole model's; any other state unchanged."""
         fronts = {name[: at + len(self.prefix)] for name in state if (at := _find(name, self.prefix)) is not None}
         if len(fronts) != 1:
@@ -146,21 +146,21 @@ class AttentionLayer:
         names = list(names)
         best: tuple[str, str, dict[str, str]] = (next(iter(self.tables)), "", {})
         for library, table in self.tables.items():
-            known = {row.theirs for row in table}
+            table_names = {row.theirs for row in table}
             below: dict[str, dict[str, str]] = collections.defaultdict(dict)
             for name in names:
-                hit = _longest_known_ending(name, known)
+                hit = _longest_known_ending(name, table_names)
                 if hit is not None:
                     below[name.removesuffix(hit)][name] = hit
-            for prefix, found in below.items():
-                if len(found) > len(best[2]):
-                    best = library, prefix, found
+            for prefix, bare_names in below.items():
+                if len(bare_names) > len(best[2]):
+                    best = library, prefix, bare_names
         return best
 
     def _check_index(self, prefix: str) -> None:
-        given, own = (text.rstrip(".").rpartition(".")[2] for text in (prefix, self.prefix))
-        if given != own and {given, own} == _ATTENTIONS:
-            raise ValueError(f"state holds {given} ({prefix.rstrip('.')}), not {own}")
+        stem, own = (text.rstrip(".").rpartition(".")[2] for text in (prefix, self.prefix))
+        if stem != own and {stem, own} == _ATTENTIONS:
+            raise ValueError(f"state holds {stem} ({prefix.rstrip('.')}), not {own}")
         sides = [_SIDES & set(text.split(".")) for text in (prefix, self.prefix)]
         if all(sides) and sides[0] != sides[1]:
             raise ValueError(f"state holds the {min(sides[0])} ({prefix.rstrip('.')}), not the {min(sides[1])}")
@@ -175,9 +175,9 @@ def _find(name: str, prefix: str) -> int | None:
     return at if name.startswith(prefix, at) else None
 
 
-def _longest_known_ending(name: str, known: set[str]) -> str | None:
+def _longest_known_ending(name: str, table_names: set[str]) -> str | None:
     parts = name.split(".")
-    return next((ending for i in range(len(parts)) if (ending := ".".join(parts[i:])) in known), None)
+    return next((ending for i in range(len(parts)) if (ending := ".".join(parts[i:])) in table_names), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Family:
     """
 
     model_types: tuple[str, ...]
-    read: Callable[[ModelConfig, int], AttentionLayer]
+    read: Callable[[ConfigFile, int], AttentionLayer]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     depth: str = "num_hidden_layers"

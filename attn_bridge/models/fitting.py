@@ -45,21 +45,21 @@ def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
         sources: our name -> the tensor that contains it; tensors are counted, not their parts.
         is_whole: see `axes_of`.
     """
-    known = axes_of(shapes, is_whole=is_whole)
-    found = []
+    all_axes = axes_of(shapes, is_whole=is_whole)
+    misfits = []
     sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
-    for name, axes in known.items():
+    for name, axes in all_axes.items():
         shape = shapes[name]
         if len(shape) != len(axes):
-            found.append(Misfit((name,), None, f"has {len(shape)} axes, expected {len(axes)}"))
+            misfits.append(Misfit((name,), None, f"has {len(shape)} axes, expected {len(axes)}"))
             continue
         for axis, symbol in enumerate(axes):
             if isinstance(symbol, Symbol):
                 sizes[symbol][shape[axis]].append((name, axis))
             elif symbol is not None and shape[axis] != symbol:
-                found.append(Misfit((name,), axis, f"axis {axis} must be {symbol}"))
+                misfits.append(Misfit((name,), axis, f"axis {axis} must be {symbol}"))
     usual: dict[Symbol, int] = {}
     for symbol, of_size in sizes.items():
         ranked = _by_votes(of_size, sources)
@@ -68,29 +68,29 @@ def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
             names = tuple(dict.fromkeys(name for name, _ in of_size[size]))
             others = tuple(dict.fromkeys(name for name, _ in of_size[ranked[0]]))
             rule = f"the {WORDS[symbol.kind]} would be {size} and {ranked[0]}"
-            found.append(Misfit(names, of_size[size][0][1], rule, others))
-    return found or list(_unlike_multiples(shapes, known, usual))
+            misfits.append(Misfit(names, of_size[size][0][1], rule, others))
+    return misfits or list(_unlike_multiples(shapes, all_axes, usual))
 
 
 def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_whole: bool) -> dict[str, Shape]:
     """Return the shapes that our tensors would have if all sizes were the most frequent ones; see `find_misfits`."""
-    known = axes_of(shapes, is_whole=is_whole)
+    all_axes = axes_of(shapes, is_whole=is_whole)
     sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
-    for name, axes in known.items():
+    for name, axes in all_axes.items():
         for axis, (symbol, size) in enumerate(zip(axes, shapes[name], strict=False)):
             if isinstance(symbol, Symbol):
                 sizes[symbol][size].append((name, axis))
     usual = {symbol: _by_votes(of_size, sources)[0] for symbol, of_size in sizes.items()}
-    found = dict(shapes)
-    for name, axes in known.items():
+    new_shapes = dict(shapes)
+    for name, axes in all_axes.items():
         if len(axes) == len(shapes[name]):
-            found[name] = tuple(
+            new_shapes[name] = tuple(
                 usual[symbol] if isinstance(symbol, Symbol) else size if symbol is None else symbol
                 for symbol, size in zip(axes, shapes[name], strict=True)
             )
-    return found
+    return new_shapes
 
 
 def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str, str]) -> list[int]:
@@ -99,14 +99,14 @@ def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str
 
 
 def _unlike_multiples(
-    shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
+    shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes], usual: Mapping[Symbol, int]
 ) -> Iterator[Misfit]:
     """Yield sizes that are not multiples of the heads, and stacks whose number of experts no router has."""
     scopes: dict[str, dict[str, int]] = collections.defaultdict(dict)
     names: dict[str, dict[str, list[str]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for symbol, size in usual.items():
         scopes[symbol.scope][symbol.kind] = size
-    for name, axes in known.items():
+    for name, axes in all_axes.items():
         for axis in axes:
             if isinstance(axis, Symbol):
                 names[axis.scope][axis.kind].append(name)
@@ -120,8 +120,8 @@ def _unlike_multiples(
                 yield Misfit(first, 0, rule, second)
         if "rotary" in sizes and "keys" in sizes and "queries" in sizes:
             yield from _unlike_latent(sizes, names[scope])
-    yield from _convolutions(shapes, known, usual)
-    yield from _numbers_of_experts(shapes, known)
+    yield from _convolutions(shapes, all_axes, usual)
+    yield from _numbers_of_experts(shapes, all_axes)
 
 
 def _divisors(sizes: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -145,14 +145,14 @@ def _unlike_latent(sizes: Mapping[str, int], names: Mapping[str, list[str]]) -> 
 
 
 def _convolutions(
-    shapes: Mapping[str, Shape], known: Mapping[str, Axes], usual: Mapping[Symbol, int]
+    shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes], usual: Mapping[Symbol, int]
 ) -> Iterator[Misfit]:
     """Yield convolutions of gated delta nets whose channels are not all queries, keys and values."""
-    for name in known:
+    for name in all_axes:
         if not name.endswith("conv1d.weight"):
             continue
         stem = name.removesuffix("conv1d.weight")
-        key, value = known.get(f"{stem}W_key.weight"), known.get(f"{stem}W_value.weight")
+        key, value = all_axes.get(f"{stem}W_key.weight"), all_axes.get(f"{stem}W_value.weight")
         if key is None or value is None or not isinstance(key[0], Symbol) or not isinstance(value[0], Symbol):
             continue
         wanted = 2 * usual[key[0]] + usual[value[0]]
@@ -163,16 +163,16 @@ def _convolutions(
             )
 
 
-def _numbers_of_experts(shapes: Mapping[str, Shape], known: Mapping[str, Axes]) -> Iterator[Misfit]:
+def _numbers_of_experts(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes]) -> Iterator[Misfit]:
     """Yield routers whose number of experts differs from that of the experts present."""
     counts: collections.Counter[str] = collections.Counter()
-    for name in known:
+    for name in all_axes:
         stem, _, number = name.removesuffix(".fc3.weight").rpartition("experts.")
         if name.endswith(".fc3.weight") and number.isdigit():
             counts[stem] += 1
     for stem, count in counts.items():
         router = f"{stem}router.weight"
-        if router in known and shapes[router][0] != count:
+        if router in all_axes and shapes[router][0] != count:
             rule = f"the number of experts would be {shapes[router][0]} and {count}"
             yield Misfit((router,), 0, rule, (f"{stem}experts.0.fc3.weight",))
 
@@ -204,18 +204,18 @@ def check(
     is_whole = layout.whole if is_whole is None else is_whole
     ours = {name: placement.shape for name, placement in placements.items()}
     sources = {name: placement.theirs for name, placement in placements.items()}
-    found = find_misfits(ours, sources, is_whole=is_whole)
-    if found:
+    misfits = find_misfits(ours, sources, is_whole=is_whole)
+    if misfits:
         usual = usual_shapes(ours, sources, is_whole=is_whole)
-        raise ShapeError(_message(layout, shapes, sources, found, usual, settings))
+        raise ShapeError(_message(layout, shapes, sources, misfits, usual, settings))
 
 
 def count_faults(layout: Layout, shapes: Mapping[str, Shape]) -> int:
     """Return how many tensors do not fit a layout by their shapes, as far as names and shapes determine this."""
-    _, found = layout.match(shapes)
+    _, matches = layout.match(shapes)
     placements: dict[str, Placement] = {}
     wrong = set()
-    for name, (row, values) in found.items():
+    for name, (row, values) in matches.items():
         if row.reason:
             continue
         try:

@@ -34,13 +34,13 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
-def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_gemma2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Gemma 2."""
     config.refuse("use_bidirectional_attention", None, False)
     bias = config.flag("attention_bias")
@@ -57,7 +57,7 @@ def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_gemma3(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Gemma 3, also of its text model; `transformers` reads soft caps there, but ignores them."""
     config.refuse("use_bidirectional_attention", None, False)
     bias = config.flag("attention_bias")
@@ -75,7 +75,7 @@ def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
+def _gemma3_rotary(config: ConfigFile, kind: str) -> Rotary:
     """Return the rotary positions of a kind of layers; older files scale those of full attention alone.
 
     As in `transformers`, their ``rope_scaling`` scales by its ``rope_type``, and not by its ``type``.
@@ -89,13 +89,13 @@ def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
     return make_nested_rotary(config, head_dim_of(config), own, 10_000.0 if base is None else base)
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block with norms before and after attention and feed-forward layers."""
     feed_forward = dataclasses.replace(read_feed_forward(config), activation=activation_of(config, "hidden_activation"))
     return DecoderBlockConfig(attention, feed_forward, read_rms_norm(config, unit_offset=True), norms="sandwich")
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     """Return the rest of a model: scaled embeddings, a norm, a head that is usually tied, and its soft cap."""
     return {
         "norm": read_rms_norm(config, unit_offset=True),

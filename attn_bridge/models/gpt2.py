@@ -14,7 +14,7 @@ from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
 from .reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table, below
 from .rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
 
@@ -29,7 +29,7 @@ TABLE: Table = (
 )
 
 
-def read_gpt2(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_gpt2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of GPT-2."""
     config.refuse("add_cross_attention", False, None)
     width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -44,17 +44,17 @@ def read_gpt2(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": TABLE}, prefix=f"transformer.h.{layer}.attn.")
 
 
-def _scale(config: ModelConfig, layer: int, head_dim: int) -> float:
+def _scale(config: ConfigFile, layer: int, head_dim: int) -> float:
     """Return the factor of the scores, which in some models decreases with the layer's index (arXiv 2108.06084)."""
     scale = head_dim**-0.5 if config.flag("scale_attn_weights") else 1.0
     return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx") else scale
 
 
-def _norm(config: ModelConfig) -> LayerNormConfig:
+def _norm(config: ConfigFile) -> LayerNormConfig:
     return LayerNormConfig(config.integer("hidden_size"), config.number("layer_norm_epsilon"))
 
 
-def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block of GPT-2; its feed-forward layers are four times the width by default."""
     width = config.integer("hidden_size")
     hidden = config.integer_or_none("n_inner") or 4 * width
@@ -64,7 +64,7 @@ def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConf
     return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     """Return the rest of a model: a table of positions, a final norm, a head that is usually tied."""
     return {
         "norm": _norm(config),

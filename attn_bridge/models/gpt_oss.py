@@ -23,7 +23,7 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import make_rotary, read_rotary, write_rotary
 from .rows.attention import SINKS, SPLIT, Table, below
 from .rows.common import HEADS
@@ -55,7 +55,7 @@ _YARN: dict[str, Any] = {
 }
 
 
-def read_gpt_oss(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_gpt_oss(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of gpt-oss."""
     bias = config.flag("attention_bias")
     kind = config.layer_type(layer, "full_attention" if layer % 2 else "sliding_attention")
@@ -74,7 +74,7 @@ def read_gpt_oss(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": (*SPLIT, SINKS), "openai": OPENAI})
 
 
-def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block of gpt-oss: experts whose gates are clipped, and a router with a bias."""
     config.refuse("hidden_act", "silu", "swish")
     clamp = ClampedGate(config.number("swiglu_limit"), config.number("swiglu_alpha"))

@@ -11,12 +11,12 @@ from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
 from .llama import write_llama_attention
 from .reading.decoders import attention_of, inverse, read_llama_block, read_llama_model, write_llama_decoder
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT
 
 
-def read_granite(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_granite(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Granite."""
     bias = config.flag("attention_bias")
     spec = GroupedQueryAttentionConfig(
@@ -29,12 +29,12 @@ def read_granite(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: object) -> DecoderBlockConfig:
     block = read_llama_block(config, layer, attention)
     return dataclasses.replace(block, residual_scale=config.positive("residual_multiplier"))
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     return {
         **read_llama_model(config),
         "embedding_scale": config.positive("embedding_multiplier"),

@@ -10,14 +10,14 @@ from ..specs.decoder_model import DecoderConfig
 from ..specs.differential_attention import DifferentialAttentionConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
 KINDS = ("full_attention", "sliding_attention")
 """Names of a layer's kind: without and with the window."""
 
 
-def read_sizes(config: ModelConfig) -> dict[str, Any]:
+def read_sizes(config: ConfigFile) -> dict[str, Any]:
     """Return the arguments with the same keys in every family: widths, heads, dropout."""
     heads = config.integer("num_attention_heads")
     width = config.integer("hidden_size")
@@ -50,13 +50,13 @@ def check_even_heads(config: DecoderConfig, heads: int) -> None:
         raise ValueError(f"emb_dim ({config.emb_dim}) must be a multiple of num_heads ({heads}) there")
 
 
-def head_dim_of(config: ModelConfig) -> int:
+def head_dim_of(config: ConfigFile) -> int:
     """Return the width of a head."""
-    given = config.integer_or_none("head_dim")
-    return config.integer("hidden_size") // config.integer("num_attention_heads") if given is None else given
+    head_dim = config.integer_or_none("head_dim")
+    return config.integer("hidden_size") // config.integer("num_attention_heads") if head_dim is None else head_dim
 
 
-def mask_of(config: ModelConfig, layer: int, kind: str) -> Mask:
+def mask_of(config: ConfigFile, layer: int, kind: str) -> Mask:
     """Return the mask of a layer of that kind.
 
     Raises:
@@ -92,17 +92,17 @@ def write_windows(config: DecoderConfig) -> dict[str, Any]:
     families.
     """
     sizes = [window_of(getattr(block.attention, "mask", causal())) for block in config.blocks]
-    found: dict[str, Any] = {"layer_types": [KINDS[size is not None] for size in sizes]}
+    keys: dict[str, Any] = {"layer_types": [KINDS[size is not None] for size in sizes]}
     first = next((size for size in sizes if size is not None), None)
-    return found if first is None else {**found, "sliding_window": first}
+    return keys if first is None else {**keys, "sliding_window": first}
 
 
 def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """Return kind of layers -> the rotary position of its first one."""
-    found: dict[str, Any] = {}
+    positions: dict[str, Any] = {}
     for block, kind in zip(config.blocks, kinds, strict=True):
-        found.setdefault(kind, getattr(block.attention, "position", None))
-    return found
+        positions.setdefault(kind, getattr(block.attention, "position", None))
+    return positions
 
 
 def attention_layer(

@@ -9,7 +9,7 @@ from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..weights.rows import Row
 from .deepseek import table as latent_table
 from .family import AttentionLayer, Family
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
 _LAYERS: Table = tuple(
@@ -44,11 +44,11 @@ _KEYS = {
 """Key of ``linear_attn_config`` in the published config.json -> that of `transformers`."""
 
 
-def read_delta(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_delta(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Kimi Delta Attention."""
     config.refuse("hidden_act", "silu", "swish")  # of the convolution, too
     defaults = {key: config.get(name) for key, name in _KEYS.items()}
-    sizes = ModelConfig(config.mapping("linear_attn_config"), config.model_type, defaults)
+    sizes = ConfigFile(config.mapping("linear_attn_config"), config.model_type, defaults)
     spec = KimiDeltaAttentionConfig(
         d_in=config.integer("hidden_size"),
         num_heads=sizes.integer("num_heads"),
@@ -60,7 +60,7 @@ def read_delta(config: ModelConfig, layer: int) -> AttentionLayer:
     return AttentionLayer("KimiDeltaAttention", spec, layer, {"transformers": DELTA}, prefix)
 
 
-def read_latent(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_latent(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of latent attention, whose shared part of the keys has no position.
 
     The norms of the latents add 1e-6 regardless of ``rms_norm_eps``, as in `transformers`.
@@ -83,7 +83,7 @@ def read_latent(config: ModelConfig, layer: int) -> AttentionLayer:
     return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": latent_table(spec)}, prefix)
 
 
-def _published_kind(config: ModelConfig, layer: int) -> str:
+def _published_kind(config: ConfigFile, layer: int) -> str:
     """Return the kind of a layer by ``linear_attn_config``, whose indices begin at 1, or else by the default."""
     published = config.mapping("linear_attn_config")
     listed = {
@@ -102,7 +102,7 @@ def _published_kind(config: ModelConfig, layer: int) -> str:
     return kinds[0]
 
 
-def read_kimi_linear(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_kimi_linear(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of either kind."""
     kind = config.layer_type(layer, _published_kind(config, layer))
     kinds = {"full_attention": read_latent, "linear_attention": read_delta}

@@ -18,7 +18,7 @@ from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
 from . import fitting
 from .ours import gaps, lacking
-from .parts import Part, apart
+from .parts import OmittedPart, apart
 
 FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
@@ -46,7 +46,7 @@ def _rows(index: Index[Row], name: str) -> tuple[Row, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoded:
+class DecodedTensors:
     """Outside tensors in terms of ours.
 
     Attributes:
@@ -78,20 +78,20 @@ class Encoded:
 
     def read(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Return our tensors, extracted from outside ones of these names and shapes."""
-        found = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
-        return {name: _view(arrays[theirs], place).copy() for theirs, name, place in found}
+        placements = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
+        return {name: _view(arrays[theirs], place).copy() for theirs, name, place in placements}
 
     def write(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
         """Return the outside tensors, made of ours."""
-        found = {}
+        tensors = {}
         for theirs, parts in self.parts.items():
             result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
             for name, placement in parts.items():
                 atoms = [size for axis in placement.axes for size, _ in axis]
                 numbers = arrays[name] if placement.change is None else placement.change.there(arrays[name])
                 _strided(result, placement)[...] = numbers.reshape(atoms)
-            found[theirs] = result
-        return found
+            tensors[theirs] = result
+        return tensors
 
 
 class Layout:
@@ -129,7 +129,7 @@ class Layout:
         refused: Mapping[str, str] | None = None,
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
-        parts: tuple[Part, ...] = (),
+        parts: tuple[OmittedPart, ...] = (),
         form: str = "",
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
@@ -170,8 +170,8 @@ class Layout:
     @property
     def head(self) -> str:
         """The outside name of the head that turns the last states into logits, without a prefix; "" if it has none."""
-        found = (row.theirs.replace("{prefix}", "") for row in self.rows if row.ours == (HEAD,))
-        return next((name for name in found if not placeholders(name)), "")
+        names = (row.theirs.replace("{prefix}", "") for row in self.rows if row.ours == (HEAD,))
+        return next((name for name in names if not placeholders(name)), "")
 
     # ---- names
 
@@ -191,7 +191,7 @@ class Layout:
             is_usual = prefix == self.prefixes[0]
             if len(best[1]) == len(names) or (not is_usual and not any(name.startswith(prefix) for name in names)):
                 continue  # the rows without a prefix are those of the usual one, too
-            found = {}
+            matches = {}
             rows = {kind: some for kind, bare in samples.items() if (some := _rows(self._theirs[prefix], bare))}
             for name, bare, kind in zip(names, bares, kinds, strict=True) if rows else ():
                 hits = [
@@ -202,17 +202,17 @@ class Layout:
                 if len(hits) > 1:
                     raise LayoutError(f"{name}: more than one row of {self.name} covers it")
                 if hits:
-                    found[name] = hits[0]
-            if len(found) > len(best[1]):
-                best = prefix, found
+                    matches[name] = hits[0]
+            if len(matches) > len(best[1]):
+                best = prefix, matches
         return best
 
     def select(self, names: Iterable[str]) -> list[str]:
         """Return the names that the layout maps to ours, in the given order, without those it drops."""
-        _, found = self.match(names)
-        return [name for name, (row, _) in found.items() if row.ours]
+        _, matches = self.match(names)
+        return [name for name, (row, _) in matches.items() if row.ours]
 
-    def apart(self, names: Iterable[str]) -> dict[str, Part]:
+    def apart(self, names: Iterable[str]) -> dict[str, OmittedPart]:
         """Return name -> the part of a checkpoint that it belongs to, for names of parts that are left out."""
         return apart(self.parts, list(names), self.prefixes) if self.parts else {}
 
@@ -233,8 +233,8 @@ class Layout:
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the names of the tensors that a whole model of this layout needs and `names` lacks."""
         names = list(names)
-        prefix, found = self.match(names)
-        return self._missing(found.values(), prefix, self._ending(names))
+        prefix, matches = self.match(names)
+        return self._missing(matches.values(), prefix, self._ending(names))
 
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings from a config.json.
@@ -242,7 +242,7 @@ class Layout:
         Raises:
             LayoutError: a value is not valid for its setting.
         """
-        found = {}
+        settings = {}
         inner = config.get("text_config")
         config = {**inner, **config} if isinstance(inner, Mapping) else config
         for setting, keys in self.settings.items():
@@ -255,12 +255,14 @@ class Layout:
             if not is_right or not least <= value <= most:
                 wanted = "true or false" if setting in FLAGS else f"a whole number from 1 to {MAX_SIZE}"
                 raise LayoutError(f"{key} ({printable(json.dumps(value), 40)}) of config.json must be {wanted}")
-            found[setting] = int(value)
-        return found
+            settings[setting] = int(value)
+        return settings
 
     # ---- both ways
 
-    def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
+    def decode(
+        self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False
+    ) -> DecodedTensors:
         """Return the placement of each of our tensors in outside ones.
 
         Args:
@@ -272,45 +274,45 @@ class Layout:
             LayoutError: a shape that does not fit, or a setting that is missing.
             WeightsMismatchError: names that are missing, and names that no row covers.
         """
-        given = {**self.defaults, **(settings or {})}
-        prefix, found = self.match(shapes)
+        all_settings = {**self.defaults, **(settings or {})}
+        prefix, matches = self.match(shapes)
         ending = self._ending(shapes)
-        unexpected = [name for name in shapes if name not in found]
+        unexpected = [name for name in shapes if name not in matches]
         refused = self.why_refused(unexpected)
         if refused:
             raise LayoutError(refused)
         placements: dict[str, Placement] = {}
         dropped: dict[str, str] = {}
         tied: dict[str, Placement] = {}
-        told: dict[str, int] = {}
-        for name, (row, values) in found.items():
+        row_settings: dict[str, int] = {}
+        for name, (row, values) in matches.items():
             if row.reason:
                 dropped[name] = row.reason
                 continue
-            placed = row.decode(name, shapes[name], values, given)
+            placed = row.decode(name, shapes[name], values, all_settings)
             for ours in placed:
                 if ours in placements:
                     raise LayoutError(f"{placements[ours].theirs} and {name} both hold {ours}")
             placements |= placed
-            told |= row.settings_of(shapes[name], given)
+            row_settings |= row.settings_of(shapes[name], all_settings)
             tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
-        restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
+        restore: dict[str, Any] = {**row_settings, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
         if ending:
             restore["value"] = 1
         if tied and "tie" in self.settings:
             restore["tie"] = int(not tied.keys() & placements.keys())
         restore |= {
-            name: int(any(row.alternatives == (name,) for row, _ in found.values()))
+            name: int(any(row.alternatives == (name,) for row, _ in matches.values()))
             for name in self.settings.keys() & {one for row in self.rows for one in row.alternatives}
         }
         placements |= {name: placed for name, placed in tied.items() if name not in placements}
-        missing = [] if part else self._missing(found.values(), prefix, ending) + self._lacking(placements)
+        missing = [] if part else self._missing(matches.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
         if self.ours:
-            fitting.check(self, shapes, placements, {**given, **restore})
-        checks = {name: row.check for name, (row, _) in found.items() if row.check is not None}
-        return Decoded(placements, dropped, restore, checks)
+            fitting.check(self, shapes, placements, {**all_settings, **restore})
+        checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
+        return DecodedTensors(placements, dropped, restore, checks)
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
         """Return the placement of each of our tensors in the outside tensors to write.
@@ -324,9 +326,9 @@ class Layout:
             LayoutError: a shape that does not fit, or a setting that is missing.
             WeightsMismatchError: names that are missing, and names that no row covers.
         """
-        given = {**self.defaults, **(settings or {})}
-        prefix = given.get("prefix", self.prefixes[0])
-        ending = VALUE if self.nnx and given.get("value") else ""
+        all_settings = {**self.defaults, **(settings or {})}
+        prefix = all_settings.get("prefix", self.prefixes[0])
+        ending = VALUE if self.nnx and all_settings.get("value") else ""
         grouped: dict[str, dict[tuple[int, int], str]] = collections.defaultdict(dict)
         rows: dict[str, tuple[Row, dict[str, str]]] = {}
         ties: list[tuple[str, str]] = []
@@ -336,7 +338,7 @@ class Layout:
             tying = [(row, values) for row, number, values in hits if number >= len(row.ours)]
             plain = [(row, number, values) for row, number, values in hits if number < len(row.ours)]
             kept = [fill(row.ours[0], values) for row, values in tying]
-            if kept and kept[0] in shapes and (given.get("tie", 1) or not plain):
+            if kept and kept[0] in shapes and (all_settings.get("tie", 1) or not plain):
                 if tuple(shapes[name]) != tuple(shapes[kept[0]]):
                     raise LayoutError(
                         f"{name} {tuple(shapes[name])} can't be tied to {kept[0]} {tuple(shapes[kept[0]])}; "
@@ -345,7 +347,7 @@ class Layout:
                 ties.append((kept[0], name))
                 continue
             if len(plain) > 1:
-                plain = self._one_branch(plain, shapes, {**given, prefix: 1})
+                plain = self._one_branch(plain, shapes, {**all_settings, prefix: 1})
             if len(plain) > 1:
                 raise LayoutError(f"{name}: more than one row of {self.name} covers it")
             if not plain:
@@ -373,10 +375,10 @@ class Layout:
         parts = {}
         for theirs, names in grouped.items():
             of_parts = {key: tuple(shapes[name]) for key, name in names.items()}
-            result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, given)
+            result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, all_settings)
         return Encoded(result, parts, ties)
 
-    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: object) -> Arrays:
         """Convert arrays under outside names to arrays under our torch names; a part of a model is accepted.
 
         Names that the layout drops, or does not cover, must be removed with `select` first.
@@ -386,7 +388,7 @@ class Layout:
             raise WeightsMismatchError(unexpected=decoded.dropped)
         return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
 
-    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: object) -> Arrays:
         """Convert arrays under our torch names to arrays under outside ones; a part of a model is accepted."""
         return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
 
@@ -425,15 +427,15 @@ class Layout:
         names = list(names) if self.nnx else []
         return VALUE if names and all(name.endswith(VALUE) for name in names) else ""
 
-    def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str, ending: str = "") -> list[str]:
+    def _missing(self, matches: Iterable[tuple[Row, Mapping[str, str]]], prefix: str, ending: str = "") -> list[str]:
         """Return the missing names of a whole model."""
         if not self.whole:
             return []
-        found = list(found)
-        seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in found}
+        matches = list(matches)
+        seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in matches}
         numbers: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
         taken: dict[tuple[str, str, str], list[str]] = {}
-        for row, values in found:
+        for row, values in matches:
             i, j = values.get("i", ""), values.get("j", "")
             blocks, experts = stems_of(row)
             for key, number in (((blocks, ""), i), ((experts, i), j)):
@@ -443,24 +445,24 @@ class Layout:
             taken[row.choice, blocks, i] = [one for one in before if one in row.alternatives] or [
                 *dict.fromkeys((*before, *row.alternatives))
             ]
-        for known in numbers.values():
-            known |= set(gaps(known, max(known)))
+        for indices in numbers.values():
+            indices |= set(gaps(indices, max(indices)))
         missing = []
         first: dict[str, list[str]] = {}
-        some = {id(row) for row, values in found if "i" in values}
+        some = {id(row) for row, values in matches if "i" in values}
         for row in self.rows:
             default = first.setdefault(row.choice, [*row.alternatives])
             if row.reason or (row.optional and id(row) not in some):  # optional tensors are in all blocks, or in none
                 continue
-            held = placeholders(row.theirs)
+            row_placeholders = placeholders(row.theirs)
             blocks, experts = stems_of(row)
-            for i in map(str, sorted(numbers[blocks, ""])) if "i" in held else [""]:
+            for i in map(str, sorted(numbers[blocks, ""])) if "i" in row_placeholders else [""]:
                 if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
                     continue
-                for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in held else [""]:
+                for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in row_placeholders else [""]:
                     if (id(row), i, j) not in seen:
                         missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}) + ending)
-        if self.marks and not any(mark in row.theirs for row, _ in found for mark in self.marks):
+        if self.marks and not any(mark in row.theirs for row, _ in matches for mark in self.marks):
             missing.append(f"any {' or '.join(self.marks)}")
         return missing
 
@@ -477,5 +479,5 @@ def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[An
 
 
 def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
-    found = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
-    return found if placement.change is None else placement.change.back(found)
+    view = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
+    return view if placement.change is None else placement.change.back(view)

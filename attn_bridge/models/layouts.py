@@ -36,13 +36,13 @@ from . import (
     qwen3_next,
 )
 from .derived import known
-from .layout import Decoded, Encoded, Layout, Settings
+from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
 from .scope import Scoped
 
 __all__ = [
-    "Decoded",
+    "DecodedTensors",
     "Encoded",
     "Layout",
     "LayoutError",
@@ -150,7 +150,7 @@ def names() -> tuple[str, ...]:
     return tuple(_LAYOUTS)
 
 
-def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, part: bool = False) -> Decoded:
+def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, part: bool = False) -> DecodedTensors:
     """Return `layout.decode` of a checkpoint; if it fits another layout, the error describes the file.
 
     Raises:
@@ -190,7 +190,7 @@ def _as_another(layout: Layout, shapes: Mapping[str, Shape], settings: Settings)
     return ""
 
 
-def detect(names: Iterable[str], model_type: Any = None) -> Layout:
+def detect(names: Iterable[str], model_type: object = None) -> Layout:
     """Return the layout that covers all the names, and has their shapes.
 
     Args:
@@ -215,7 +215,7 @@ def _shape_of(tensor: Any) -> Shape:
     return tuple(getattr(tensor, "shape", tensor))
 
 
-def _advice(names: Mapping[str, Shape | None], model_type: Any) -> str:
+def _advice(names: Mapping[str, Shape | None], model_type: object) -> str:
     """Return advice for names that fit no layout: a prefix to remove, or tensors to leave out; "" if neither helps."""
 
     def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, bool]:
@@ -223,16 +223,16 @@ def _advice(names: Mapping[str, Shape | None], model_type: Any) -> str:
         return layout, bool(_why_other_type(layout, model_type))
 
     covers = {layout.name: len(layout.match(names)[1]) for layout in _LAYOUTS.values()}
-    closest = sorted((one for one in _LAYOUTS.values() if covers[one.name]), key=lambda one: -covers[one.name])
+    closest = sorted((one for one in _LAYOUTS.values() if covers[one.name]), key=lambda layout: -covers[layout.name])
     return advice.of(names, fit, [(one, bool(_why_other_type(one, model_type))) for one in closest[:_CLOSEST]])
 
 
 def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> list[str]:
     """Return, of layouts that have all the names, those that match the tensors' shapes, or match most."""
-    known = {name: shape for name, shape in shapes.items() if shape is not None}
-    if len(known) < len(shapes):
+    full_shapes = {name: shape for name, shape in shapes.items() if shape is not None}
+    if len(full_shapes) < len(shapes):
         return candidates
-    faults = {name: fitting.count_faults(_LAYOUTS[name], known) for name in candidates}
+    faults = {name: fitting.count_faults(_LAYOUTS[name], full_shapes) for name in candidates}
     return [name for name in candidates if faults[name] == min(faults.values())]
 
 
@@ -248,7 +248,7 @@ def _place_equally(candidates: Iterable[str], names: Mapping[str, Shape | None])
     return all(row.places_like(other) for row, other in pairs.values())
 
 
-def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
+def _detect(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     layout = _fitting(names, model_type)
     why = _why_other_type(layout, model_type)
     if why and model_type in vllm.LAYOUT.model_types and len(vllm.LAYOUT.match(names)[1]) == len(names):
@@ -258,13 +258,13 @@ def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     return layout
 
 
-def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
+def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     """Return the layout that covers all the names, for any type of model; of several, that of the given type."""
     covered = {}
     for layout in _LAYOUTS.values():
-        prefix, found = layout.match(names)
-        if any(row.ours for row, _ in found.values()):
-            covered[layout.name] = prefix, found
+        prefix, matches = layout.match(names)
+        if any(row.ours for row, _ in matches.values()):
+            covered[layout.name] = prefix, matches
     full = [name for name, (_, found) in covered.items() if len(found) == len(names)]
     if "linen-mha" in full:  # the names of NNX, below params
         full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
@@ -316,7 +316,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     )
 
 
-def _why_unknown_type(model_type: Any) -> str:
+def _why_unknown_type(model_type: object) -> str:
     """Return the beginning of an error for a model type without a layout; "" if a layout exists."""
     is_named = isinstance(model_type, str) and not model_type.startswith(OWN)
     if not is_named or any(model_type in layout.model_types for layout in _LAYOUTS.values()):
@@ -335,7 +335,7 @@ def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:
     return [name for name, is_whole in fits if is_whole] or [name for name, _ in fits]
 
 
-def _why_other_type(layout: Layout, model_type: Any) -> str:
+def _why_other_type(layout: Layout, model_type: object) -> str:
     """Return why a layout is not for models of a type; "" if it is; our layouts are for all types."""
     is_said = isinstance(model_type, str) and not model_type.startswith(OWN)
     if not is_said or not layout.model_types or model_type in layout.model_types:
@@ -346,15 +346,15 @@ def _why_other_type(layout: Layout, model_type: Any) -> str:
     )
 
 
-def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def attention_layers(arrays: Mapping[str, object]) -> dict[int, dict[str, Any]]:
     """Return layer -> its attention's arrays, by the names that `MultiHeadAttention` has for them.
 
     Args:
         arrays: a whole model under our names; arrays outside attention are left out.
     """
-    found: dict[int, dict[str, Any]] = {}
+    layers: dict[int, dict[str, Any]] = {}
     for name, array in arrays.items():
         hit = re.fullmatch(r"(?:layers|trf_blocks)\.([0-9]+)\.att\.(.+)", name)
         if hit is not None:
-            found.setdefault(int(hit[1]), {})[hit[2]] = array
-    return dict(sorted(found.items()))
+            layers.setdefault(int(hit[1]), {})[hit[2]] = array
+    return dict(sorted(layers.items()))

@@ -24,7 +24,7 @@ from .grouped import (
 )
 from .layout import Layout
 from .reading.decoders import attention_of, read_llama_block, read_mistral_block, write_llama_decoder
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table, below, interleaved_rotary
 from .rows.common import GROUPED_HEADS, is_frequencies
@@ -37,7 +37,7 @@ def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:
     return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta})
 
 
-def read_llama(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_llama(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Llama."""
     bias = config.flag("attention_bias")
     spec = GroupedQueryAttentionConfig(
@@ -58,7 +58,7 @@ def write_llama_attention(attention: GroupedQueryAttentionConfig) -> dict[str, A
     return {**write_heads(attention), **write_rotary(attention.position), "attention_bias": attention.qkv_bias}
 
 
-def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_mistral(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Mistral, Ministral or Mixtral; all have the window, if any, unless ``layer_types`` differs.
 
     As in `transformers`, a Mistral with ``layer_types`` is a Ministral.
@@ -93,7 +93,7 @@ def write_windowed_attention(config: DecoderConfig) -> dict[str, Any]:
     return {**write_heads(attention), **write_rotary(attention.position), "sliding_window": window}
 
 
-def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_qwen(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Qwen 2, which has biases but for its output, or of Qwen 3, which has norms."""
     is_2 = config.model_type == "qwen2"
     bias = config.flag("attention_bias")

@@ -12,7 +12,7 @@ from ..specs.mamba2 import Mamba2Config
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT, Table
 
@@ -36,7 +36,7 @@ def table(config: Mamba2Config) -> Table:
     )
 
 
-def _limits(config: ModelConfig) -> dict[str, Any]:
+def _limits(config: ConfigFile) -> dict[str, Any]:
     """Return the least and the most that a step may be.
 
     Raises:
@@ -58,7 +58,7 @@ def _limit(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _layer(config: ModelConfig, layer: int, prefix: str, eps: str, names: dict[str, str]) -> AttentionLayer:
+def _layer(config: ConfigFile, layer: int, prefix: str, eps: str, names: dict[str, str]) -> AttentionLayer:
     """Return a layer of Mamba-2; `names` are the config's keys for sizes and biases."""
     config.refuse("hidden_act", "silu", "swish")
     d_in, heads, head_dim = (config.integer(key) for key in ("hidden_size", names["heads"], names["head_dim"]))
@@ -105,12 +105,12 @@ _BAMBA = {
 }
 
 
-def read_mamba2(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_mamba2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Mamba-2."""
     return _layer(config, layer, f"backbone.layers.{layer}.mixer.", "layer_norm_epsilon", _MAMBA2)
 
 
-def read_bamba(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_bamba(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Bamba: attention where ``attn_layer_indices`` names it, else Mamba-2."""
     if layer not in (config.get("attn_layer_indices") or ()):
         return _layer(config, layer, f"model.layers.{layer}.mamba.", "rms_norm_eps", _BAMBA)

@@ -6,7 +6,7 @@ from ..specs.lightning_attention import LightningAttentionConfig, layer_decay_ra
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .llama import read_mistral
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
 
@@ -28,7 +28,7 @@ def table(config: LightningAttentionConfig) -> Table:
     )
 
 
-def read_lightning(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_lightning(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of lightning attention.
 
     Its norm adds 1e-6 regardless of ``rms_norm_eps``, as in `transformers`.
@@ -45,7 +45,7 @@ def read_lightning(config: ModelConfig, layer: int) -> AttentionLayer:
     return AttentionLayer("LightningAttention", spec, layer, {"transformers": table(spec)}, prefix)
 
 
-def read_minimax(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_minimax(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of either kind; without ``layer_types`` every second one has lightning attention."""
     kind = config.layer_type(layer, "linear_attention" if layer % 2 else "full_attention")
     kinds = {"full_attention": read_mistral, "linear_attention": read_lightning}

@@ -17,7 +17,7 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import SPLIT
 from .rows.decoder import (
     APART,
@@ -33,7 +33,7 @@ from .rows.decoder import (
 )
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block of Mixtral, whose router takes the softmax over the chosen experts."""
     experts = MixtureOfExpertsConfig(
         read_feed_forward(config), config.integer("num_local_experts"), config.integer("num_experts_per_tok")

@@ -24,13 +24,13 @@ from .grouped import (
     write_windows,
 )
 from .reading.decoders import attention_of, read_feed_forward, read_rms_norm, write_llama_decoder
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
-def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_olmo(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of OLMo 1, 2 or 3."""
     bias = config.flag("attention_bias")
     slides = config.model_type == "olmo3"
@@ -47,7 +47,7 @@ def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
+def _olmo3_rotary(config: ConfigFile, kind: str) -> Rotary:
     """Return the rotary positions of a kind of layers.
 
     `transformers` applies ``rope_scaling`` and ``rope_theta`` of older files to full attention alone, where it scales
@@ -61,18 +61,18 @@ def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
     return make_nested_rotary(config, head_dim_of(config), values, 500_000.0 if base is None else base)
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block of OLMo 1, whose norms have no weights, or of OLMo 2 and 3, with norms after each sublayer."""
     if config.model_type == "olmo":
         return DecoderBlockConfig(attention, read_feed_forward(config), _plain_norm(config))
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), norms="post")
 
 
-def _model_of_olmo1(config: ModelConfig) -> dict[str, Any]:
+def _model_of_olmo1(config: ConfigFile) -> dict[str, Any]:
     return {"norm": _plain_norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
-def _plain_norm(config: ModelConfig) -> LayerNormConfig:
+def _plain_norm(config: ConfigFile) -> LayerNormConfig:
     return LayerNormConfig(config.integer("hidden_size"), 1e-5, affine=False)
 
 

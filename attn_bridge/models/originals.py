@@ -10,14 +10,14 @@ from typing import Any
 
 from ..weights.rows import Shape
 from . import book_models, layouts
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.originals import check_keys, check_size, layers_of
 
 UNKNOWN_VOCABULARY = -1
 """Placeholder in Meta's files for the tokenizer's size; `fitted` reads it off the weights."""
 
 
-def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def to_transformers(config: Mapping[str, object]) -> dict[str, Any] | None:
     """Return the config of an original in the form of `transformers`; None for an unknown config.
 
     Args:
@@ -36,7 +36,7 @@ def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return book_models.to_transformers(config)
 
 
-def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def fitted(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Return the result of `to_transformers` completed from the weights: the vocabulary, and whether the head is tied.
 
     Args:
@@ -50,15 +50,15 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
     layout = layouts.detect(shapes, config["model_type"])
     placements = layout.decode(shapes, layout.read_settings(config)).placements
     table, head = placements.get("tok_emb.weight"), placements.get("out_head.weight")
-    found = dict(config)
-    if found["vocab_size"] == UNKNOWN_VOCABULARY and table is not None:
-        found["vocab_size"] = table.shape[0]
+    keys = dict(config)
+    if keys["vocab_size"] == UNKNOWN_VOCABULARY and table is not None:
+        keys["vocab_size"] = table.shape[0]
     first = placements.get("trf_blocks.0.ff.fc1.weight")
     if first is not None and first.shape[0] != config["intermediate_size"]:
         raise ValueError(
             f"feed-forward layers are {config['intermediate_size']} wide by the config, {first.shape[0]} by the weights"
         )
-    return found | {"tie_word_embeddings": head is None or head == table}
+    return keys | {"tie_word_embeddings": head is None or head == table}
 
 
 # ---- Meta's, and Mistral's
@@ -79,12 +79,12 @@ _OF_A_RUN = ("max_batch_size", "max_seq_len", "max_position_embeddings", "model_
 """Keys of the setup of a run, which do not change the model's computation."""
 
 
-def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(document: Mapping[str, object]) -> dict[str, Any]:
     """Return the config of Llama, Mistral or Mixtral for a ``params.json``."""
-    is_mistral = any(key in given for key in _MISTRAL)
-    theta = 1e6 if is_mistral and given.get("sliding_window") is None else 1e4  # each as its own code has it
-    config = ModelConfig(
-        {key: value for key, value in given.items() if value is not None},
+    is_mistral = any(key in document for key in _MISTRAL)
+    theta = 1e6 if is_mistral and document.get("sliding_window") is None else 1e4  # each as its own code has it
+    config = ConfigFile(
+        {key: value for key, value in document.items() if value is not None},
         "params.json",
         {"vocab_size": UNKNOWN_VOCABULARY, "multiple_of": 256, "norm_eps": 1e-5, "rope_theta": theta},
     )
@@ -93,7 +93,7 @@ def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
     if "head_dim" not in config and width % heads:
         raise ValueError(f"dim ({width}) of params.json must be a multiple of n_heads ({heads})")
     is_known = config.get("vocab_size") != UNKNOWN_VOCABULARY
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": check_size(config, "vocab_size") if is_known else UNKNOWN_VOCABULARY,
@@ -109,15 +109,15 @@ def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     if not is_mistral:
-        return {**found, "attention_bias": False, "mlp_bias": False, **_llama_context(config, width)}
+        return {**keys, "attention_bias": False, "mlp_bias": False, **_llama_context(config, width)}
     window = check_size(config, "sliding_window") if "sliding_window" in config else None
     config.refuse("use_scaled_rope", None, False)
-    found |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
-    found["max_position_embeddings"] = _positions(config, 32768)
-    return found if "moe" not in config else found | _experts(config)
+    keys |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    keys["max_position_embeddings"] = _positions(config, 32768)
+    return keys if "moe" not in config else keys | _experts(config)
 
 
-def _hidden_size(config: ModelConfig, width: int) -> int:
+def _hidden_size(config: ConfigFile, width: int) -> int:
     """Return the width of feed-forward layers: from Mistral's files, or by Meta's formula."""
     if "hidden_dim" in config:
         return check_size(config, "hidden_dim")
@@ -129,15 +129,15 @@ def _hidden_size(config: ModelConfig, width: int) -> int:
     return max(1, -(-hidden // multiple)) * multiple
 
 
-def _llama_context(config: ModelConfig, width: int) -> dict[str, Any]:
+def _llama_context(config: ConfigFile, width: int) -> dict[str, Any]:
     """Return the context length of a Llama, and the scaling of its positions."""
     if not config.flag("use_scaled_rope"):
         return {"max_position_embeddings": _positions(config, 8192 if config.number("rope_theta") >= 5e5 else 4096)}
     default = 32.0 if (width, config.integer("n_layers")) in _LLAMA_32 else 8.0
-    given = "rope_scaling_factor" in config
+    has_factor = "rope_scaling_factor" in config
     scaling = {
         "rope_type": "llama3",
-        "factor": config.positive("rope_scaling_factor") if given else default,
+        "factor": config.positive("rope_scaling_factor") if has_factor else default,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
@@ -145,14 +145,14 @@ def _llama_context(config: ModelConfig, width: int) -> dict[str, Any]:
     return {"max_position_embeddings": _positions(config, 131072), "rope_scaling": scaling}
 
 
-def _positions(config: ModelConfig, default: int) -> int:
-    known = "max_position_embeddings"
-    return check_size(config, known) if known in config else default
+def _positions(config: ConfigFile, default: int) -> int:
+    key = "max_position_embeddings"
+    return check_size(config, key) if key in config else default
 
 
-def _experts(config: ModelConfig) -> dict[str, Any]:
+def _experts(config: ConfigFile) -> dict[str, Any]:
     """Return the keys that a Mixtral has in addition to a Mistral."""
-    experts = ModelConfig(config.mapping("moe"), "moe of params.json", {})
+    experts = ConfigFile(config.mapping("moe"), "moe of params.json", {})
     keys = ("num_experts", "num_experts_per_tok")
     check_keys(experts, keys, keys)
     return {
@@ -181,14 +181,14 @@ _GPT_OSS: dict[str, Any] = {
 """Defaults of OpenAI's code for missing keys."""
 
 
-def _openai(given: Mapping[str, Any]) -> dict[str, Any]:
+def _openai(document: Mapping[str, object]) -> dict[str, Any]:
     """Return the config of gpt-oss for OpenAI's ``config.json``."""
-    config = ModelConfig(given, "OpenAI's config.json", _GPT_OSS)
+    config = ConfigFile(document, "OpenAI's config.json", _GPT_OSS)
     check_keys(config, _SIZES, (*_SIZES, *_GPT_OSS))
     layers_of(config, "num_hidden_layers")
     sizes = {key: check_size(config, key) for key in _SIZES}
     context, factor = check_size(config, "initial_context_length"), config.positive("rope_scaling_factor")
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
         **{key: size for key, size in sizes.items() if "experts" not in key},
@@ -214,4 +214,4 @@ def _openai(given: Mapping[str, Any]) -> dict[str, Any]:
         "truncate": False,
         "original_max_position_embeddings": context,
     }
-    return {**found, "rope_scaling": scaled if factor > 1 else {"rope_type": "default"}}
+    return {**keys, "rope_scaling": scaled if factor > 1 else {"rope_type": "default"}}

@@ -12,7 +12,7 @@ TOWER = "it is no part of the text model, which alone is converted"
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class OmittedPart:
     """Tensors that a layout leaves out.
 
     Attributes:
@@ -34,16 +34,16 @@ class Part:
         """Return the prefixes of the part's names, in a checkpoint of these names."""
         if not self.mark:
             return {self.begin}
-        found = (match(self.begin + self.mark, name, prefixes) for name in names if name.endswith(self.mark))
-        return {fill(self.begin, values) for values in found if values is not None}
+        matches = (match(self.begin + self.mark, name, prefixes) for name in names if name.endswith(self.mark))
+        return {fill(self.begin, values) for values in matches if values is not None}
 
 
-def towers(*names: str, fronts: tuple[str, ...] = ("", "model.")) -> tuple[Part, ...]:
+def towers(*names: str, fronts: tuple[str, ...] = ("", "model.")) -> tuple[OmittedPart, ...]:
     """Return the parts of multimodal models below these names, behind any of the fronts."""
-    return tuple(Part(front + name) for front in fronts for name in names)
+    return tuple(OmittedPart(front + name) for front in fronts for name in names)
 
 
-def apart(parts: Iterable[Part], names: Sequence[str], prefixes: tuple[str, ...]) -> dict[str, Part]:
+def apart(parts: Iterable[OmittedPart], names: Sequence[str], prefixes: tuple[str, ...]) -> dict[str, OmittedPart]:
     """Return name -> the part that it belongs to."""
     begins = {begin: part for part in parts for begin in part.beginnings(names, prefixes)}
     every = tuple(begins)

@@ -18,7 +18,7 @@ from .reading.decoders import (
     read_rms_norm,
     write_llama_decoder,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import FREQUENCIES, Size, Table
 from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
@@ -35,7 +35,7 @@ def fused(num_heads: Size, num_kv_heads: Size) -> Table:
     )
 
 
-def read_phi3(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_phi3(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Phi-3; all of them have the window, if any, and a part of each head may be rotated."""
     window = config.integer_or_none("sliding_window")
     spec = GroupedQueryAttentionConfig(
@@ -51,12 +51,12 @@ RENAMED = {"su": "longrope", "yarn": "longrope"}
 """Names that older files have for the scaling, as `transformers` reads them."""
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     rate = config.number_or_none("resid_pdrop") or 0.0
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), dropout=rate)
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     return {**read_llama_model(config), "dropout": config.number_or_none("embd_pdrop") or 0.0}
 
 

@@ -22,13 +22,13 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
 
 
-def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_qwen3_moe(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Qwen3-MoE; all of them have the window, if any."""
     bias = config.flag("attention_bias")
     slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
@@ -43,7 +43,7 @@ def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def is_dense(config: ModelConfig, layer: int) -> bool:
+def is_dense(config: ConfigFile, layer: int) -> bool:
     """Return whether a layer has no experts: ``mlp_only_layers`` or ``decoder_sparse_step`` makes it dense."""
     dense = config.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(type(one) is int for one in dense):
@@ -51,7 +51,7 @@ def is_dense(config: ModelConfig, layer: int) -> bool:
     return layer in dense or bool((layer + 1) % config.integer("decoder_sparse_step"))
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block, with experts or dense."""
     if is_dense(config, layer):
         return read_mistral_block(config, layer, attention)

@@ -26,7 +26,7 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import DELTA_NET, Table, below, delta_net_by_head, gated
 from .rows.common import HEADS
@@ -66,10 +66,10 @@ def split_table(config: GatedDeltaNetConfig) -> Table:
     )
 
 
-def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable[[ModelConfig, int], AttentionLayer]:
+def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable[[ConfigFile, int], AttentionLayer]:
     """Return a reader of a layer whose tensors are in that table."""
 
-    def read(config: ModelConfig, layer: int) -> AttentionLayer:
+    def read(config: ConfigFile, layer: int) -> AttentionLayer:
         """Return a layer of gated delta net."""
         config.refuse("hidden_act", "silu", "swish")  # its convolution has it as well
         spec = GatedDeltaNetConfig(
@@ -87,7 +87,7 @@ def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable
     return read
 
 
-def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_full_attention(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of gated attention."""
     bias = config.flag("attention_bias")
     spec = GroupedQueryAttentionConfig(
@@ -102,7 +102,7 @@ def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": gated(spec.num_heads)})
 
 
-def _read(config: ModelConfig, layer: int, table: Callable[[GatedDeltaNetConfig], Table]) -> AttentionLayer:
+def _read(config: ConfigFile, layer: int, table: Callable[[GatedDeltaNetConfig], Table]) -> AttentionLayer:
     """Return a layer of either kind; `table` has the tensors of a gated delta net."""
     is_full = (layer + 1) % config.integer("full_attention_interval") == 0
     kind = config.layer_type(layer, "full_attention" if is_full else "linear_attention")
@@ -112,17 +112,17 @@ def _read(config: ModelConfig, layer: int, table: Callable[[GatedDeltaNetConfig]
     return kinds[kind](config, layer)
 
 
-def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_qwen3_next(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Qwen3-Next."""
     return _read(config, layer, grouped_table)
 
 
-def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_qwen3_5(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Qwen3.5."""
     return _read(config, layer, split_table)
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block of Qwen3-Next: experts, with gated shared layers; or dense layers."""
     norm = read_rms_norm(config, unit_offset=True)
     if is_dense(config, layer):
@@ -139,21 +139,21 @@ def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfi
     return DecoderBlockConfig(attention, experts, norm)
 
 
-def _model(config: ModelConfig) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, Any]:
     return {"norm": read_rms_norm(config, unit_offset=True), "tie": config.flag("tie_word_embeddings")}
 
 
 def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     """Return the keys of Qwen3-Next."""
     sparse = has_experts(config)
-    found: dict[str, Any] = {"layer_types": [], "decoder_sparse_step": 1}
-    found["mlp_only_layers"] = [layer for layer, is_sparse in enumerate(sparse) if not is_sparse]
+    keys: dict[str, Any] = {"layer_types": [], "decoder_sparse_step": 1}
+    keys["mlp_only_layers"] = [layer for layer, is_sparse in enumerate(sparse) if not is_sparse]
     for block in config.blocks:
         attention = block.attention
         is_linear = isinstance(attention, GatedDeltaNetConfig)
-        found["layer_types"].append("linear_attention" if is_linear else "full_attention")
+        keys["layer_types"].append("linear_attention" if is_linear else "full_attention")
         if isinstance(attention, GatedDeltaNetConfig):
-            found |= {
+            keys |= {
                 "linear_num_key_heads": attention.num_heads,
                 "linear_num_value_heads": attention.num_value_heads,
                 "linear_key_head_dim": attention.head_dim,
@@ -161,13 +161,13 @@ def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
                 "linear_conv_kernel_dim": attention.conv_size,
             }
         elif isinstance(attention, GroupedQueryAttentionConfig):
-            found |= {**write_heads(attention), **write_rotary(attention.position, attention.head_dim)}
-            found["attention_bias"] = attention.qkv_bias
+            keys |= {**write_heads(attention), **write_rotary(attention.position, attention.head_dim)}
+            keys["attention_bias"] = attention.qkv_bias
     experts = feed_forward_of(config, MixtureOfExpertsConfig)
     if experts.shared is None:
         raise ValueError("shared layers of the experts (None) can't be left out there")
     return {
-        **found,
+        **keys,
         **write_sizes(config),
         **write_rms_norm(config),
         **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig))),

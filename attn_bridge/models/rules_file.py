@@ -58,11 +58,11 @@ def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -
     if not tables:
         raise LayoutError(f"{path}: rule must be tables, each headed [[rule]]")
     flax_rows, torch_rows = [], []
-    for place, table in tables:
+    for location, table in tables:
         try:
-            of_flax, of_torch = ([dataclasses.replace(row, place=place) for row in rows] for rows in _rows(table))
+            of_flax, of_torch = ([dataclasses.replace(row, place=location) for row in rows] for rows in _rows(table))
         except (LayoutError, TypeError) as error:
-            raise LayoutError(f"{place}: {error}") from None
+            raise LayoutError(f"{location}: {error}") from None
         flax_rows += of_flax
         torch_rows += of_torch
     torch = Layout(f"{path.name} torch", "", torch_rows, ours=False)
@@ -72,8 +72,8 @@ def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -
     fits = [layout for layout in sides if len(layout.match(names)[1]) == len(names)]
     if not fits:
         closest = max(sides, key=lambda layout: len(layout.match(names)[1]))
-        known = closest.match(names)[1]
-        rest = [name for name in names if name not in known]
+        matches = closest.match(names)[1]
+        rest = [name for name in names if name not in matches]
         raise LayoutError(f"{path}: no rule covers {', '.join(rest[:3])}{' ...' if len(rest) > 3 else ''}")
     return (torch, flax) if torch in fits and (flax not in fits or layout != flax.name) else (flax, torch)
 

@@ -10,12 +10,12 @@ from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer, Family
 from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT
 
 
-def read_smollm3(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of SmolLM3."""
     bias, turns = config.flag("attention_bias"), _turns(config, layer)
     has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
@@ -30,7 +30,7 @@ def read_smollm3(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _turns(config: ModelConfig, layer: int) -> bool:
+def _turns(config: ConfigFile, layer: int) -> bool:
     """Return whether a layer has rotary positions: 1 in ``no_rope_layers``, in spite of that key's name."""
     layers = config.get("no_rope_layers")
     if layers is None:

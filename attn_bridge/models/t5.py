@@ -12,7 +12,7 @@ from ..specs.position import RelativeBias
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer
-from .reading.model_config import ModelConfig
+from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
 TABLE: Table = (
@@ -24,7 +24,7 @@ TABLE: Table = (
 )
 
 
-def read_umt5(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_umt5(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return the attention of a layer to its own sequence."""
     is_decoder = config.flag("is_decoder")
     spec = GroupedQueryAttentionConfig(
@@ -44,7 +44,7 @@ def read_umt5(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": TABLE}, f"{side}.block.{layer}.layer.0.SelfAttention.")
 
 
-def read_t5(config: ModelConfig, layer: int) -> AttentionLayer:
+def read_t5(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return the attention of the first layer, the only one that has a table of biases.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def find(variant: Variant) -> Reference:
 
 def directional_derivative(
     function: Reference,
-    config: Any,
+    config: object,
     parameters: Mapping[str, np.ndarray],
     x: np.ndarray,
     attention_mask: np.ndarray | None,

@@ -24,10 +24,10 @@ def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarr
         frequency = rotary.base ** (-2.0 * index / channels)
         if rotary.scaling is not None:
             frequency = rotary.scaling.frequencies(rotary.base, width)[index]
-        one, two = (pair, pair + width // 2) if rotary.pairing == "half" else (2 * pair, 2 * pair + 1)
+        first, second = (pair, pair + width // 2) if rotary.pairing == "half" else (2 * pair, 2 * pair + 1)
         cos, sin = (rotary.table_factor * function(at * frequency) for function in (np.cos, np.sin))
-        result[..., one] = heads[..., one] * cos - heads[..., two] * sin
-        result[..., two] = heads[..., two] * cos + heads[..., one] * sin
+        result[..., first] = heads[..., first] * cos - heads[..., second] * sin
+        result[..., second] = heads[..., second] * cos + heads[..., first] * sin
     return result
 
 

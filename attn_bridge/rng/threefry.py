@@ -154,8 +154,8 @@ def uniform(
     integer = np.dtype(f"uint{8 * dtype.itemsize}")
     draw = bits(key, shape, f"uint{width}").astype(integer) >> integer.type(width - mantissa)
     # One in the exponent and random bits in the mantissa are uniform over [1, 2).
-    one = np.ones((), dtype)
-    unit = (draw | one.view(integer)).view(dtype) - one
+    unity = np.ones((), dtype)
+    unit = (draw | unity.view(integer)).view(dtype) - unity
     # A Python float is a float32 to JAX, unless x64 is on.
     wide = np.dtype(np.float64 if x64 or dtype.itemsize == 8 else np.float32)
     low: NDArray[Any] = np.asarray(minval, wide).astype(dtype)
@@ -165,7 +165,7 @@ def uniform(
     return np.asarray(np.maximum(low, multiply_add(unit, high - low, low)))
 
 
-def bernoulli(key: Words, p: Any = 0.5, shape: Shape | None = None, *, x64: bool = False) -> NDArray[np.bool_]:
+def bernoulli(key: Words, p: object = 0.5, shape: Shape | None = None, *, x64: bool = False) -> NDArray[np.bool_]:
     """Draw True with probability `p`, as ``jax.random.bernoulli(key, p, shape)`` does.
 
     Args:

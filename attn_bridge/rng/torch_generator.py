@@ -125,7 +125,7 @@ def _box_muller(unit: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack([radius * cosine, radius * sine], 1).reshape(-1)
 
 
-def _fused(a: NDArray[np.float32], b: Any, c: Any) -> NDArray[np.float32]:
+def _fused(a: NDArray[np.float32], b: object, c: object) -> NDArray[np.float32]:
     """Return ``a * b + c`` in float32, rounded once."""
     return multiply_add(np.asarray(a), np.asarray(b, np.float32), np.asarray(c, np.float32))
 
@@ -159,13 +159,13 @@ _QUARTER_PI = (-0.78515625, -2.4187564849853515625e-4, -3.77489497744594108e-8)
 
 def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the natural logarithm of positive numbers."""
-    one = np.float32(1.0)
+    unity = np.float32(1.0)
     raw = np.maximum(x, np.finfo(np.float32).tiny).view(np.int32)
     exponent = ((raw >> 23) - 126).astype(np.float32)
     fraction = (raw & 0x007FFFFF | 0x3F000000).view(np.float32)
     small = fraction < np.float32(math.sqrt(0.5))
     exponent = exponent - small.astype(np.float32)
-    x = fraction - one + np.where(small, fraction, np.float32(0.0))
+    x = fraction - unity + np.where(small, fraction, np.float32(0.0))
     square = x * x
     y = np.full_like(x, _LOG[0])
     for coefficient in _LOG[1:]:

@@ -155,8 +155,8 @@ def find_variant(name: str, others: tuple[str, ...] = ()) -> Variant:
     for variant in VARIANTS:
         if name in (variant.name, *variant.aliases):
             return variant
-    known = [*(variant.name for variant in VARIANTS), *others]
-    raise ValueError(f"variant ({name}) must be one of {', '.join(known)}")
+    names = [*(variant.name for variant in VARIANTS), *others]
+    raise ValueError(f"variant ({name}) must be one of {', '.join(names)}")
 
 
 def variant_of(config: Config) -> Variant:

@@ -67,7 +67,7 @@ def as_json(value: Any) -> Any:
     return {CLASS: type(value).__name__, **fields}
 
 
-def from_json(document: Any) -> Any:
+def from_json(document: object) -> Any:
     """Return the config that `as_json` wrote.
 
     Raises:
@@ -82,14 +82,14 @@ def from_json(document: Any) -> Any:
     if not isinstance(name, str) or name not in _CLASSES:
         raise ValueError(f"class ({printable(repr(name))}) of a config must be one of {', '.join(sorted(_CLASSES))}")
     kind = _CLASSES[name]
-    known = {field.name for field in dataclasses.fields(kind) if field.init}
+    field_names = {field.name for field in dataclasses.fields(kind) if field.init}
     needed = {
         field.name
         for field in dataclasses.fields(kind)
         if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    given = {key: value for key, value in document.items() if key != CLASS}
-    for what, names in (("unknown", given.keys() - known), ("missing", needed - given.keys())):
+    values = {key: value for key, value in document.items() if key != CLASS}
+    for what, names in (("unknown", values.keys() - field_names), ("missing", needed - values.keys())):
         if names:
             raise ValueError(f"{name} has {what} fields: {', '.join(sorted(map(str, names)))}")
-    return kind(**{key: from_json(value) for key, value in given.items()})
+    return kind(**{key: from_json(value) for key, value in values.items()})

@@ -117,25 +117,25 @@ class Config:
 
         @functools.wraps(constructor)
         def construct(*arguments: P.args, **options: P.kwargs) -> None:
-            given = arguments[1:]
-            if len(given) != 1 or not sizes.isdisjoint(options):
+            positional = arguments[1:]
+            if len(positional) != 1 or not sizes.isdisjoint(options):
                 named = {name: value for name, value in options.items() if name in sizes}
-                if given or named or "config" not in options:
+                if positional or named or "config" not in options:
                     raise TypeError(_without_config(type(arguments[0]).__name__, cls, named))
             constructor(*arguments, **options)
 
         return construct
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
         """Pick from named sizes (``d_in``, ``num_heads``, ...) the arguments that this variant takes."""
         return {field.name: sizes[field.name] for field in dataclasses.fields(cls) if field.name in sizes}
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def _resolve(self, name: str, default: Any) -> None:
+    def _resolve(self, name: str, default: object) -> None:
         """Set a field that is None to its default, which depends on other fields, so that no None remains."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, default)

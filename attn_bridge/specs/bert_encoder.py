@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from ..printable import printable
 from ..validation import check_number
@@ -50,7 +50,7 @@ class BertEncoderConfig(ModelConfig):
         object.__setattr__(self, "layer_norm_eps", float(self.layer_norm_eps))
 
     @classmethod
-    def read(cls, config: Self | Mapping[str, Any]) -> Self:
+    def read(cls, config: Self | Mapping[str, object]) -> Self:
         """Return a config as it is, and a dict, such as a model's ``config.json``, as one; other keys are left out.
 
         Raises:

@@ -299,10 +299,10 @@ class EncoderDecoderConfig(ModelConfig):
         """Return redundant name in a checkpoint -> name of the weight that it is tied to."""
         leaf, head = ("weight", "out_head.weight") if side == "torch" else ("embedding", "out_head.kernel")
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
-        found = {f"{name}.tok_emb.{leaf}": f"tok_emb.{leaf}" for name, stack in stacks.items() if stack.reads_shared}
+        ties = {f"{name}.tok_emb.{leaf}": f"tok_emb.{leaf}" for name, stack in stacks.items() if stack.reads_shared}
         if self.tie:
-            found[head] = f"tok_emb.{leaf}" if self.decoder.reads_shared else f"decoder.tok_emb.{leaf}"
-        return found
+            ties[head] = f"tok_emb.{leaf}" if self.decoder.reads_shared else f"decoder.tok_emb.{leaf}"
+        return ties
 
     def unread_weights(self, side: Side) -> tuple[str, ...]:
         """Return the names that a checkpoint may hold and the model does not read: a table that both sides have."""

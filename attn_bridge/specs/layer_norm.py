@@ -41,7 +41,7 @@ class LayerNormConfig(Config):
         return (vector("scale", self.emb_dim), *shift) if self.affine else ()
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
         """Take the width of the input as the width of the features."""
         names = ("eps", "affine", "bias", "unit_offset")
         return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in names if key in sizes}

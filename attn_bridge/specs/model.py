@@ -26,7 +26,7 @@ class ModelConfig(Config):
     """Whether a dict may hold keys that do not affect the model's computation."""
 
     @classmethod
-    def read(cls, config: Self | Mapping[str, Any]) -> Self:
+    def read(cls, config: Self | Mapping[str, object]) -> Self:
         """Return a config as it is, and a dict as one.
 
         Raises:
@@ -40,8 +40,8 @@ class ModelConfig(Config):
         fields = {field.name: field for field in dataclasses.fields(cls)}
         missing = [name for name in fields if name not in config and fields[name].default is dataclasses.MISSING]
         unknown = [str(key) for key in config if key not in fields]
-        found = (("missing", missing), ("unknown", [] if cls.takes_foreign_keys else unknown))
-        parts = [f"{kind} keys: {', '.join(names)}" for kind, names in found if names]
+        problems = (("missing", missing), ("unknown", [] if cls.takes_foreign_keys else unknown))
+        parts = [f"{kind} keys: {', '.join(names)}" for kind, names in problems if names]
         if parts:
             raise ValueError(f"config does not fit {cls.__name__}: {'; '.join(parts)}")
         return cls(**{key: value for key, value in config.items() if key in fields})
@@ -96,7 +96,7 @@ def check_ids(
         raise ValueError(f"number of tokens ({shape[1]}) must be at most {longest_name} ({longest})")
 
 
-def tokens_of(name: str, tokens: Any, input_ids: Any) -> Any:
+def tokens_of(name: str, tokens: object, input_ids: object) -> Any:
     """Return the token ids of a call, given as the argument `name` or as ``input_ids``.
 
     Raises:
@@ -106,9 +106,9 @@ def tokens_of(name: str, tokens: Any, input_ids: Any) -> Any:
         raise TypeError(f"{name} and input_ids must not both be given")
     if tokens is None and input_ids is None:
         raise TypeError(f"{name} must be given")
-    given = input_ids if tokens is None else tokens
-    check_dense(name, given)
-    return given
+    token_ids = input_ids if tokens is None else tokens
+    check_dense(name, token_ids)
+    return token_ids
 
 
 def check_beside_ids(

@@ -229,10 +229,10 @@ class LongRoPEScaling(Scaling):
             _require_positive(self, "attention_factor")
         for name in ("short_factors", "long_factors"):
             values = tuple(getattr(self, name))
-            for place, value in enumerate(values):
-                check_number(f"{name}[{place}]", value)
+            for index, value in enumerate(values):
+                check_number(f"{name}[{index}]", value)
                 if not 0 < value < math.inf:
-                    raise ValueError(f"{name}[{place}] ({value}) must be positive and finite")
+                    raise ValueError(f"{name}[{index}] ({value}) must be positive and finite")
             object.__setattr__(self, name, tuple(float(value) for value in values))
         if len(self.short_factors) != len(self.long_factors):
             raise ValueError(

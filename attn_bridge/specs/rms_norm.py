@@ -33,7 +33,7 @@ class RMSNormConfig(Config):
         return (vector("scale", self.emb_dim),)
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
         """Take the width of the input as the width of the features."""
         return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in ("eps", "unit_offset") if key in sizes}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ..masks import Mask
 from .base import Config
@@ -18,12 +17,12 @@ def summarize(config: Config) -> str:
     return ", ".join(f"{name}={_short(value)}" for name, value in values if _is_shown(value))
 
 
-def _is_shown(value: Any) -> bool:
+def _is_shown(value: object) -> bool:
     is_part = isinstance(value, (tuple, list, dict, Config))
     return value is not None and value is not False and not is_part
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mask) and any(True for _ in value.arrays()):

@@ -108,7 +108,7 @@ class Heatmap:
 
     def _bytes(self, kind: str) -> bytes:
         stream = io.BytesIO()
-        told: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "png": {"Description": self.alt, "Software": None},
             "svg": {"Title": self.title, "Description": self.alt, "Date": None},
             "pdf": {"Title": self.title, "Subject": self.alt, "CreationDate": None},
@@ -116,15 +116,15 @@ class Heatmap:
         matplotlib = _matplotlib("")
         # The same picture is the same bytes: no random ids.
         with matplotlib.rc_context({"svg.hashsalt": "attn-bridge", "svg.fonttype": "none"}):
-            self.figure.savefig(stream, format=kind, metadata=told, facecolor=LOOKS[self.theme].page, dpi=150)
+            self.figure.savefig(stream, format=kind, metadata=metadata, facecolor=LOOKS[self.theme].page, dpi=150)
         return stream.getvalue()
 
 
 def heatmap(
-    source: Any,
-    x: Any = None,
+    source: object,
+    x: object = None,
     *,
-    second: Any = None,
+    second: object = None,
     heads: Sequence[int] | None = None,
     batch: int = 0,
     tokens: Sequence[str] | None = None,
@@ -132,7 +132,7 @@ def heatmap(
     title: str | None = None,
     theme: Theme = "light",
     path: str | os.PathLike[str] | None = None,
-    **call: Any,
+    **call: object,
 ) -> Heatmap:
     """Draw attention weights: a map per head, queries down, keys across.
 
@@ -161,21 +161,21 @@ def heatmap(
     if theme not in LOOKS:
         raise ValueError(f"theme ({theme}) must be one of {', '.join(LOOKS)}")
     _matplotlib("viz.heatmap draws")
-    found = {}
-    for place, one in (("first", source), ("second", second)):
-        if one is not None:
-            name, array = _rows(one, x, call, batch, place)
-            found[f"second {name}" if name in found else name] = array
-    arrays = list(found.values())
+    maps = {}
+    for argument, side in (("first", source), ("second", second)):
+        if side is not None:
+            name, array = _rows(side, x, call, batch, argument)
+            maps[f"second {name}" if name in maps else name] = array
+    arrays = list(maps.values())
     if len(arrays) == 2:
         if arrays[0].shape != arrays[1].shape:
             raise ValueError(f"second has weights {arrays[1].shape}; the first has {arrays[0].shape}")
-        found["difference"] = arrays[0] - arrays[1]
+        maps["difference"] = arrays[0] - arrays[1]
     count, queries, keys = arrays[0].shape
     chosen = _heads(heads, count)
     of_keys = tokens if key_tokens is None and queries == keys else key_tokens
     labels = _labels(tokens, queries, "tokens"), _labels(of_keys, keys, "key_tokens")
-    rows = {name: array[list(chosen)] for name, array in found.items()}
+    rows = {name: array[list(chosen)] for name, array in maps.items()}
     headline = title or f"Attention weights of {' and '.join(name for name in rows if name != 'difference')}"
     picture = Heatmap(rows, _alt(headline, rows, chosen, labels), headline, labels, chosen, theme)
     if path is not None:
@@ -183,12 +183,12 @@ def heatmap(
     return picture
 
 
-def _rows(source: Any, x: Any, call: dict[str, Any], batch: int, place: str) -> tuple[str, Array]:
+def _rows(source: object, x: object, call: dict[str, Any], batch: int, argument: str) -> tuple[str, Array]:
     framework = backends.framework_of(source)
     if framework is None:
         if x is not None or call:
-            raise TypeError(f"{place}: x and keywords go with a module, got {type(source).__name__}")
-        return f"the {place} weights" if place == "second" else "the weights", reading.per_head(source, batch)
+            raise TypeError(f"{argument}: x and keywords go with a module, got {type(source).__name__}")
+        return f"the {argument} weights" if argument == "second" else "the weights", reading.per_head(source, batch)
     if x is None:
         raise TypeError(f"x is needed to call {type(source).__name__} with")
     name = f"{type(source).__name__} ({'Flax' if framework == 'flax' else framework})"
@@ -216,24 +216,24 @@ def _labels(tokens: Sequence[str] | None, count: int, name: str) -> Sequence[str
 def _alt(title: str, rows: dict[str, Array], heads: Sequence[int], labels: tuple[Sequence[str], Sequence[str]]) -> str:
     """Return a description of the picture: sizes, and the key with the most weight of each head."""
     first = next(iter(rows.values()))
-    said = [
+    sentences = [
         f"{title}: {len(heads)} head{'s' if len(heads) > 1 else ''}, {first.shape[1]} queries by {first.shape[2]} keys."
     ]
     for name, array in rows.items():
         is_apart = name == "difference"
         if is_apart:
-            said.append(f"The largest difference is {np.abs(array).max():.2g}.")
+            sentences.append(f"The largest difference is {np.abs(array).max():.2g}.")
             continue
         parts = []
-        for head, one in list(zip(heads, array, strict=True))[:8]:
-            looked_at = one.mean(axis=0)
+        for head, weights in list(zip(heads, array, strict=True))[:8]:
+            looked_at = weights.mean(axis=0)
             key = int(looked_at.argmax())
             part = f"head {head}: {looked_at[key]:.2f} on key {_place(labels[1], key)}"
-            if one.shape[0] == one.shape[1]:
-                part += f", {one.diagonal().mean():.2f} on the query's own position"
+            if weights.shape[0] == weights.shape[1]:
+                part += f", {weights.diagonal().mean():.2f} on the query's own position"
             parts.append(part)
-        said.append(f"{name}, most of the weight on average: {'; '.join(parts)}.")
-    return " ".join(said)
+        sentences.append(f"{name}, most of the weight on average: {'; '.join(parts)}.")
+    return " ".join(sentences)
 
 
 def _place(labels: Sequence[str], position: int) -> str:
@@ -243,7 +243,7 @@ def _place(labels: Sequence[str], position: int) -> str:
 def _draw(picture: Heatmap) -> Any:
     look, rows = LOOKS[picture.theme], picture.rows
     matplotlib = _matplotlib("viz.heatmap draws")
-    known = matplotlib.colormaps
+    colormaps = matplotlib.colormaps
     figures = importlib.import_module("matplotlib.figure")
     columns = min(COLUMNS, len(picture.heads))
     lines = math.ceil(len(picture.heads) / columns)
@@ -268,7 +268,9 @@ def _draw(picture: Heatmap) -> Any:
                 continue
             image = axis.imshow(
                 array[index],
-                cmap=known[(look.difference if look.difference in known else "RdBu_r") if is_apart else look.scale],
+                cmap=colormaps[
+                    (look.difference if look.difference in colormaps else "RdBu_r") if is_apart else look.scale
+                ],
                 vmin=low,
                 vmax=most,
                 interpolation="nearest",

@@ -42,28 +42,30 @@ def weights(module: Any, x: Any, **call: Any) -> Array:
     subject = importlib.import_module("attn_parity.compare.prepare").subject_of(module)
     calls = importlib.import_module("attn_parity.samples.calls")
     backend = backends.load(framework)
-    held = backend.get_weights(module)
-    given = tuple(map(backends.as_numpy, x)) if isinstance(x, tuple) else (backends.as_numpy(x),)
+    module_weights = backend.get_weights(module)
+    inputs = tuple(map(backends.as_numpy, x)) if isinstance(x, tuple) else (backends.as_numpy(x),)
     named = {key: backends.as_numpy(value) for key, value in call.items()}
-    arguments = importlib.import_module("attn_parity.sides.subject").Arguments(given, {**named, "return_weights": True})
-    dtype = next((str(one.dtype) for one in held.values() if "float" in str(one.dtype)), "float32")
-    outputs = subject.run(held, calls.in_dtype(arguments, dtype), None).outputs
-    found: Array = outputs[1]
-    return found if found.dtype == np.float64 else found.astype(np.float32)
+    arguments = importlib.import_module("attn_parity.sides.subject").Arguments(
+        inputs, {**named, "return_weights": True}
+    )
+    dtype = next((str(one.dtype) for one in module_weights.values() if "float" in str(one.dtype)), "float32")
+    outputs = subject.run(module_weights, calls.in_dtype(arguments, dtype), None).outputs
+    attention_weights: Array = outputs[1]
+    return attention_weights if attention_weights.dtype == np.float64 else attention_weights.astype(np.float32)
 
 
-def per_head(found: Any, batch: int, name: str = "weights") -> Array:
+def per_head(source: object, batch: int, name: str = "weights") -> Array:
     """Return the weights of one sequence as ``(H, T, S)``.
 
     Args:
-        found: ``(T, S)``, ``(H, T, S)`` or ``(B, H, T, S)``.
+        source: ``(T, S)``, ``(H, T, S)`` or ``(B, H, T, S)``.
         batch: which sequence of a batch.
         name: their name in messages.
 
     Raises:
         ValueError: other axes, a missing sequence, or numbers that are not finite.
     """
-    array = np.asarray(backends.as_numpy(found))
+    array = np.asarray(backends.as_numpy(source))
     if array.ndim not in (2, 3, 4) or not array.size or not np.issubdtype(array.astype(np.float64).dtype, np.floating):
         raise ValueError(f"{name} must be (T, S), (H, T, S) or (B, H, T, S), got {array.shape}")
     array = array.astype(np.float64)

@@ -77,11 +77,11 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in ("bfloat16", "float16", "float32", "float64")
 
 
-def wider(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
+def wider(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
     """Return the smallest of float dtypes that holds the numbers of both."""
-    if one == other:
-        return one
-    return np.dtype(np.float64) if np.float64 in (one, other) else np.dtype(np.float32)
+    if first == second:
+        return first
+    return np.dtype(np.float64) if np.float64 in (first, second) else np.dtype(np.float32)
 
 
 def rounded(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -65,7 +65,7 @@ class Made:
 
 
 @dataclasses.dataclass
-class Plan:
+class JointPlan:
     """The arrays that joint rules make, before any data is read.
 
     Attributes:
@@ -132,17 +132,17 @@ def placed(
         row: the same as a row.
         wholes: name -> shape of the tensors on the side of the single one.
     """
-    found, wrong = {}, []
+    placements, wrong = {}, []
     for name, shape in wholes.items():
         values = row.match_theirs(name, ("",))
         if values is None:
             continue
         try:
-            found[name] = row.decode(name, shape, values, {})
+            placements[name] = row.decode(name, shape, values, {})
         except ValueError as error:
             wrong.append(f"{rule.where}{error}")
-            found[name] = {}
-    return found, wrong
+            placements[name] = {}
+    return placements, wrong
 
 
 def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]]:
@@ -168,10 +168,10 @@ def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]
     return dict(wholes), missing
 
 
-def plan(rule: Rule, arrays: Mapping[str, Sized], source: Side) -> Plan:
+def plan(rule: Rule, arrays: Mapping[str, Sized], source: Side) -> JointPlan:
     """Plan the arrays that a joint rule makes of those of the `source` side that it covers."""
     if rule.drop:
-        return Plan(used=set(dropped([rule], arrays, source)))
+        return JointPlan(used=set(dropped([rule], arrays, source)))
     row = row_of(rule)
     return _merged(rule, row, arrays) if source == parts_side(rule) else _split(rule, row, arrays)
 
@@ -183,7 +183,7 @@ def dropped(rules: Iterable[Rule], names: Iterable[str], side: Side) -> list[str
     return [name for some, names_of in templates for name in names_of if any(matches(one, name) for one in some)]
 
 
-def _split(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
+def _split(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> JointPlan:
     """Plan the parts of single tensors."""
     wholes, wrong = placed(rule, row, {name: array.shape for name, array in arrays.items()})
     made = {
@@ -191,13 +191,13 @@ def _split(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
         for whole, parts in wholes.items()
         for name, placement in parts.items()
     }
-    return Plan(made, set(wholes), [] if wholes else [row.theirs], wrong)
+    return JointPlan(made, set(wholes), [] if wholes else [row.theirs], wrong)
 
 
-def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> Plan:
+def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> JointPlan:
     """Plan single tensors from their parts."""
     groups, missing = grouped(row, arrays)
-    result = Plan(missing=missing if groups else [*row.ours])
+    result = JointPlan(missing=missing if groups else [*row.ours])
     result.used = {name for parts in groups.values() for name in parts.values()}
     for whole, parts in groups.items() if not missing else ():
         try:
@@ -220,8 +220,8 @@ def matches(template: str, name: str) -> bool:
     return Row(template, reason="asked").match_theirs(name, ("",)) is not None
 
 
-def strided(array: np.ndarray[Any, Any], place: Placement) -> np.ndarray[Any, Any]:
+def strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
     """Return a view of the elements of a part, with an axis for each of its placement."""
-    atoms = [atom for axis in place.axes for atom in axis]
+    atoms = [atom for axis in placement.axes for atom in axis]
     strides = [stride * array.itemsize for _, stride in atoms]
-    return np.lib.stride_tricks.as_strided(array.reshape(-1)[place.offset :], [size for size, _ in atoms], strides)
+    return np.lib.stride_tricks.as_strided(array.reshape(-1)[placement.offset :], [size for size, _ in atoms], strides)

@@ -105,9 +105,11 @@ class Row:
         if bool(self.ours) == bool(self.reason):
             raise LayoutError(f"{self.theirs}: a row names either tensors of ours or a reason to drop theirs")
         for name in (self.theirs, *self.ours, *self.tied):
-            for known in sorted(placeholders(name)):
-                if known not in ("prefix", *KINDS):
-                    raise LayoutError(f"{name}: a placeholder is {{i}}, {{j}}, {{path}} or {{rest}}, not {{{known}}}")
+            for placeholder in sorted(placeholders(name)):
+                if placeholder not in ("prefix", *KINDS):
+                    raise LayoutError(
+                        f"{name}: a placeholder is {{i}}, {{j}}, {{path}} or {{rest}}, not {{{placeholder}}}"
+                    )
         counted = {self.counter} if self.stack else set()
         wanted = placeholders(self.theirs) - {"prefix"}
         if "" in counted or any(placeholders(name) != wanted | counted for name in (*self.ours, *self.tied)):
@@ -197,13 +199,13 @@ class Row:
         left, right = self._sides(len(shape), of_theirs=True)
         sizes = _solve(right, shape, sizes, f"{self.where}{theirs} {shape}", self._settings())
         splits = self._splits(sizes, settings, f"{self.where}{theirs}")
-        found = {}
+        placements = {}
         for number, template in enumerate(self.ours):
             start = sum(splits[:number]) if self.along else 0
             for position in range(sizes[self.stack] if self.stack else 1):
                 bound = {**values, self.counter: str(position)} if self.stack else dict(values)
                 mine = {**sizes, self.along: splits[number]} if self.along else sizes
-                found[fill(template, bound)] = _place(
+                placements[fill(template, bound)] = _place(
                     theirs,
                     left,
                     right,
@@ -213,7 +215,7 @@ class Row:
                     {self.along: start} if self.along else {},
                     self.change,
                 )
-        return found
+        return placements
 
     def encode(
         self,
@@ -316,20 +318,22 @@ class Row:
         missing = [size for size in self.split if isinstance(size, str) and size != "..." and size not in settings]
         if missing:
             raise SettingError(f"{theirs}: the sizes of its parts need {_wanted(missing)}")
-        said = [0 if size == "..." else settings[size] if isinstance(size, str) else size for size in self.split]
-        rest = total - sum(said)
+        split_sizes = [0 if size == "..." else settings[size] if isinstance(size, str) else size for size in self.split]
+        rest = total - sum(split_sizes)
         if shares and (rest < 0 or rest % shares):
             raise LayoutError(f"{theirs}: {rest} of {total} rows are not {shares} equal parts")
-        found = [rest // shares if size == "..." else one for size, one in zip(self.split, said, strict=True)]
-        if sum(found) != total:
-            raise LayoutError(f"{theirs}: parts of {' + '.join(map(str, found))} rows are not its {total}")
-        return found
+        part_sizes = [
+            rest // shares if size == "..." else one for size, one in zip(self.split, split_sizes, strict=True)
+        ]
+        if sum(part_sizes) != total:
+            raise LayoutError(f"{theirs}: parts of {' + '.join(map(str, part_sizes))} rows are not its {total}")
+        return part_sizes
 
     def _sides(self, rank: int, *, of_theirs: bool) -> tuple[list[list[str]], list[list[str]]]:
         left, _, right = self.pattern.partition("->")
-        given = right if of_theirs else left
-        free = rank - len(_groups(given.replace("...", " ")))
-        if "..." not in given:
+        own_side = right if of_theirs else left
+        free = rank - len(_groups(own_side.replace("...", " ")))
+        if "..." not in own_side:
             free = 0
         rest = " ".join(f"rest{number}" for number in range(max(free, 0)))
         return _groups(left.replace("...", rest)), _groups(right.replace("...", rest))
@@ -340,12 +344,12 @@ def _groups(side: str) -> list[list[str]]:
 
 
 def _solve(
-    groups: list[list[str]], shape: Shape, known: dict[str, int], what: str, settings: Mapping[str, str]
+    groups: list[list[str]], shape: Shape, bound_sizes: dict[str, int], what: str, settings: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the size of every axis."""
     if len(groups) != len(shape):
         raise LayoutError(f"{what} has {len(shape)} axes, expected {len(groups)}")
-    sizes = dict(known)
+    sizes = dict(bound_sizes)
     for group, size in zip(groups, shape, strict=True):
         unknown = [axis for axis in group if axis not in sizes]
         rest = math.prod(sizes[axis] for axis in group if axis in sizes)
@@ -384,14 +388,14 @@ def _place(
     return Placement(theirs, offset, axes, change)
 
 
-def refined(one: Sequence[Axes], two: Sequence[Axes]) -> list[tuple[int, int, int]]:
+def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int, int]]:
     """Return (size, stride in one, stride in the other) of the common refinement of two placements' axes.
 
     Raises:
         LayoutError: they split an axis at incompatible positions, so that they don't have the same heads.
     """
-    found: list[tuple[int, int, int]] = []
-    for first, second in zip(one, two, strict=True):
+    refinement: list[tuple[int, int, int]] = []
+    for first, second in zip(left, right, strict=True):
         mine, its = [*first], [*second]
         pieces: list[tuple[int, int, int]] = []
         while mine and its:
@@ -406,5 +410,5 @@ def refined(one: Sequence[Axes], two: Sequence[Axes]) -> list[tuple[int, int, in
                 its.append((other // step, other_stride * step))
         pieces += [(size, stride, 0) for size, stride in reversed(mine)]
         pieces += [(size, 0, stride) for size, stride in reversed(its)]
-        found += reversed(pieces)
-    return [piece for piece in found if piece[0] != 1]
+        refinement += reversed(pieces)
+    return [piece for piece in refinement if piece[0] != 1]

@@ -118,8 +118,8 @@ class Rule:
 
     def _check_plain(self) -> None:
         for name in (self.torch, self.flax):
-            found = PLACEHOLDER.findall(name)
-            if len(set(found)) != len(found) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", one) for one in found):
+            words = PLACEHOLDER.findall(name)
+            if len(set(words)) != len(words) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", one) for one in words):
                 raise ValueError(f"{name!r}: placeholders are distinct lower-case names such as {{i}}")
         if placeholders(self.torch) != placeholders(self.flax):
             raise ValueError(f"{self}: both names must hold the same placeholders")
@@ -187,11 +187,11 @@ class Rule:
 
     def values(self, name: str, source: AnySide) -> dict[str, str] | None:
         """Return the values of the placeholders in a name of one side; None if the rule does not cover it."""
-        found = match(self.name(source), name)
-        if not found:
-            return found
+        values = match(self.name(source), name)
+        if not values:
+            return values
         digits = adjacent(self.torch) | adjacent(self.flax)
-        return found if all(len(found[word]) == 1 for word in digits) else None
+        return values if all(len(values[word]) == 1 for word in digits) else None
 
     def name(self, side: AnySide) -> str:
         """Return the name on one side; ``first`` is torch's, ``second`` Flax's."""
@@ -242,9 +242,9 @@ class Rule:
     def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
         joint = {"part": self.part, "along": self.along, "split": self.split, "stack": self.stack, "drop": self.drop}
         names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
-        found = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)  # type: ignore[arg-type]
-        found.by_side = self.by_side
-        return found
+        rule = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)  # type: ignore[arg-type]
+        rule.by_side = self.by_side
+        return rule
 
     def _prove(self) -> None:
         """Prove that the rule is a bijection: push an array of unique ids through the pattern and back.
@@ -278,15 +278,15 @@ class Rule:
             raise ValueError(f"{self}: {len(axes)} axes, more than {_MAX_AXES}")
         # The permutation of axes does not depend on the sizes, so small sizes replace the real ones.
         sizes = {axis: 2 + position % 2 for position, axis in enumerate(axes)}
-        known = {axis: sizes[axis] for axis in self.sizes}
+        axis_sizes = {axis: sizes[axis] for axis in self.sizes}
         atoms = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
         try:
             ids = einops.rearrange(atoms, f"{' '.join(axes)} -> {left}")
-            there = einops.rearrange(ids, f"{left} -> {right}", **known)
-            back = einops.rearrange(there, f"{right} -> {left}", **known)
+            forward = einops.rearrange(ids, f"{left} -> {right}", **axis_sizes)
+            back = einops.rearrange(forward, f"{right} -> {left}", **axis_sizes)
         except einops.EinopsError as error:
             raise ValueError(f"{self}: pattern is not a bijection of axes") from error
-        if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(there).size != ids.size:
+        if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(forward).size != ids.size:
             raise ValueError(f"{self}: pattern is not a bijection of axes")
         if proof is not None and len(_proved) < _MAX_PROVED:
             _proved.add(proof)
@@ -297,7 +297,7 @@ _proved: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
 _MAX_PROVED = 10_000
 
 
-def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
+def rule_from(table: Mapping[str, Any], location: str = "") -> Rule:
     """Return the rule in a ``[[rule]]`` table.
 
     Raises:
@@ -308,20 +308,20 @@ def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
         if "drop" not in table and not set(keys) <= table.keys():
             needed = " and ".join(keys)
             raise ValueError(f"a rule needs the keys {needed}, got {printable(', '.join(map(str, table))) or 'none'}")
-        return Rule(**{**table, "place": place})
+        return Rule(**{**table, "place": location})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: {error}" if place else str(error)) from error
+        raise ValueError(f"{location}: {error}" if location else str(error)) from error
 
 
-def _names(label: str, names: Any) -> tuple[str, ...]:
+def _names(label: str, names: object) -> tuple[str, ...]:
     """Return the names on one side; () if missing."""
-    found = (names,) if isinstance(names, str) else names
-    if not isinstance(found, (list, tuple)):
+    texts = (names,) if isinstance(names, str) else names
+    if not isinstance(texts, (list, tuple)):
         raise TypeError(f"{label} must be a string, got {type(names).__name__}")
-    wrong = next((name for name in found if not isinstance(name, str)), None)
+    wrong = next((name for name in texts if not isinstance(name, str)), None)
     if wrong is not None:
         raise TypeError(f"{label} must be a string or a list of strings, got a list with {type(wrong).__name__}")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _reversed(pattern: str) -> str:

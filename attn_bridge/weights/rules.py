@@ -156,13 +156,13 @@ class Rules:
         """The rules between two single tensors."""
         return Rules(self._plain) if len(self._plain) < len(self) else self
 
-    def plan_joint(self, arrays: Mapping[str, joint.Sized], source: Side) -> joint.Plan:
+    def plan_joint(self, arrays: Mapping[str, joint.Sized], source: Side) -> joint.JointPlan:
         """Plan the arrays that the rules between one tensor and several make, reading no data.
 
         Raises:
             ValueError: two rules cover one name.
         """
-        result = joint.Plan()
+        result = joint.JointPlan()
         for rule, covered in joint.covered(self._rules, arrays, source):
             made = joint.plan(rule, {name: arrays[name] for name in covered}, source)
             twice = sorted(made.used & result.used) or [name for name in made.made if name in result.made]
@@ -215,13 +215,13 @@ class Rules:
     def _missing(self, seen: dict[Rule, set[str]], blocks: dict[str, set[str]], source: Side) -> list[str]:
         """Return missing names: a rule must match in every repeated block in which any rule matches."""
         missing = []
-        for rule, found in seen.items():
+        for rule, block_names in seen.items():
             scope = _scopes(rule.torch)[-1]
-            for block in blocks.get(scope, set()) - found:
+            for block in blocks.get(scope, set()) - block_names:
                 values = match(scope, block)
                 assert values is not None, "a block is its own scope, filled in"
                 missing.append(fill(rule.name(source), values))
-            if not found and not blocks.get(scope):
+            if not block_names and not blocks.get(scope):
                 missing.append(rule.name(source))
         return missing
 
@@ -274,7 +274,7 @@ def flax_to_torch(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Ite
     return as_rules(rules).convert(arrays, "flax")
 
 
-def _check_arrays(arrays: Mapping[str, Any]) -> None:
+def _check_arrays(arrays: Mapping[str, object]) -> None:
     if not isinstance(arrays, Mapping):
         raise TypeError(f"arrays must be a mapping from names to NumPy arrays, got {type(arrays).__name__}")
     for name, array in arrays.items():

@@ -41,7 +41,7 @@ def adjacent(template: str) -> frozenset[str]:
 
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Return a template with its placeholders filled in."""
-    return PLACEHOLDER.sub(lambda found: _later(values["i"]) if found[1] == LATER else values[found[1]], template)
+    return PLACEHOLDER.sub(lambda hit: _later(values["i"]) if hit[1] == LATER else values[hit[1]], template)
 
 
 def _later(number: str) -> str:
@@ -80,15 +80,15 @@ def _expression(template: str, prefixes: tuple[str, ...] | None) -> re.Pattern[s
     if prefixes is not None:
         kinds |= {**KINDS, "prefix": f"({'|'.join(map(re.escape, prefixes))})"}
     pieces: list[str] = []
-    known: set[str] = set()
+    names: set[str] = set()
     end = 0
-    for found in PLACEHOLDER.finditer(template):
-        name = found[1]
-        pieces.append(re.escape(template[end : found.start()]))
+    for hit in PLACEHOLDER.finditer(template):
+        name = hit[1]
+        pieces.append(re.escape(template[end : hit.start()]))
         if name == LATER:
             pieces.append(_LATER)
         else:
-            pieces.append(f"(?P={name})" if name in known else kinds.get(name, INTEGER).replace("(", f"(?P<{name}>", 1))
-        known.add(name)
-        end = found.end()
+            pieces.append(f"(?P={name})" if name in names else kinds.get(name, INTEGER).replace("(", f"(?P<{name}>", 1))
+        names.add(name)
+        end = hit.end()
     return re.compile("".join([*pieces, re.escape(template[end:])]))

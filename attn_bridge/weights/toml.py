@@ -38,17 +38,17 @@ def read_tables(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path}: rule must be tables, each headed [[rule]]")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
     places = [f"{path}, line {line}" for line in lines] if len(lines) == len(tables) else [str(path)] * len(tables)
-    for place, table in zip(places, tables, strict=True):
+    for location, table in zip(places, tables, strict=True):
         for key, value in table.items():
             long = next((text for text in (key, *_texts(value)) if len(text) > MAX_TEXT), None)
             if long is not None:
-                raise ValueError(f"{place}: {printable(key)} holds {printable(long)}; at most {MAX_TEXT} are read")
+                raise ValueError(f"{location}: {printable(key)} holds {printable(long)}; at most {MAX_TEXT} are read")
             if key in _NAMES and (bad := next((text for text in _texts(value) if not text.isprintable()), None)):
-                raise ValueError(f"{place}: the name {printable(bad)} of {key} has characters that can't be printed")
+                raise ValueError(f"{location}: the name {printable(bad)} of {key} has characters that can't be printed")
     return list(zip(places, tables, strict=True))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Yield the texts in a value."""
     if isinstance(value, str):
         yield value

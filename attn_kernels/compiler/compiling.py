@@ -55,7 +55,7 @@ def machine_for(processor: str, features: str = "", *, jit: bool = False) -> Any
     )
 
 
-def optimized(written: ir.Module, machine: Any) -> Any:
+def optimized(written: ir.Module, machine: object) -> Any:
     """Return a module optimised by LLVM for a machine.
 
     Raises:

@@ -26,7 +26,7 @@ def like(kind: ir.Type, element: ir.Type) -> ir.Type:
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
-def constant(kind: ir.Type, number: Any) -> ir.Constant:
+def constant(kind: ir.Type, number: object) -> ir.Constant:
     """Return a number as a constant; a vector has it in every lane.
 
     Raises:
@@ -63,81 +63,81 @@ class Value:
     def __bool__(self) -> bool:
         raise TypeError("what a kernel computes is known when it runs: use &, |, when, either, choose, least, largest")
 
-    def _compute(self, of_words: str, of_floats: str, one: Any, two: Any) -> Value:
+    def _compute(self, of_words: str, of_floats: str, one: object, two: object) -> Value:
         name = of_floats if isinstance(element_of(self.type), ir.FloatType) else of_words
         if not name:
             raise TypeError(f"{self.type} has not got this operator")
         operands = (self.code.operand(number, self.type) for number in (one, two))
         return Value(self.code, getattr(self.code.builder, name)(*operands))
 
-    def _compare(self, sign: str, other: Any) -> Value:
+    def _compare(self, sign: str, other: object) -> Value:
         builder, floats = self.code.builder, isinstance(element_of(self.type), ir.FloatType)
         compare = (
             builder.icmp_signed if not floats else builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered
         )
         return Value(self.code, compare(sign, self.ir, self.code.operand(other, self.type)))
 
-    def __add__(self, other: Any) -> Value:
+    def __add__(self, other: object) -> Value:
         return self._compute("add", "fadd", self, other)
 
-    def __radd__(self, other: Any) -> Value:
+    def __radd__(self, other: object) -> Value:
         return self._compute("add", "fadd", other, self)
 
-    def __sub__(self, other: Any) -> Value:
+    def __sub__(self, other: object) -> Value:
         return self._compute("sub", "fsub", self, other)
 
-    def __rsub__(self, other: Any) -> Value:
+    def __rsub__(self, other: object) -> Value:
         return self._compute("sub", "fsub", other, self)
 
-    def __mul__(self, other: Any) -> Value:
+    def __mul__(self, other: object) -> Value:
         return self._compute("mul", "fmul", self, other)
 
-    def __rmul__(self, other: Any) -> Value:
+    def __rmul__(self, other: object) -> Value:
         return self._compute("mul", "fmul", other, self)
 
-    def __truediv__(self, other: Any) -> Value:
+    def __truediv__(self, other: object) -> Value:
         return self._compute("", "fdiv", self, other)
 
-    def __rtruediv__(self, other: Any) -> Value:
+    def __rtruediv__(self, other: object) -> Value:
         return self._compute("", "fdiv", other, self)
 
-    def __floordiv__(self, other: Any) -> Value:
+    def __floordiv__(self, other: object) -> Value:
         return self._compute("sdiv", "", self, other)
 
-    def __mod__(self, other: Any) -> Value:
+    def __mod__(self, other: object) -> Value:
         return self._compute("srem", "", self, other)
 
-    def __and__(self, other: Any) -> Value:
+    def __and__(self, other: object) -> Value:
         return self._compute("and_", "", self, other)
 
-    def __or__(self, other: Any) -> Value:
+    def __or__(self, other: object) -> Value:
         return self._compute("or_", "", self, other)
 
-    def __xor__(self, other: Any) -> Value:
+    def __xor__(self, other: object) -> Value:
         return self._compute("xor", "", self, other)
 
-    def __lshift__(self, other: Any) -> Value:
+    def __lshift__(self, other: object) -> Value:
         return self._compute("shl", "", self, other)
 
-    def __rshift__(self, other: Any) -> Value:
+    def __rshift__(self, other: object) -> Value:
         return self._compute("lshr", "", self, other)
 
-    def __lt__(self, other: Any) -> Value:
+    def __lt__(self, other: object) -> Value:
         return self._compare("<", other)
 
-    def __le__(self, other: Any) -> Value:
+    def __le__(self, other: object) -> Value:
         return self._compare("<=", other)
 
-    def __gt__(self, other: Any) -> Value:
+    def __gt__(self, other: object) -> Value:
         return self._compare(">", other)
 
-    def __ge__(self, other: Any) -> Value:
+    def __ge__(self, other: object) -> Value:
         return self._compare(">=", other)
 
-    def __eq__(self, other: Any) -> Value:  # type: ignore[override]  # as of NumPy's arrays
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]  # as of NumPy's arrays
         return self._compare("==", other)
 
-    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
         return self._compare("!=", other)
 
     def as_float(self) -> Value:
@@ -170,7 +170,7 @@ class Variable:
         """Return the current value."""
         return Value(self._code, self._code.builder.load(self._place))
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Change it."""
         self._code.builder.store(self._code.operand(value, self._type), self._place)
 
@@ -200,16 +200,16 @@ class Array:
         place: Value = self.address + self._bytes * index
         return place
 
-    def _place(self, index: Any) -> ir.Value:
+    def _place(self, index: object) -> ir.Value:
         # As an element of an array, not by its address: LLVM sees then that neighbours are.
         build = self.code.builder
         start = build.inttoptr(self.address.ir, self._kind.as_pointer())
         return build.gep(start, [self.code.operand(index, WORD)])
 
-    def __getitem__(self, index: Any) -> Value:
+    def __getitem__(self, index: object) -> Value:
         return Value(self.code, self.code.builder.load(self._place(index), align=self._bytes))
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         value = value.address if isinstance(value, Array) else value
         self.code.builder.store(self.code.operand(value, self._kind), self._place(index), align=self._bytes)
 
@@ -222,13 +222,13 @@ class Code:
         self.builder = ir.IRBuilder(function.append_basic_block())
         self.arguments = [Value(self, one) for one in function.args]
 
-    def value(self, number: Any) -> Value:
+    def value(self, number: object) -> Value:
         """Return a Python number as a word or a float32, and an array as its address; a value stays as it is."""
         number = number.address if isinstance(number, Array) else number
         kind = number.type if isinstance(number, Value) else FLOAT if isinstance(number, float) else WORD
         return Value(self, self.operand(number, kind))
 
-    def operand(self, number: Any, kind: ir.Type) -> ir.Value:
+    def operand(self, number: object, kind: ir.Type) -> ir.Value:
         """Return LLVM's value of one of ours, or of a Python number.
 
         Raises:
@@ -241,7 +241,7 @@ class Code:
             raise TypeError(f"expected {kind} of this function, got {number.type} of {whose}")
         return number.ir
 
-    def vector(self, number: Any, lanes: int) -> Value:
+    def vector(self, number: object, lanes: int) -> Value:
         """Return a vector that has a number in every place."""
         number = self.value(number)
         kind, zero = ir.VectorType(number.type, lanes), ir.Constant(ir.IntType(32), 0)
@@ -265,7 +265,7 @@ class Code:
             address = Value(self, self.builder.ptrtoint(place, WORD))
         return Array(self, address, WORD)
 
-    def variable(self, first: Any) -> Variable:
+    def variable(self, first: object) -> Variable:
         """Return a mutable variable with an initial value."""
         return Variable(self, self.value(first))
 
@@ -284,7 +284,7 @@ class Code:
         known = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
         self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *known)
 
-    def pointer(self, address: Any) -> ir.Value:
+    def pointer(self, address: object) -> ir.Value:
         """Return an address as LLVM's own functions take it."""
         return self.builder.inttoptr(self.value(address).ir, ir.IntType(8).as_pointer())
 
@@ -293,21 +293,21 @@ class Code:
         called = self._function(name, ir.FunctionType(returns, [one.type for one in operands]))
         return Value(self, self.builder.call(called, operands))
 
-    def choose(self, condition: Value, one: Any, two: Any) -> Value:
+    def choose(self, condition: Value, one: object, two: object) -> Value:
         """Return one of two values, where either may be a Python number."""
         kind = one.type if isinstance(one, Value) else two.type if isinstance(two, Value) else self.value(one).type
         truths = self.operand(condition, condition.type)
         return Value(self, self.builder.select(truths, self.operand(one, kind), self.operand(two, kind)))
 
-    def least(self, one: Any, two: Any) -> Value:
+    def least(self, one: object, two: object) -> Value:
         """Return the smaller of two, the second one where either is not a number."""
         return self.choose(self.value(one) < two, one, two)
 
-    def largest(self, one: Any, two: Any) -> Value:
+    def largest(self, one: object, two: object) -> Value:
         """Return the larger of two, the second one where either is not a number."""
         return self.choose(self.value(one) > two, one, two)
 
-    def times_plus(self, one: Value, two: Any, three: Any) -> Value:
+    def times_plus(self, one: Value, two: object, three: object) -> Value:
         """Return ``one * two + three`` of vectors, rounded once where the processor can."""
         kind = one.type
         numbers = [self.operand(number, kind) for number in (one, two, three)]
@@ -318,7 +318,7 @@ class Code:
     # ---- what runs several times, or not at all
 
     @contextmanager
-    def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Value]:
+    def loop(self, start: object, stop: object, step: object = 1) -> Iterator[Value]:
         """Emit a loop over Python's ``range``; steps are positive."""
         build, (start, stop, step) = self.builder, (self.value(number) for number in (start, stop, step))
         before, head, inside, after = build.block, *(build.append_basic_block() for _ in range(3))
@@ -362,7 +362,7 @@ class Code:
         with self.builder.if_else(self.operand(condition, TRUTH)) as both:
             yield both
 
-    def ret(self, value: Any = None) -> None:
+    def ret(self, value: object = None) -> None:
         """Emit the return of the function, with its value, if any."""
         if value is None:
             self.builder.ret_void()
@@ -387,7 +387,7 @@ class Code:
         """Return the address of something of this module."""
         return Value(self, self.builder.ptrtoint(function, WORD))
 
-    def fetch_and_add(self, address: Value, number: Any) -> Value:
+    def fetch_and_add(self, address: Value, number: object) -> Value:
         """Add to a word atomically, and return the previous value."""
         place = self.builder.inttoptr(address.ir, WORD.as_pointer())
         return Value(self, self.builder.atomic_rmw("add", place, self.value(number).ir, "seq_cst"))

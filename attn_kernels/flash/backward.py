@@ -33,8 +33,8 @@ ARRAYS = (
 cut, shared, finish = cut_key_heads, share_nothing, finish_nothing
 
 
-def _products(job: Array) -> type[plain.Backward] | type[paired.Backward]:
-    return paired.Backward if job.code.module.pairs else plain.Backward
+def _products(job: Array) -> type[plain.Backward] | type[paired.PairedBackward]:
+    return paired.PairedBackward if job.code.module.pairs else plain.Backward
 
 
 def _counts(job: Array) -> list[Any]:

@@ -16,17 +16,17 @@ KEYS = 96
 _LINE = 64
 
 
-class Job(Array):
+class BlockJob(Array):
     """The words of a job; compile-time constants among them remove the code that they rule out."""
 
-    def __getitem__(self, index: Any) -> Value:
+    def __getitem__(self, index: object) -> Value:
         known = self.code.module.known
         return self.code.value(known[index]) if type(index) is int and index in known else super().__getitem__(index)
 
 
 def job_at(code: Code, address: Value) -> Array:
     """Return the words of a job."""
-    return Job(code, address, WORD)
+    return BlockJob(code, address, WORD)
 
 
 class Sizes(NamedTuple):
@@ -54,7 +54,7 @@ def sizes_of(job: Array) -> Sizes:
     return Sizes(heads, key_heads, queries, keys, depth, value_depth, registers, value_registers, *widths)
 
 
-class Numbers(NamedTuple):
+class ScoreNumbers(NamedTuple):
     """The arrays' number format and the scale of the scores."""
 
     kind: Value
@@ -62,10 +62,10 @@ class Numbers(NamedTuple):
     scale: Value
 
 
-def numbers_of(job: Array) -> Numbers:
+def numbers_of(job: Array) -> ScoreNumbers:
     """Return the kind of the arrays' numbers, the bytes of one, and the scale of the scores."""
     size = job.code.choose(job[words.KIND] == words.KINDS["float32"], 4, 2)
-    return Numbers(job[words.KIND], size, float_in(job, words.SCALE))
+    return ScoreNumbers(job[words.KIND], size, float_in(job, words.SCALE))
 
 
 def float_in(job: Array, word: int) -> Value:
@@ -73,7 +73,7 @@ def float_in(job: Array, word: int) -> Value:
     return Value(job.code, job.code.builder.fptrunc(job[word].bits_as(ir.DoubleType()).ir, FLOAT))
 
 
-def partition(code: Code, memory: Any, counts: list[Any]) -> list[Array]:
+def partition(code: Code, memory: object, counts: list[Any]) -> list[Array]:
     """Return arrays of `counts` numbers in a block of memory, each aligned to a cache line."""
     arrays, end = [], code.value(memory)
     for count in counts:

@@ -33,8 +33,8 @@ cut, shared, finish = cut_query_heads, share_nothing, finish_nothing
 _NONE = float("-inf")
 
 
-def _products(job: Array) -> type[plain.Forward] | type[paired.Forward]:
-    return paired.Forward if job.code.module.pairs else plain.Forward
+def _products(job: Array) -> type[plain.Forward] | type[paired.PairedForward]:
+    return paired.PairedForward if job.code.module.pairs else plain.Forward
 
 
 def _counts(job: Array) -> list[Any]:

@@ -65,7 +65,7 @@ def _read_queries(
     read_shorts(job.code, source, channels * heads, count, channels, rows, width, job.code.value(0), QUERIES)
 
 
-def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: Any, *where: Value) -> None:
+def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: object, *where: Value) -> None:
     """Compute the products of rows of keys, or of values, and columns of pairs, as many as fill tiles."""
     _, count, start, held = where
     left, rows, columns = keys.address + 2 * start * width, up_to_edge(held), up_to_edge(count)
@@ -84,7 +84,7 @@ def _clear_beyond(code: Code, block: Value, held: Value) -> None:
     fill(code, block + 4 * QUERIES * held, QUERIES * (up_to_edge(held) - held), 0.0)
 
 
-class Forward:
+class PairedForward:
     """Scores and context of the queries of a head, a block of them at a time."""
 
     step = EDGE
@@ -155,7 +155,7 @@ class Forward:
         write_row(self.job.code, row, depth, share, to, kind)
 
 
-class Backward:
+class PairedBackward:
     """Scores of the queries that read a key head, and the gradients of both, a block of queries at a time."""
 
     step = EDGE

@@ -5,8 +5,6 @@ Addresses count bytes, sizes and strides numbers. The kinds are `words.KINDS`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from .. import words
@@ -86,7 +84,7 @@ def read_rows(
     fill(code, target + 4 * rows * width, size - rows * width, 0.0)
 
 
-def write_row(code: Code, source: Value, count: Value, factor: Any, target: Value, kind: Value) -> None:
+def write_row(code: Code, source: Value, count: Value, factor: object, target: Value, kind: Value) -> None:
     """Write `count` numbers of float32 times a factor as a kind."""
     for name, number in words.KINDS.items():
         with code.when(kind == number):

@@ -67,7 +67,7 @@ _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
-def _of_dtype(kernel: Any, dtype: str | None) -> Any:
+def _of_dtype(kernel: object, dtype: str | None) -> Any:
     kind = None if dtype is None else words.KINDS[dtype]
     with _COMPILING:
         return _compiled(kernel, kind, paired.instructions(kernel, kind))
@@ -84,7 +84,7 @@ def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(compiling.address_of(module, kernel.NAME))
 
 
-def _write_worker(code: Code, kernel: Any) -> None:
+def _write_worker(code: Code, kernel: object) -> None:
     """Emit the function of a worker thread: it takes tasks of a kernel until none is left."""
     job = job_at(code, code.arguments[0])
     take_tasks(job, kernel)

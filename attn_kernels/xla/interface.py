@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 from llvmlite import ir
@@ -55,7 +54,7 @@ class Xla:
         self._arguments, self._answer = code.stack(5), code.stack(1)
         self._no_memory = _text(code, NO_MEMORY)
 
-    def _ask(self, function: int, size: int, one: Any, two: Any = 0, three: Any = 0) -> Value:
+    def _ask(self, function: int, size: int, one: object, two: object = 0, three: object = 0) -> Value:
         """Call a function with a structure of up to three words; return its error, 0 for none."""
         for place, value in enumerate((size, 0, one, two, three)):
             self._arguments[place] = value

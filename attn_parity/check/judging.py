@@ -63,14 +63,14 @@ def judge_row(
             return [Cell(variant, case, "float64", f"{framework} run", verdict, (), command, message)]
     cells = _against_reference(row, numbers, results)
     for framework, other in OTHER.items():
-        for way, found in results[framework].low.items():
+        for way, runs in results[framework].low.items():
             if way == TwinMode("torch", "float64", MODES["torch"][0]):
                 continue  # the Flax run of that precision says the same
             trusted = results[other].low[TwinMode(other, way.dtype, MODES[other][0])]
             exact = {one: results[one].exact[way.dtype] for one in OTHER}
             copies = row.copies((way.dtype,), True)
             judged = judge_tensors(
-                {framework: found, other: trusted}, exact, way, copies=copies, rows=row.case.rows, losses=losses
+                {framework: runs, other: trusted}, exact, way, copies=copies, rows=row.case.rows, losses=losses
             )
             cells.append(_cell(row, way, judged, f"{way} vs {other} float64"))
     notes = tuple(note for one in results.values() for note in one.notes)
@@ -89,8 +89,8 @@ def _with_odd_one_out(cells: list[Cell]) -> list[Cell]:
         return cells
     (agreed,) = agreeing
     (odd,) = parties - agreed
-    one, two = (shown(name) for name in ("torch", "flax", REFERENCE) if name in agreed)
-    message = f"{one} and {two} agree: {shown(odd)} is the odd one out"
+    first, second = (shown(name) for name in ("torch", "flax", REFERENCE) if name in agreed)
+    message = f"{first} and {second} agree: {shown(odd)} is the odd one out"
     return [
         dataclasses.replace(cell, message=cell.message or message * (cell.verdict == "different")) for cell in cells
     ]
@@ -128,15 +128,15 @@ def judge_tensors(
         measures = []
         for number, scale in enumerate(scales):
             arrays = [results[one][number][name][1] for results in (low, exact) for one in SIDE_OF]
-            one = measure(
+            error = measure(
                 *arrays, kind_scale=scale[kind], dtype=way.dtype, group=number // copies, weights="own", sample=number
             )
             for moved in [moves[number] for moves in allowed if name in moves[number]]:
-                one = with_error(one, other, moved[name].rms, moved[name].largest, way.dtype)
-            measures.append(one)
+                error = with_error(error, other, moved[name].rms, moved[name].largest, way.dtype)
+            measures.append(error)
         noise = sum_floor(way.dtype, rows) if rows and kind in ("vector gradient", "matrix gradient") else 0.0
-        found = decide(name, name, kind, array.shape, way.dtype, measures, mode=way.mode, noise=noise, sides=(side,))
-        judged.append(found)
+        verdict = decide(name, name, kind, array.shape, way.dtype, measures, mode=way.mode, noise=noise, sides=(side,))
+        judged.append(verdict)
     return tuple(judged)
 
 
@@ -149,15 +149,15 @@ def _against_reference(
     exact = {framework: one.exact["float64"][:MAX_REFERENCES] for framework, one in results.items()}
     slopes = _slopes(row, numbers[0], exact["torch"][0])
     cells = []
-    for framework, found in exact.items():
+    for framework, samples in exact.items():
         judged = []
         for position, name in enumerate(("output", "weights")):
-            if name in found[0]:
+            if name in samples[0]:
                 expected = [np.asarray(reference[position]) for reference in references]
-                judged.append(_meaning(name, name, [tensors[name][1] for tensors in found], expected))
-        scales = _scales(found[0])
+                judged.append(_meaning(name, name, [tensors[name][1] for tensors in samples], expected))
+        scales = _scales(samples[0])
         for name, (direction, slope) in slopes.items():
-            kind, gradient = found[0][name]
+            kind, gradient = samples[0][name]
             scale = scales[kind] * float(np.abs(direction).sum())
             got, wanted = np.array(np.sum(gradient * direction)), np.array(slope)
             judged.append(_meaning(f"{name} along a direction", kind, [got], [wanted], scale))

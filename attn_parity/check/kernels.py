@@ -113,12 +113,12 @@ def check_kernels(
     }
 
     def judge() -> tuple[list[Cell], list[LeftOut]]:
-        found = {framework: one.result() for framework, one in futures.items()}
-        runs = {framework: served for framework, (served, _) in found.items()}
-        away = {framework: _elsewhere(framework) for framework in found}
+        results = {framework: one.result() for framework, one in futures.items()}
+        runs = {framework: served for framework, (served, _) in results.items()}
+        away = {framework: _elsewhere(framework) for framework in results}
         left_out = [
             LeftOut(f"{NAME}: {name}", case, reason)
-            for _, refused in found.values()
+            for _, refused in results.values()
             for name, reason in refused.items()
         ]
         return _judge_all(chosen, runs, away, dtypes, seeds), left_out
@@ -146,23 +146,23 @@ def _judge_all(
 ) -> list[Cell]:
     cells = []
     for framework, other in OTHER.items():
-        for name, found in runs[framework].items():
+        for name, outcome in runs[framework].items():
             for dtype in dtypes:
-                if not isinstance(found, str) and (dtype, dtype) not in found:  # not a precision that it has
+                if not isinstance(outcome, str) and (dtype, dtype) not in outcome:  # not a precision that it has
                     continue
                 how = " interpreted" if name in away[framework] else ""
                 what = f"{framework} {name}{how} vs {other} {REFERENCE}"
                 command = ("attn-bridge", "check", NAME, "--case", case.name, "--dtype", dtype, "--seeds", str(seeds))
                 cell = Cell(f"{NAME}: {name}", case.name, dtype, what, "inconclusive", (), shlex.join(command))
                 trusted = runs[other].get(REFERENCE)
-                if isinstance(found, str) or trusted is None or isinstance(trusted, str):
-                    message = found if isinstance(found, str) else f"{other} {REFERENCE}: {trusted}"
+                if isinstance(outcome, str) or trusted is None or isinstance(trusted, str):
+                    message = outcome if isinstance(outcome, str) else f"{other} {REFERENCE}: {trusted}"
                     cells.append(dataclasses.replace(cell, message=message))
                     break
                 plain = runs[framework].get(REFERENCE)
                 # One without float64 means what the reference beside it computes there.
-                exact = found if (dtype, "float64") in found or not isinstance(plain, dict) else plain
-                pair = {framework: found[dtype, dtype], other: trusted[dtype, dtype]}
+                exact = outcome if (dtype, "float64") in outcome or not isinstance(plain, dict) else plain
+                pair = {framework: outcome[dtype, dtype], other: trusted[dtype, dtype]}
                 truths = {framework: exact[dtype, "float64"], other: trusted[dtype, "float64"]}
                 tensors = judge_tensors(pair, truths, TwinMode(framework, dtype, "eager"))
                 cells.append(
@@ -177,7 +177,7 @@ def _run_all(
     """Return the results of every implementation that supports the case, or why it broke; and why others don't."""
     implementations = backends.load(framework, "implementations")
     away = _elsewhere(framework)
-    found: dict[str, Runs | str] = {}
+    outcomes: dict[str, Runs | str] = {}
     refused: dict[str, str] = {}
     for name, missing in implementations.unavailable().items():
         if missing is not None and name not in away:
@@ -185,14 +185,14 @@ def _run_all(
             continue
         try:
             with implementations.IMPLEMENTATIONS[name].interpreted() if name in away else contextlib.nullcontext():
-                found[name] = _run(framework, name, case, numbers, dtypes, in_full)
+                outcomes[name] = _run(framework, name, case, numbers, dtypes, in_full)
         except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
             if isinstance(cause_of(error), NotImplementedError):  # this call is not for it
                 unsupported = f"implementation {name!r} does not support this call: "
                 refused[name] = str(cause_of(error)).removeprefix(unsupported)
             else:
-                found[name] = message_of(error)
-    return found, refused
+                outcomes[name] = message_of(error)
+    return outcomes, refused
 
 
 def _run(
@@ -212,8 +212,8 @@ def _run(
     refusals = []
     for computed in dtypes:
         try:
-            given = dtypes if computed == "float64" else (computed,)
-            runs |= _run_in(framework, name, case, numbers, given, computed, in_full)
+            stored = dtypes if computed == "float64" else (computed,)
+            runs |= _run_in(framework, name, case, numbers, stored, computed, in_full)
         except ModuleFailedError as refusal:
             if not isinstance(refusal.__cause__, NotImplementedError):
                 raise
@@ -234,7 +234,7 @@ def _run_in(
 ) -> Runs:
     backend, functional = backends.load(framework), backends.load(framework, "functional")
 
-    def attend(_: Any, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
+    def attend(_: object, query: object, key: object, value: object, padding: object = None, **operands: object) -> Any:
         mask = case.mask.restrict(padding)
         options = {**operands, **case.options}
         return functional.dot_product_attention(query, key, value, mask=mask, implementation=name, **options)
@@ -245,10 +245,10 @@ def _run_in(
         subject = load_adapter(framework).subject_of(function(attend, {}, framework=framework))
         for dtype in dtypes:
             results: list[Tensors] = []
-            for one in numbers:
-                given = one.rounded(dtype).widened() if computed == "float64" else one.rounded(dtype)
-                run = subject.run({}, Arguments((), given.inputs), given.cotangents, mode=mode)
-                gradients = zip(given.inputs, run.input_gradients, strict=True)
+            for sample in numbers:
+                rounded = sample.rounded(dtype).widened() if computed == "float64" else sample.rounded(dtype)
+                run = subject.run({}, Arguments((), rounded.inputs), rounded.cotangents, mode=mode)
+                gradients = zip(rounded.inputs, run.input_gradients, strict=True)
                 tensors: Tensors = {"output": ("output", run.outputs[0])}
                 tensors |= {f"grad {key}": ("input gradient", array) for key, array in gradients if array is not None}
                 results.append(tensors)

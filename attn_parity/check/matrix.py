@@ -88,8 +88,8 @@ def check(
     cells: list[Cell] = []
     left_out: list[LeftOut] = []
     rows = work.rows
-    with contextlib.closing(_judge_in_processes(work, _count_jobs(work, jobs))) as found:
-        for done, (row, (judged, refused)) in enumerate(zip(rows, found, strict=True)):
+    with contextlib.closing(_judge_in_processes(work, _count_jobs(work, jobs))) as results:
+        for done, (row, (judged, refused)) in enumerate(zip(rows, results, strict=True)):
             cells.extend(judged)
             left_out.extend(refused)
             if progress:
@@ -109,15 +109,15 @@ def _choose_rows(
     is_brief = not (variants or everywhere or cases)
     of_variants = [(one, case) for one in VARIANTS if one.name in names for case in cases_of(one, is_brief)]
     of_kernels = tuple(case.name for case in kernels.CASES)
-    known = dict.fromkeys(case.name for variant in VARIANTS for case in cases_of(variant))
-    chosen = _choose("case", cases, (*known, *of_kernels))
+    case_names = dict.fromkeys(case.name for variant in VARIANTS for case in cases_of(variant))
+    chosen = _choose("case", cases, (*case_names, *of_kernels))
     kernel_cases: tuple[str, ...] = ()
     if not variants or kernels.NAME in variants:
         kernel_cases = tuple(name for name in chosen if name in of_kernels)
-    found = tuple(CheckRow(variant, case) for variant, case in of_variants if case.name in chosen)
-    if not found and not kernel_cases:
+    of_subjects = tuple(CheckRow(variant, case) for variant, case in of_variants if case.name in chosen)
+    if not of_subjects and not kernel_cases:
         raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
-    return found, kernel_cases
+    return of_subjects, kernel_cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class _Work:
         In this order the processes end together: slow parts come first, the last ones take a second or two.
         """
         grouped = itertools.groupby(
-            self.subjects, lambda one: (one.variant.name, None if one.weights is None else one.case.name)
+            self.subjects, lambda row: (row.variant.name, None if row.weights is None else row.case.name)
         )
         parts = [dataclasses.replace(self, subjects=tuple(group), kernel_cases=()) for _, group in grouped]
         return parts + [dataclasses.replace(self, subjects=(), kernel_cases=(case,)) for case in self.kernel_cases]
@@ -170,8 +170,8 @@ def _judge_in_processes(work: _Work, jobs: int) -> Generator[_Judged]:
     if jobs == 1:
         yield from _judge_rows(work)
         return
-    with contextlib.closing(workers.run(_judge_part, work.parts(), jobs)) as found:
-        for judged in found:
+    with contextlib.closing(workers.run(_judge_part, work.parts(), jobs)) as results:
+        for judged in results:
             yield from judged
 
 
@@ -220,8 +220,8 @@ def _judge_rows(work: _Work) -> Generator[_Judged]:
                             for dtype in imprecise
                             for name in FRAMEWORKS
                         }
-                        found = {key: future.result() for key, future in losses.items()}
-                        again = judge_row(row, numbers, futures, seeds, found)
+                        measured_losses = {key: future.result() for key, future in losses.items()}
+                        again = judge_row(row, numbers, futures, seeds, measured_losses)
                     judged = [cell for cell in judged if cell.dtype not in suspects]
                     # The new seeds decide about the suspected precisions, and whatever else they bring to light stays.
                     kept = [cell for cell in again if cell.dtype in suspects or cell.verdict != "equal"]
@@ -254,9 +254,9 @@ def _with_note(cell: Cell, row: CheckRow, seeds: int) -> Cell:
     return dataclasses.replace(cell, notes=(*cell.notes, note))
 
 
-def _choose(what: str, names: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+def _choose(what: str, names: Iterable[str], choices: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(names)
     for name in names:
-        if name not in known:
-            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
-    return tuple(name for name in known if name in names) or known
+        if name not in choices:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(choices)}")
+    return tuple(name for name in choices if name in names) or choices

@@ -48,8 +48,8 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     folder = path if path.is_dir() else path.parent
     num_heads = _read_num_heads(folder / "config.json") if num_heads is None else num_heads
     variant = find_variant("MultiHeadAttention")
-    found = layouts.attention_layers(canonical)
-    if not found:
+    weights_of_layers = layouts.attention_layers(canonical)
+    if not weights_of_layers:
         raise ValueError(f"{path} holds no attention layers of the layout {layout}")
     for name, array in canonical.items():
         if not np.isfinite(array.astype(np.float64)).all():
@@ -57,7 +57,7 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     # float64 holds every lower precision exactly.
     layers = {
         f"layer-{index}": {name: array.astype(np.float64) for name, array in weights.items()}
-        for index, weights in found.items()
+        for index, weights in weights_of_layers.items()
     }
     options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
     subjects = [
@@ -72,15 +72,15 @@ def _check_shapes(path: Path, subject: CheckRow) -> None:
     """Refuse a layer whose tensors do not fit each other, naming them."""
     config = subject.case.config_of(subject.variant)
     wanted = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
-    found = {name: array.shape for name, array in (subject.weights or {}).items()}
+    shapes = {name: array.shape for name, array in (subject.weights or {}).items()}
     wrong = [
-        f"{name} {found.get(name, 'missing')}, expected {shape}"
+        f"{name} {shapes.get(name, 'missing')}, expected {shape}"
         for name, shape in wanted.items()
-        if found.get(name) != shape
+        if shapes.get(name) != shape
     ]
-    if wrong or found.keys() - wanted.keys():
-        wrong += [f"{name} unexpected" for name in sorted(found.keys() - wanted.keys())]
-        keys, queries = (found.get(f"W_{part}.weight", (0,))[0] for part in ("key", "query"))
+    if wrong or shapes.keys() - wanted.keys():
+        wrong += [f"{name} unexpected" for name in sorted(shapes.keys() - wanted.keys())]
+        keys, queries = (shapes.get(f"W_{part}.weight", (0,))[0] for part in ("key", "query"))
         if 0 < keys < queries and not queries % keys:
             raise ValueError(
                 f"{path}, {subject.case.name}: grouped heads: keys have {keys} rows and queries {queries}, which "
@@ -109,9 +109,9 @@ def _read_num_heads(path: Path) -> int:
         config = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from error
-    found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and key in config]
-    if not found:
+    counts = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and key in config]
+    if not counts:
         raise ValueError(f"{path} names none of {', '.join(_NUM_HEADS_KEYS)}; give --set num_heads=N")
-    if isinstance(found[0], bool) or not isinstance(found[0], int):
-        raise ValueError(f"{path}: the number of heads must be an integer, got {json.dumps(found[0])}")
-    return int(found[0])
+    if isinstance(counts[0], bool) or not isinstance(counts[0], int):
+        raise ValueError(f"{path}: the number of heads must be an integer, got {json.dumps(counts[0])}")
+    return int(counts[0])

@@ -92,9 +92,9 @@ class CheckReport:
         """Row -> why the table has none for it: no case that was chosen can run it here."""
         rows = {cell.variant for cell in self.cells}
         reasons: dict[str, list[str]] = {}
-        for one in self.left_out:
-            if one.variant not in rows:
-                reasons.setdefault(one.variant, []).append(one.reason)
+        for omission in self.left_out:
+            if omission.variant not in rows:
+                reasons.setdefault(omission.variant, []).append(omission.reason)
         return {row: "; ".join(dict.fromkeys(found)) for row, found in reasons.items()}
 
     @property
@@ -185,7 +185,7 @@ def _used(cell: Cell, tensor: TensorVerdict) -> float:
     return (tensor.first_used if cell.what.startswith("torch") else tensor.second_used) or 0.0
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not abs(value) < float("inf") else value

@@ -104,7 +104,7 @@ class CheckRow:
 
     def numbers(self, seeds: range, copies: int) -> list[CaseNumbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
-        found: list[CaseNumbers] = []
+        samples: list[CaseNumbers] = []
         shapes: list[tuple[int, ...]] = []
         for seed in seeds:
             numbers = draw(self.case, self.variant, seed, self.weights)
@@ -112,8 +112,8 @@ class CheckRow:
                 outputs = [output for output in self.reference(numbers) if output is not None]
                 shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
             numbers = draw_cotangents(numbers, shapes, self.case, seed)
-            found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, copies))]
-        return found
+            samples += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, copies))]
+        return samples
 
     def reference(self, numbers: CaseNumbers) -> tuple[Array, Array | None]:
         """Evaluate the NumPy float64 reference."""
@@ -185,8 +185,10 @@ class _Twin:
         self.statics = {"return_weights": True} if row.returns_weights else {}
         names = {getattr(parameter.rule, framework) for parameter in config.parameters}
         if self.subject.parameters().keys() != names:
-            found = ", ".join(self.subject.parameters())
-            raise TwinDiffersError(f"{self.name} has the parameters {found}, expected {', '.join(sorted(names))}")
+            names_of_twin = ", ".join(self.subject.parameters())
+            raise TwinDiffersError(
+                f"{self.name} has the parameters {names_of_twin}, expected {', '.join(sorted(names))}"
+            )
 
     def run(self, numbers: CaseNumbers, mode: str) -> Tensors:
         """Return every output and gradient."""
@@ -205,8 +207,8 @@ class _Twin:
         weights: Arrays = dict(numbers.weights)
         weights = self.rules.convert(weights, "torch") if self.framework == "flax" else weights
         call = Arguments((), {**numbers.inputs, **self.statics})
-        found: Run = self.subject.run(weights, call, numbers.cotangents, mode=mode)
-        return found
+        run: Run = self.subject.run(weights, call, numbers.cotangents, mode=mode)
+        return run
 
     def _named(self, run: Run, inputs: Iterable[str]) -> Tensors:
         for output in run.outputs:

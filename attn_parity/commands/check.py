@@ -117,8 +117,8 @@ def check(
             )
         shape = {name: value for name, value in (("tokens", tokens), ("batch", batch)) if value is not None}
         return _check_model(model, against, oracle or "auto", seeds, shape, json_file, html)
-    given = {"against": against, "oracle": oracle, "tokens": tokens, "batch": batch, "html": html}
-    for name, value in given.items():
+    of_models = {"against": against, "oracle": oracle, "tokens": tokens, "batch": batch, "html": html}
+    for name, value in of_models.items():
         if value is not None:
             raise ValueError(f"--{name} ({value}) goes with --model")
     processes = parse_jobs(jobs)
@@ -208,13 +208,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     Raises:
         ValueError: the text is not made of ``NAME=SIZE``, or names an axis twice.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
-        if not equals or not size.isdecimal() or name in found:
+        if not equals or not size.isdecimal() or name in sizes:
             raise ValueError(f"--mesh takes axes such as tensor=2,context=2, each once, got {text}")
-        found[name] = int(size)
-    return found
+        sizes[name] = int(size)
+    return sizes
 
 
 def _check_mesh(
@@ -248,10 +248,10 @@ def _check_mesh(
 
 
 def _parse_settings(settings: list[str]) -> dict[str, int]:
-    found = {}
+    values = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not value.isdecimal() or int(value) < 1:
             raise ValueError(f"--set takes KEY=VALUE with a whole number from 1, got {setting}")
-        found[key] = int(value)
-    return found
+        values[key] = int(value)
+    return values

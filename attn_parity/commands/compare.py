@@ -297,7 +297,7 @@ class Comparison:
         from .user_code import running, watched
 
         second_call = None if self.second_inputs is None else arrays.read_npz(self.second_inputs)
-        found = None if self.rules is None else Rules.from_toml(self.rules)
+        parsed_rules = None if self.rules is None else Rules.from_toml(self.rules)
         with watched(self.timeout) as dog, progress() as advance, running("comparing"):
             kept = None if self.record is None else recorded(self.record, self.factories[0], self.timeout)
             ours = _loaded(self.factories[0], "FIRST", self.build_seed) if kept is None else kept.factory
@@ -317,7 +317,7 @@ class Comparison:
             subjects = self._subjects(pair, call, second_call) if self.with_subjects else {}
             more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
             more |= {"allow": after.allow}  # what is left of a difference then takes another run
-            report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
+            report = judge(pair[0], pair[1], call, rules=parsed_rules, command=self.command, progress=advance, **more)
             if subjects:
                 report = dataclasses.replace(report, subjects=_with_code(subjects, (ours, theirs)))
             report = after.apply(report)
@@ -369,18 +369,18 @@ def _names(labels: Mapping[str, str]) -> dict[str, str]:
     return names | {labels[place]: name for place, name in names.items()}
 
 
-def _sources(*found: Factory) -> dict[str, Path]:
+def _sources(*factories: Factory) -> dict[str, Path]:
     """Return side -> the file of its factory, where the two are not in one."""
-    files = [getattr(one.module, "__file__", None) for one in found]
+    files = [getattr(one.module, "__file__", None) for one in factories]
     if len({*files, None}) < 3:
         return {"": Path(files[0])} if files[0] else {}
     return {side: Path(str(file)) for side, file in zip(("first", "second"), files, strict=True)}
 
 
-def named(given: Sequence[str] | None) -> tuple[str | int, ...]:
+def named(texts: Sequence[str] | None) -> tuple[str | int, ...]:
     """Return names of inputs as `compare` takes them: a position as a number, also where it is written ``arr_0``."""
-    plain = [one.removeprefix("arr_") for one in given or ()]
-    return tuple(int(one) if one.isdecimal() else name for one, name in zip(plain, given or (), strict=True))
+    plain = [one.removeprefix("arr_") for one in texts or ()]
+    return tuple(int(one) if one.isdecimal() else name for one, name in zip(plain, texts or (), strict=True))
 
 
 def check_timeout(seconds: float | None) -> None:
@@ -397,10 +397,10 @@ def modes_and_dtypes(
     modes: Sequence[str] | None, dtypes: Sequence[str] | None, seeds: int, first_seed: int
 ) -> dict[str, Any]:
     """Return the options of `compare` for these, checked before any work is done."""
-    for option, names, known in (("--mode", modes, MODES), ("--dtype", dtypes, DTYPES)):
+    for option, names, choices in (("--mode", modes, MODES), ("--dtype", dtypes, DTYPES)):
         for name in names or ():
-            if name not in known:
-                raise ValueError(f"{option} ({name}) must be one of {', '.join(known)}")
+            if name not in choices:
+                raise ValueError(f"{option} ({name}) must be one of {', '.join(choices)}")
     for option, number, least in (("--seeds", seeds, 1), ("--first-seed", first_seed, 0)):
         if number < least:
             raise ValueError(f"{option} ({number}) must be at least {least}")
@@ -426,13 +426,13 @@ def read_inputs(file: Path | None, shapes: Sequence[str] | None) -> Any:
     return arrays.draw(shapes) if shapes else None
 
 
-def example_inputs(*found: Any) -> Any:
+def example_inputs(*factories: Any) -> Any:
     """Return the inputs of the first factory whose module has ``example_inputs()``.
 
     Raises:
         ValueError: no factory has any.
     """
-    for factory in found:
+    for factory in factories:
         example = factory.example_inputs()
         if example is not None:
             return example

@@ -97,7 +97,7 @@ def dump(
     if like is None and (rules is not None or no_transfer):
         raise ValueError("--rules and --no-transfer go with --like")
     call = read_inputs(inputs, shapes)
-    found = None if rules is None else Rules.from_toml(rules)
+    parsed_rules = None if rules is None else Rules.from_toml(rules)
     with arrays.explained(shapes), watched(timeout) as dog, progress() as advance, running("dumping"):
         with watch.phase("", "importing"), factories.seeded(build_seed):
             made = factories.load(factory, "FACTORY")
@@ -118,7 +118,7 @@ def dump(
             call,
             out.absolute(),
             like=None if like is None else like.absolute(),
-            rules=found,
+            rules=parsed_rules,
             transfer=not no_transfer,
             seeds=seeds,
             first_seed=first_seed,
@@ -155,7 +155,7 @@ def compare_dumps(
     after = Aftermath.of(allow, baseline)
     options: dict[str, Any] = {"--rules": rules, "--allow": allow, "--baseline": baseline}
     command = command_line("compare-dumps", str(first), str(second), options=options)
-    found = None if rules is None else Rules.from_toml(rules)
+    parsed_rules = None if rules is None else Rules.from_toml(rules)
     with progress() as advance:
-        report = replay.compare_dumps(first, second, rules=found, command=command, progress=advance)
+        report = replay.compare_dumps(first, second, rules=parsed_rules, command=command, progress=advance)
     return outputs.write(after.apply(report))

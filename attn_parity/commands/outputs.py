@@ -39,8 +39,8 @@ class Outputs:
         for name in ("html", "junit"):
             if getattr(self, name) == "-":
                 raise ValueError(f"--{name} - cannot be written: only --json goes to stdout")
-        given = {f"--{name}": getattr(self, name) for name in ("html", "json", "junit")}
-        files = {option: target for option, target in given.items() if target not in (None, "-")}
+        targets = {f"--{name}": getattr(self, name) for name in ("html", "json", "junit")}
+        files = {option: target for option, target in targets.items() if target not in (None, "-")}
         for option, target in files.items():
             check_writable(target, option)
         if len({Path(target).absolute() for target in files.values()}) < len(files):

@@ -48,11 +48,11 @@ def run_separately(
     rules = None if options["--rules"] is None else Rules.from_toml(options["--rules"])
     with _ended_by_signals(), tempfile.TemporaryDirectory() as folder:
         ours, theirs = Path(folder) / "first", Path(folder) / "second"
-        given = {name: options[name] for name in (*TAKEN, *COMMON)} | {"--device": devices and devices[0]}
-        _dump("first", options["--first-python"], first, ours, given)
-        given = {name: options[name] for name in ("--rules", "--no-transfer", *COMMON)}
-        given |= {"--device": devices and devices[1], "--like": ours, "--inputs": options["--second-inputs"]}
-        _dump("second", options["--second-python"], second, theirs, given)
+        shared_options = {name: options[name] for name in (*TAKEN, *COMMON)} | {"--device": devices and devices[0]}
+        _dump("first", options["--first-python"], first, ours, shared_options)
+        shared_options = {name: options[name] for name in ("--rules", "--no-transfer", *COMMON)}
+        shared_options |= {"--device": devices and devices[1], "--like": ours, "--inputs": options["--second-inputs"]}
+        _dump("second", options["--second-python"], second, theirs, shared_options)
         return replay.compare_dumps(ours, theirs, rules=rules, command=command)
 
 

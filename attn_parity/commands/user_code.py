@@ -35,7 +35,7 @@ def running(what: str) -> Iterator[None]:
     """
     global _has_run
     _has_run = True
-    here = Path.cwd()
+    folder = Path.cwd()
     try:
         with _silence(), workspace(), _no_way_out(), intact_builtins("your code", everything=True):
             try:
@@ -47,7 +47,7 @@ def running(what: str) -> Iterator[None]:
                     raise
     finally:
         supervision.end_started()  # before a report is shown: a browser that `--open` starts goes on
-        os.chdir(here)
+        os.chdir(folder)
 
 
 @contextlib.contextmanager

@@ -140,8 +140,8 @@ def compare(
         {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
     )
     accepted = checked(allow) if allow else {}
-    held = precision.strict() if strict else contextlib.nullcontext()
-    with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
+    strictness = precision.strict() if strict else contextlib.nullcontext()
+    with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), strictness:
         pair = prepare(
             uncompiled(first),
             uncompiled(second),
@@ -185,44 +185,44 @@ def judge(
 ) -> Report:
     """Return the report on a live pair, with the verdict on all but the accepted differences."""
     pair = runner.pair
-    found = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
-    found.report.notes.extend(_on_unseen(pair, found, localise))
-    wanted = found.report.verdict in ("different", "precision") if localise is None else localise
-    if not wanted or found.furthest is None:
-        return accept(found.report, accepted) if accepted else found.report
+    judgement = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
+    judgement.report.notes.extend(_on_unseen(pair, judgement, localise))
+    wanted = judgement.report.verdict in ("different", "precision") if localise is None else localise
+    if not wanted or judgement.furthest is None:
+        return accept(judgement.report, accepted) if accepted else judgement.report
     pair.progress("looking for the first divergence", 0, 1)
-    aim: Aim = "precision" if found.report.verdict == "precision" else "meaning"
-    outputs_agree = all(one.verdict == "equal" for one in found.report.tensors if one.kind == "output")
-    place = find(pair, found.furthest, aim, found.explained.tables, outputs_agree=outputs_agree)
-    is_meaning = found.report.verdict != "precision"
-    divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
+    aim: Aim = "precision" if judgement.report.verdict == "precision" else "meaning"
+    outputs_agree = all(one.verdict == "equal" for one in judgement.report.tensors if one.kind == "output")
+    located = find(pair, judgement.furthest, aim, judgement.explained.tables, outputs_agree=outputs_agree)
+    is_meaning = judgement.report.verdict != "precision"
+    divergence = None if judgement.report.verdict in ("equal", "inconclusive") else located.divergence
     if divergence is not None:
-        hint = divergence.hint or _hint(runner, found, place.evidence, divergence, is_meaning=is_meaning)
+        hint = divergence.hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
         hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
-    report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
+    report = dataclasses.replace(judgement.report, tree=located.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
-        left = remainder(pair, found.furthest, accepted.keys(), found.explained.tables)
+        left = remainder(pair, judgement.furthest, accepted.keys(), judgement.explained.tables)
     return accept(report, accepted, left)
 
 
-def _hint(runner: Live, found: Judged, evidence: Any, divergence: Divergence, *, is_meaning: bool) -> str:
+def _hint(runner: Live, judgement: Judged, evidence: object, divergence: Divergence, *, is_meaning: bool) -> str:
     """Return a cause that a localised difference is consistent with, "" if unknown."""
     is_forward = divergence.direction == "forward"
 
     def probe() -> str:
-        return on_attention(runner, found.furthest) if is_forward and not found.mesh else ""
+        return on_attention(runner, judgement.furthest) if is_forward and not judgement.mesh else ""
 
     hint = ""
-    if is_meaning and not found.mesh:
-        hint = on_masked_rows(runner, found.furthest) or on_mask_senses(runner, found.furthest)
-    if found.mesh:
-        hint = _hint_of_devices(runner, found, evidence, divergence)
+    if is_meaning and not judgement.mesh:
+        hint = on_masked_rows(runner, judgement.furthest) or on_mask_senses(runner, judgement.furthest)
+    if judgement.mesh:
+        hint = _hint_of_devices(runner, judgement, evidence, divergence)
     if evidence is not None and not hint:
         hint = hint_for(evidence, numbers=is_meaning, probe=probe)
-    if found.mesh and not hint and is_forward:
-        hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
+    if judgement.mesh and not hint and is_forward:
+        hint = mixed(runner, judgement.furthest, _paths(divergence), judgement.mesh)
     return hint
 
 
@@ -232,23 +232,23 @@ def _on_layers(pair: Pair) -> list[str]:
     return differing_settings(pair, SHOWN) if is_function else []
 
 
-def _on_unseen(pair: Pair, found: Judged, localise: bool | None) -> Iterator[str]:
+def _on_unseen(pair: Pair, judgement: Judged, localise: bool | None) -> Iterator[str]:
     """Yield the note on a difference that no float32 run shows, with its place."""
-    unseen = found.explained.unseen
+    unseen = judgement.explained.unseen
     if unseen is not None:
         divergence = None if localise is False else find(pair, unseen, allowed=None).divergence
-        yield on_literals(found.explained.literals, "" if divergence is None else divergence.path)
+        yield on_literals(judgement.explained.literals, "" if divergence is None else divergence.path)
 
 
-def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
+def _hint_of_devices(runner: Live, judgement: Judged, evidence: Any, divergence: Divergence) -> str:
     """Return a cause that only the devices of a side explain, "" without one."""
-    hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
-    tensors = found.report.tensors
+    hint = "" if evidence is None else of_devices(evidence, judgement.mesh, evidence.labels)
+    tensors = judgement.report.tensors
     if hint or any(one.shards or one.kind == "copies" for one in tensors):
         return hint
     if divergence.direction != "forward":
-        return lost(runner, found.furthest, _paths(divergence))
-    return exchanged(runner, found.furthest, _paths(divergence), found.mesh)
+        return lost(runner, judgement.furthest, _paths(divergence))
+    return exchanged(runner, judgement.furthest, _paths(divergence), judgement.mesh)
 
 
 def _paths(divergence: Divergence) -> dict[Side, str]:
@@ -271,14 +271,14 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     unstable = "" if pair.effort.large else runner.unstable()
     if unstable:
         return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
-    found = [judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
-    tensors = [one for each in found for one in (on_shards(runner, each) if each.mesh else each.verdicts)]
+    findings = [judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
+    tensors = [one for each in findings for one in (on_shards(runner, each) if each.mesh else each.verdicts)]
     if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
-    seen = covered(runner, found[0])
-    copies = [one for each in found if each.apart for one in copies_compared(each, pair.shown)]
+    seen = covered(runner, findings[0])
+    copies = [one for each in findings if each.apart for one in copies_compared(each, pair.shown)]
     tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *copies, *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:
@@ -286,12 +286,12 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     if verdict == "different":
         message = unlike_inputs(pair)
     leaks = [leak for dtype in dtypes if dtype != "float64" for leak in runner.dtype_leaks(dtype)]
-    report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen, leaks=leaks)
-    furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
+    report = _report(pair, verdict, tensors, message=message, findings=findings, seen=seen, leaks=leaks)
+    furthest = next((one.furthest for one in reversed(findings) if one.furthest is not None), None)
     explained = Explained()
-    for one in found:
-        explained.join(one.explained)
-    return Judged(report, furthest, explained, found[0].mesh)
+    for finding in findings:
+        explained.join(finding.explained)
+    return Judged(report, furthest, explained, findings[0].mesh)
 
 
 def _report(
@@ -308,8 +308,8 @@ def _report(
     lacks = [f"{pair.shown[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
     notes = [note for one in findings for note in one.notes]
     noise: dict[str, float] = {}
-    for one in findings:
-        noise |= one.noise
+    for finding in findings:
+        noise |= finding.noise
     return Report(
         verdict,
         tensors,
@@ -343,11 +343,11 @@ def _devices_of(pair: Pair) -> dict[str, str]:
 
 def _masks_compared(pair: Pair) -> list[TensorVerdict]:
     """Return a verdict for each dropout mask that the two sides don't have in common."""
-    found = []
-    for one in pair.masks:
-        shape = next(draw.shape for draw in (one.first, one.second) if draw)
-        found.append(TensorVerdict(*one.names(), "dropout", shape, "bool", one.verdict, one.message))
-    return found
+    verdicts = []
+    for mask in pair.masks:
+        shape = next(draw.shape for draw in (mask.first, mask.second) if draw)
+        verdicts.append(TensorVerdict(*mask.names(), "dropout", shape, "bool", mask.verdict, mask.message))
+    return verdicts
 
 
 def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
@@ -370,35 +370,35 @@ def _weights_compared(pair: Pair) -> list[TensorVerdict]:
     if pair.transfer:
         return []
     ours, theirs = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
-    found = []
+    verdicts = []
     for match in pair.pairing.matches:
-        one, two = ours[match.first.name], theirs[match.first.name]
-        differing = int(_differ(one, two).sum())
-        found.append(
+        first, second = ours[match.first.name], theirs[match.first.name]
+        differing = int(_differ(first, second).sum())
+        verdicts.append(
             TensorVerdict(
                 f"weight {match.first.name}",
                 f"weight {match.second.name}",
                 "weight",
-                one.shape,
-                one.dtype.name,
+                first.shape,
+                first.dtype.name,
                 "different" if differing else "equal",
-                f"{differing} of {one.size} elements that the two sides hold are not the same" if differing else "",
+                f"{differing} of {first.size} elements that the two sides hold are not the same" if differing else "",
                 bad=differing,
-                count=one.size,
+                count=first.size,
             )
         )
-    return found
+    return verdicts
 
 
-def _differ(one: Array, two: Array) -> Array:
+def _differ(first: Array, second: Array) -> Array:
     """Return which elements are not the same."""
-    found: Array
-    if one.dtype == two.dtype:
-        found = (_bits(one) != _bits(two)).any(axis=-1)
+    differs: Array
+    if first.dtype == second.dtype:
+        differs = (_bits(first) != _bits(second)).any(axis=-1)
     else:
-        wide, other = (array.astype(np.float64) for array in (one, two))
-        found = (wide != other) & ~(np.isnan(wide) & np.isnan(other))
-    return found
+        wide, other = (array.astype(np.float64) for array in (first, second))
+        differs = (wide != other) & ~(np.isnan(wide) & np.isnan(other))
+    return differs
 
 
 def _bits(array: Array) -> Array:
@@ -414,20 +414,20 @@ def uncompiled(module: Any) -> Any:
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 
 
-def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:
+def choose(what: str, names: Iterable[str] | str, choices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the chosen names, each once; raise ValueError for an unknown name and for an empty choice."""
     if not isinstance(names, Iterable):
-        raise TypeError(f"{what} must hold names of {', '.join(known)}, got {type(names).__name__}")
+        raise TypeError(f"{what} must hold names of {', '.join(choices)}, got {type(names).__name__}")
     chosen = (names,) if isinstance(names, str) else tuple(names)
     for name in chosen:
-        if name not in known:
-            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
+        if name not in choices:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(choices)}")
     if not chosen:
-        raise ValueError(f"{what} must hold at least one of {', '.join(known)}")
+        raise ValueError(f"{what} must hold at least one of {', '.join(choices)}")
     return tuple(dict.fromkeys(chosen))
 
 
-def _check_options(switches: Mapping[str, Any], modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
+def _check_options(switches: Mapping[str, object], modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
     for name, value in switches.items():
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
@@ -439,7 +439,7 @@ def _check_options(switches: Mapping[str, Any], modes: tuple[str, ...], seeds: i
         raise ValueError(f"first_seed ({first_seed}) must be a whole number of at least 0")
 
 
-def _devices(device: Any) -> tuple[str, str] | None:
+def _devices(device: object) -> tuple[str, str] | None:
     if device is None:
         return None
     pair = (device, device) if isinstance(device, str) else tuple(device) if isinstance(device, Iterable) else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -29,13 +28,13 @@ LOOKED_AT = 256
 
 
 def prepare(
-    first: Any,
-    second: Any,
-    inputs: Any,
-    second_inputs: Any = None,
+    first: object,
+    second: object,
+    inputs: object,
+    second_inputs: object = None,
     *,
     device: str | tuple[str, str] | None = None,
-    rules: Any = None,
+    rules: object = None,
     transfer: bool = True,
     train: bool = False,
     reference: bool = False,
@@ -54,29 +53,29 @@ def prepare(
         subject_of(value, one, what)
         for value, one, what in zip((first, second), devices, ("first", "second"), strict=True)
     ]
-    for one in subjects:
-        one.entry = output
+    for subject in subjects:
+        subject.entry = output
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
-    held, notes = _held((ours, theirs), labels)
-    dtypes = {side: calls.common_dtype(held[side]) for side in SIDES}
+    weights, notes = _held((ours, theirs), labels)
+    dtypes = {side: calls.common_dtype(weights[side]) for side in SIDES}
     dtype = dtypes["first"] or dtypes["second"]
-    given = calls.as_arguments(inputs)
-    second_given = given if second_inputs is None else calls.as_arguments(second_inputs)
+    call = calls.as_arguments(inputs)
+    second_given = call if second_inputs is None else calls.as_arguments(second_inputs)
     arguments: dict[Side, Arguments] = {
-        "first": calls.in_dtype(given, dtype),
+        "first": calls.in_dtype(call, dtype),
         "second": calls.in_dtype(second_given, dtypes["second"] or dtype),
     }
-    same_inputs = calls.alike(given, second_given)
+    same_inputs = calls.alike(call, second_given)
     kinds = (leaf.dtype.name for leaf in arguments["first"].leaves if is_float(leaf))
     pair = Pair(
         first=ours,
         second=theirs,
         arguments=arguments,
         same_inputs=same_inputs,
-        fixed=frozenset(calls.named_leaves("fixed", fixed, given, ours.argument_names)),
-        vary=frozenset(calls.named_leaves("vary", vary, given, ours.argument_names)),
-        held=held,
+        fixed=frozenset(calls.named_leaves("fixed", fixed, call, ours.argument_names)),
+        vary=frozenset(calls.named_leaves("vary", vary, call, ours.argument_names)),
+        held=weights,
         dtype=dtype or next(kinds, "float32"),
         outputs=[],
         pairing=Pairing(()),
@@ -98,7 +97,7 @@ def prepare(
     return pair
 
 
-def subject_of(value: Any, device: str | None = None, what: str = "module") -> Subject:
+def subject_of(value: object, device: str | None = None, what: str = "module") -> Subject:
     """Return a runnable subject: a torch, NNX or Linen module, a module of another library, or a function.
 
     Args:
@@ -120,13 +119,13 @@ def subject_of(value: Any, device: str | None = None, what: str = "module") -> S
 
 def _held(subjects: tuple[Subject, Subject], labels: Mapping[Side, str]) -> tuple[dict[Side, Arrays], list[str]]:
     """Return the weights that both sides hold, and a note where JAX made float64 ones float32."""
-    held = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
-    others = [calls.common_dtype(held[side]) for side in reversed(SIDES)]
-    wide = {side: widened(held[side], one, other) for side, one, other in zip(SIDES, subjects, others, strict=True)}
-    return wide, [narrowed(shown(labels[side])) for side in SIDES if wide[side] is not held[side]]
+    weights = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
+    others = [calls.common_dtype(weights[side]) for side in reversed(SIDES)]
+    wide = {side: widened(weights[side], one, other) for side, one, other in zip(SIDES, subjects, others, strict=True)}
+    return wide, [narrowed(shown(labels[side])) for side in SIDES if wide[side] is not weights[side]]
 
 
-def _refusal(value: Any, what: str) -> str:
+def _refusal(value: object, what: str) -> str:
     """Return the error message for a value that is not a side."""
     rule = (
         f"{what} must be a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables), {KINDS} or "
@@ -151,10 +150,10 @@ def _replaced(pair: Pair) -> Iterator[str]:
     alike: list[Match] = []
     unlike: list[Match] = []
     for match in pair.pairing.matches:
-        one, two = (np.asarray(side[match.first.name]).flat[:LOOKED_AT] for side in (first, second))
-        is_drawn = match.first.parameter.role == "parameter" and is_float(one)
-        if is_drawn and min(one.size, two.size) > 1 and one.min() < one.max():
-            (alike if np.array_equal(one, two) else unlike).append(match)
+        first_values, second_values = (np.asarray(side[match.first.name]).flat[:LOOKED_AT] for side in (first, second))
+        is_drawn = match.first.parameter.role == "parameter" and is_float(first_values)
+        if is_drawn and min(first_values.size, second_values.size) > 1 and first_values.min() < first_values.max():
+            (alike if np.array_equal(first_values, second_values) else unlike).append(match)
     if unlike and len(alike) >= len(unlike):
         names = listed([f"{match.first.name} = {match.second.name}" for match in unlike])
         yield (
@@ -171,11 +170,11 @@ def _outputs(pair: Pair, *, is_own: bool) -> Iterator[OutputStructure]:
         ModuleFailedError: a side can't be called; names the layout where images with their channels last could.
     """
     for side in SIDES:
-        given = pair.arguments[side]
+        call = pair.arguments[side]
         try:
-            yield pair.subject(side).describe_outputs(pair.held[side], given)
+            yield pair.subject(side).describe_outputs(pair.held[side], call)
         except ModuleFailedError as error:
-            if side == "second" and not is_own and _can_be_called(pair, side, _channels_last(given)):
+            if side == "second" and not is_own and _can_be_called(pair, side, _channels_last(call)):
                 raise ModuleFailedError(
                     f"{error}; it can be called with the channels last: give it inputs of its own "
                     "(second_inputs=, --second-inputs)"
@@ -183,16 +182,16 @@ def _outputs(pair: Pair, *, is_own: bool) -> Iterator[OutputStructure]:
             raise
 
 
-def _channels_last(given: Arguments) -> Arguments:
+def _channels_last(call: Arguments) -> Arguments:
     """Return a call whose sequences, images and volumes have their channels last, not second."""
-    is_image = [is_float(leaf) and 3 <= leaf.ndim <= 5 for leaf in given.leaves]
-    leaves = zip(given.leaves, is_image, strict=True)
-    return given.with_leaves([np.moveaxis(leaf, 1, -1) if moves else leaf for leaf, moves in leaves])
+    is_image = [is_float(leaf) and 3 <= leaf.ndim <= 5 for leaf in call.leaves]
+    leaves = zip(call.leaves, is_image, strict=True)
+    return call.with_leaves([np.moveaxis(leaf, 1, -1) if moves else leaf for leaf, moves in leaves])
 
 
-def _can_be_called(pair: Pair, side: Side, given: Arguments) -> bool:
+def _can_be_called(pair: Pair, side: Side, call: Arguments) -> bool:
     try:
-        pair.subject(side).describe_outputs(pair.held[side], given)
+        pair.subject(side).describe_outputs(pair.held[side], call)
     except ModuleFailedError:
         return False
     return True
@@ -210,10 +209,10 @@ def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
     labels = pair.shown
     check_outputs(ours, theirs, labels, pair.first.entry)
     same_dtype = calls.common_dtype(pair.held["first"]) == calls.common_dtype(pair.held["second"])
-    for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
+    for (path, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
         if class_of(dtype) != class_of(other) or (same_dtype and class_of(dtype) == "float" and dtype != other):
             pair.notes.append(
-                f"output{place} is {dtype} in {labels['first']} and {other} in {labels['second']}; only its values are "
+                f"output{path} is {dtype} in {labels['first']} and {other} in {labels['second']}; only its values are "
                 "compared"
             )
     pair.notes += plain_outputs(pair.first.plain, pair.second.plain, (labels["first"], labels["second"]))
@@ -222,11 +221,11 @@ def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
 
 def _call_in_eval_mode(pair: Pair, modes: Mapping[Side, Modes], *, to_train: bool) -> None:
     """Have both sides called in eval mode; before train mode, the values that the user gave don't count either."""
-    for side, one in modes.items():
-        call, notes = one.in_eval_mode(pair.arguments[side], pair.shown[side])
+    for side, mode in modes.items():
+        call, notes = mode.in_eval_mode(pair.arguments[side], pair.shown[side])
         if to_train:
-            bools = [name for name, value in one.given.items() if isinstance(value, bool)]
-            call = called_with(call, one.names, {name: not IN_TRAIN_MODE[name] for name in bools})
+            bools = [name for name, value in mode.given.items() if isinstance(value, bool)]
+            call = called_with(call, mode.names, {name: not IN_TRAIN_MODE[name] for name in bools})
         pair.arguments[side] = call
         pair.notes += [] if to_train else notes
 
@@ -234,10 +233,10 @@ def _call_in_eval_mode(pair: Pair, modes: Mapping[Side, Modes], *, to_train: boo
 def _start_to_train(pair: Pair, modes: Mapping[Side, Modes]) -> None:
     """Switch both sides to train mode, and compare the masks that they ask for."""
     pair.train = pair.first.train = pair.second.train = True
-    for side, one in modes.items():
-        in_train = {name: IN_TRAIN_MODE[name] for name in one.defaults}
-        pair.arguments[side] = called_with(pair.arguments[side], one.names, {**in_train, **one.given})
-        pair.notes += one.notes(pair.shown[side], train=True)
+    for side, mode in modes.items():
+        in_train = {name: IN_TRAIN_MODE[name] for name in mode.defaults}
+        pair.arguments[side] = called_with(pair.arguments[side], mode.names, {**in_train, **mode.given})
+        pair.notes += mode.notes(pair.shown[side], train=True)
     ours, theirs = (pair.subject(side).run(pair.held[side], pair.arguments[side]) for side in SIDES)
     pair.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
     pair.masks = differences(ours.draws, theirs.draws, (pair.shown["first"], pair.shown["second"]))

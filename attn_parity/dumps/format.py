@@ -26,8 +26,8 @@ from attn_bridge.checkpoints.containers.sources import open_file, read_file
 from ..pairing import Tensor
 from ..samples.sampling import FIRST, Planned
 from ..sides.dtypes import is_float, numpy_dtype
-from ..sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule
-from .manifest import SCHEMA, Manifest, Recorded, match_data, parse
+from ..sides.subject import Arguments, Array, Arrays, Call, Run, SideWeight, Submodule
+from .manifest import SCHEMA, DumpManifest, Recorded, match_data, parse
 
 MANIFEST = "dump.json"
 WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
@@ -63,7 +63,7 @@ def key_of(tensor: Tensor) -> str:
 # ---- writing
 
 
-class Writer:
+class DumpWriter:
     """Writes a dump into an empty folder, file by file.
 
     Args:
@@ -105,16 +105,16 @@ class Writer:
     def write_calls(self, sample: Planned, calls: Sequence[Call]) -> list[Recorded]:
         """Write the submodule calls on a sample, and return their entries for the manifest."""
         arrays: Arrays = {}
-        found = []
+        entries = []
         for i, call in enumerate(calls):
             inputs = call.arguments.leaves
             arrays |= {f"{i}/inputs/{j}": array for j, array in enumerate(inputs)}
             arrays |= {f"{i}/outputs/{j}": array for j, array in enumerate(call.outputs)}
-            found.append(Recorded(call.path, call.number, call.order, len(inputs), len(call.outputs)))
+            entries.append(Recorded(call.path, call.number, call.order, len(inputs), len(call.outputs)))
         self.write(f"calls/{self.number(sample)[0]:04}.safetensors", arrays)
-        return found
+        return entries
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: DumpManifest) -> None:
         """Write the manifest."""
         manifest.samples, manifest.digests = self.samples, self.digests
         data = dataclasses.asdict(dataclasses.replace(manifest, pairing=[]))
@@ -164,12 +164,12 @@ class Dump:
 
     # ---- as a subject
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
-        found = self.manifest
-        return found.parameters | {name: one for name, one in found.state.items() if name in self._carried}
+        manifest = self.manifest
+        return manifest.parameters | {name: one for name, one in manifest.state.items() if name in self._carried}
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return the state that is not among the parameters of the manifest by name."""
         return self.manifest.state
 
@@ -217,20 +217,20 @@ class Dump:
         arrays = self._file(f"samples/{self._number(sample):04}.safetensors")
         first = self.manifest.positional
         count = first + len(self.manifest.keywords)
-        found = [self._get(arrays, f"inputs/{i}") for i in range(count)]
-        keywords = dict(zip(self.manifest.keywords, found[first:], strict=True))
-        return Arguments(tuple(found[:first]), {**keywords, **self.manifest.constants})
+        leaves = [self._get(arrays, f"inputs/{i}") for i in range(count)]
+        keywords = dict(zip(self.manifest.keywords, leaves[first:], strict=True))
+        return Arguments(tuple(leaves[:first]), {**keywords, **self.manifest.constants})
 
     def sample_weights(self, sample: Planned) -> Arrays:
         """Return the weights of a sample of a torch dump."""
         arrays = self._file(f"samples/{self._number(sample):04}.safetensors")
         if sample[0].startswith("held") and not sample[2]:
             return self.weights()
-        found = {name: self._get(arrays, f"weights/{name}") for name in self.held}
-        for name, array in found.items():
+        stored = {name: self._get(arrays, f"weights/{name}") for name in self.held}
+        for name, array in stored.items():
             if (array.shape, array.dtype) != (self.held[name].shape, self.held[name].dtype):
                 raise self._error(f"the weights of sample {sample} do not fit {name}")
-        return self.weights() | found
+        return self.weights() | stored
 
     def cotangents(self, sample: Planned, dtype: str) -> list[Array]:
         """Return the gradients that were given to the outputs of a sample."""
@@ -276,12 +276,14 @@ class Dump:
         """Return the calls of submodules that were recorded on a sample."""
         number = self._number(sample)
         arrays = self._file(f"calls/{number:04}.safetensors")
-        found = []
-        for i, one in enumerate(self.manifest.calls[str(number)]):
-            inputs = tuple(self._get(arrays, f"{i}/inputs/{j}") for j in range(one.inputs))
-            outputs = [self._get(arrays, f"{i}/outputs/{j}") for j in range(one.outputs)]
-            found.append(Call(one.path, one.number, one.order, Arguments(inputs), outputs, [None] * one.outputs))
-        return found
+        calls = []
+        for i, entry in enumerate(self.manifest.calls[str(number)]):
+            inputs = tuple(self._get(arrays, f"{i}/inputs/{j}") for j in range(entry.inputs))
+            outputs = [self._get(arrays, f"{i}/outputs/{j}") for j in range(entry.outputs)]
+            calls.append(
+                Call(entry.path, entry.number, entry.order, Arguments(inputs), outputs, [None] * entry.outputs)
+            )
+        return calls
 
     # ---- files
 
@@ -300,19 +302,19 @@ class Dump:
         except (OSError, ValueError) as error:
             raise self._error(str(error)) from error
 
-    def _parsed(self, text: bytes) -> Manifest:
+    def _parsed(self, text: bytes) -> DumpManifest:
         try:
             return parse(json.loads(text))
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._error(f"{MANIFEST}: {error or type(error).__name__}") from error
 
-    def _numbers(self, name: str, wanted: Mapping[str, Parameter], what: str) -> Arrays:
+    def _numbers(self, name: str, wanted: Mapping[str, SideWeight], what: str) -> Arrays:
         """Return the arrays of a file, checked to be those of the manifest."""
-        found = self._file(name)
+        stored = self._file(name)
         described = {name: (one.shape, one.dtype) for name, one in wanted.items()}
-        if {name: (one.shape, one.dtype.name) for name, one in found.items()} != described:
+        if {name: (one.shape, one.dtype.name) for name, one in stored.items()} != described:
             raise self._error(f"{name} does not hold the {what} of {MANIFEST}")
-        return found
+        return stored
 
     def _number(self, sample: Planned) -> int:
         if sample not in self._ids:
@@ -327,8 +329,8 @@ class Dump:
             try:
                 if _sha256(open_file(path, self.path)) != self.manifest.digests[name]:
                     raise self._error(f"{name} is not what was written")
-                with checkpoints.Checkpoint(SafetensorsReader(path, self.path)) as found:
-                    arrays = dict(found)
+                with checkpoints.Checkpoint(SafetensorsReader(path, self.path)) as checkpoint:
+                    arrays = dict(checkpoint)
             except DumpError:
                 raise
             except (OSError, ValueError, MemoryError) as error:
@@ -358,10 +360,10 @@ def of_side(path: str | Path, framework: backends.Framework) -> Dump:
         DumpError: the folder is not a dump, or is incomplete.
         ValueError: it is of the other framework.
     """
-    found = Dump(path)
-    if found.framework != framework:
-        raise ValueError(f"{path} is a {found.framework} dump, not a {framework} one; the torch dump comes first")
-    return found
+    dump = Dump(path)
+    if dump.framework != framework:
+        raise ValueError(f"{path} is a {dump.framework} dump, not a {framework} one; the torch dump comes first")
+    return dump
 
 
 # ---- the manifest, checked

@@ -11,7 +11,7 @@ from attn_bridge import backends
 from ..pairing import Cut, Match, Pairing, Tensor
 from ..samples.sampling import FIRST, Planned
 from ..sides.dtypes import DTYPES, numpy_dtype
-from ..sides.subject import Parameter, Submodule
+from ..sides.subject import SideWeight, Submodule
 from ..sides.tables import Tables
 
 SCHEMA = 3
@@ -29,7 +29,7 @@ class Recorded:
 
 
 @dataclasses.dataclass
-class Manifest:
+class DumpManifest:
     """The contents of ``dump.json``.
 
     Attributes:
@@ -87,8 +87,8 @@ class Manifest:
     keywords: list[str]
     constants: dict[str, Any]
     outputs: list[tuple[str, tuple[int, ...], str]]
-    parameters: dict[str, Parameter]
-    state: dict[str, Parameter]
+    parameters: dict[str, SideWeight]
+    state: dict[str, SideWeight]
     modules: list[Submodule]
     settings: dict[str, dict[str, float]]
     unreached: list[str]
@@ -112,13 +112,13 @@ class Manifest:
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def parse(data: Any) -> Manifest:
+def parse(data: object) -> DumpManifest:
     """Return the manifest that JSON data holds; raises ValueError, TypeError or KeyError where it holds none."""
     if not isinstance(data, dict):
         raise ValueError("it holds no object")
     if data.get("schema") != SCHEMA:
         raise ValueError(f"schema ({data.get('schema')}) must be {SCHEMA}")
-    fields = dataclasses.fields(Manifest)
+    fields = dataclasses.fields(DumpManifest)
     missing = [one.name for one in fields if one.name not in data]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
@@ -127,22 +127,22 @@ def parse(data: Any) -> Manifest:
         "dtype": _dtype,
         "dtypes": _list(_one_of(*DTYPES)),
         "modes": _list(_one_of("eager", "jit")),
-        "outputs": _list(lambda one: (_text_of(one[0]), tuple(_list(_whole)(one[1])), _dtype(one[2]))),
+        "outputs": _list(lambda field: (_text_of(field[0]), tuple(_list(_whole)(field[1])), _dtype(field[2]))),
         "seeds": _whole,
         "first_seed": _whole,
         "positional": _whole,
         "constants": _dict(_constant),
         "parameters": _dict(_parameter),
         "state": _dict(_parameter),
-        "modules": _list(lambda one: Submodule(_text_of(one["path"]), _text_of(one["type"]))),
+        "modules": _list(lambda field: Submodule(_text_of(field["path"]), _text_of(field["type"]))),
         "settings": _dict(_dict(_number)),
         **dict.fromkeys(("noise", "floors", "perturbed"), _dict(_dict(_number))),
         "probes": _dict(_dict(_dict(_dict(lambda pair: (_number(pair[0]), _number(pair[1])))))),
-        "tables": _dict(lambda one: Tables(_whole(one["count"]), _list(_number)(one["values"]))),
+        "tables": _dict(lambda field: Tables(_whole(field["count"]), _list(_number)(field["values"]))),
         "reach": _dict(lambda pair: (_flag(pair[0]), _flag(pair[1]))),
         "transfer": _flag,
         "pairing": _list(_match),
-        "dropped": _list(lambda one: (_one_of("first", "second")(one[0]), _text_of(one[1]), _text_of(one[2]))),
+        "dropped": _list(lambda field: (_one_of("first", "second")(field[0]), _text_of(field[1]), _text_of(field[2]))),
         "uses": _dict(_whole),
         "calls": _dict(_list(_recorded)),
         "environment": _dict(_text_of),
@@ -151,18 +151,18 @@ def parse(data: Any) -> Manifest:
         **dict.fromkeys(("argument_names", "keywords", "unreached", "notes"), _list(_text_of)),
     }
     values = {}
-    for one in fields:
-        check: Callable[[Any], Any] = read.get(one.name, _text_of)
+    for field in fields:
+        check: Callable[[Any], Any] = read.get(field.name, _text_of)
         try:
-            values[one.name] = check(data[one.name])
+            values[field.name] = check(data[field.name])
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ValueError(f"{one.name} is not what a dump holds ({error})") from error
-    manifest = Manifest(**values)
+            raise ValueError(f"{field.name} is not what a dump holds ({error})") from error
+    manifest = DumpManifest(**values)
     _check(manifest)
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: DumpManifest) -> None:
     """Raise ValueError for a well-formed manifest whose fields contradict each other."""
     if not manifest.samples or manifest.samples[0] != FIRST:
         raise ValueError(f"samples do not begin with {tuple(FIRST)}")
@@ -187,9 +187,9 @@ def _check(manifest: Manifest) -> None:
 def match_data(match: Match) -> dict[str, Any]:
     """Return a pair of parameters as JSON-ready data."""
 
-    def tensor(one: Tensor) -> dict[str, Any]:
-        cut = None if one.cut is None else [one.cut.offset, one.cut.strides]
-        return {"name": one.name, "source": one.source, "shape": one.shape, "cut": cut}
+    def tensor(part: Tensor) -> dict[str, Any]:
+        cut = None if part.cut is None else [part.cut.offset, part.cut.strides]
+        return {"name": part.name, "source": part.source, "shape": part.shape, "cut": cut}
 
     pattern = {"pattern": match.rule.pattern, "sizes": match.rule.sizes}
     return {"first": tensor(match.first), "second": tensor(match.second), **pattern, "how": match.how}
@@ -214,7 +214,7 @@ def _tensor(data: Any) -> Tensor:
         if len(cut.strides) != len(shape):
             raise ValueError(f"cut ({cut.strides}) must have a step for each axis of {shape}")
     name, source = _text_of(data["name"]), _text_of(data["source"])
-    return Tensor(name, source, shape, Parameter(shape, "", "", ""), cut)
+    return Tensor(name, source, shape, SideWeight(shape, "", "", ""), cut)
 
 
 def _recorded(data: Any) -> Recorded:
@@ -222,13 +222,13 @@ def _recorded(data: Any) -> Recorded:
     return Recorded(_text_of(data["path"]), **numbers)
 
 
-def _parameter(data: Any) -> Parameter:
+def _parameter(data: Any) -> SideWeight:
     shape = tuple(_list(_whole)(data["shape"]))
     role = _one_of("parameter", "statistic", "state")(data["role"])
     framework = _one_of("torch", "flax")(data["framework"])
     owner, path = _text_of(data["owner"]), _text_of(data["path"])
     frozen, persistent = _flag(data["frozen"]), _flag(data["persistent"])
-    return Parameter(shape, _dtype(data["dtype"]), owner, path, role, framework, frozen, persistent)
+    return SideWeight(shape, _dtype(data["dtype"]), owner, path, role, framework, frozen, persistent)
 
 
 def _id(data: Any) -> Planned:
@@ -237,60 +237,60 @@ def _id(data: Any) -> Planned:
     return Planned(kind, _whole(group), _whole(copy), -1 if seed == -1 else _whole(seed))
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} in place of a text")
     return value
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise TypeError("no whole number")
     return value
 
 
-def _step(value: Any) -> int:
+def _step(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not abs(value) < 1 << 62:
         raise TypeError("no whole number")
     return value
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
         raise TypeError("no number")
     return value
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError("neither true nor false")
     return value
 
 
-def _constant(value: Any) -> Any:
+def _constant(value: object) -> Any:
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise TypeError("a constant is a number, a text, true, false or null")
     return value
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     try:
         return numpy_dtype(_text_of(value)).name
     except (TypeError, AttributeError) as error:
         raise ValueError(f"there is no dtype {value}") from error
 
 
-def _one_of(*known: str) -> Callable[[Any], Any]:
-    def read(value: Any) -> str:
-        if value not in known:
-            raise ValueError(f"{value} in place of {' or '.join(known)}")
+def _one_of(*choices: str) -> Callable[[Any], Any]:
+    def read(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"{value} in place of {' or '.join(choices)}")
         return str(value)
 
     return read
 
 
 def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    def read_all(value: Any) -> list[Any]:
+    def read_all(value: object) -> list[Any]:
         if not isinstance(value, list):
             raise TypeError("no list")
         return [read(one) for one in value]
@@ -299,7 +299,7 @@ def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def _dict(read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    def read_all(value: Any) -> dict[str, Any]:
+    def read_all(value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise TypeError("no object")
         return {_text_of(key): read(one) for key, one in value.items()}

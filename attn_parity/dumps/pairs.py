@@ -32,8 +32,8 @@ def alone(subject: Any, inputs: Any) -> Pair:
     subject.carry(
         [name for name in numbers if subject.state()[name].persistent and state.waits_for_data(numbers[name])]
     )
-    held: Arrays = subject.weights()
-    own = calls.common_dtype(held)
+    weights: Arrays = subject.weights()
+    own = calls.common_dtype(weights)
     call = calls.in_dtype(_plain_call(subject, calls.as_arguments(inputs), notes), own)
     matches = tuple(_itself(name, one) for name, one in subject.parameters().items())
     return Pair(
@@ -43,9 +43,9 @@ def alone(subject: Any, inputs: Any) -> Pair:
         same_inputs=calls.alike(call, call),
         fixed=frozenset(),
         vary=frozenset(),
-        held={"first": held, "second": held},
+        held={"first": weights, "second": weights},
         dtype=own or next((one.dtype.name for one in call.leaves if is_float(one)), "float32"),
-        outputs=list(subject.describe_outputs(held, call)),
+        outputs=list(subject.describe_outputs(weights, call)),
         pairing=Pairing(matches),
         kept=state.kept(Pairing(matches), subject.parameters()),
         notes=notes,
@@ -56,12 +56,12 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
     """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
     notes: list[str] = []
     own: Arrays = subject.weights()
-    held = widened(own, subject, like.manifest.dtype)
-    if held is not own:
+    weights = widened(own, subject, like.manifest.dtype)
+    if weights is not own:
         notes.append(narrowed(shown(subject.framework)))
-    given = _plain_call(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
-    call = calls.in_dtype(given, calls.common_dtype(held) or like.manifest.dtype)
-    outputs = list(subject.describe_outputs(held, call))
+    plain = _plain_call(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
+    call = calls.in_dtype(plain, calls.common_dtype(weights) or like.manifest.dtype)
+    outputs = list(subject.describe_outputs(weights, call))
     pair = Pair(
         first=like,
         second=subject,
@@ -69,7 +69,7 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
         same_inputs=calls.alike(like.arguments, call),
         fixed=frozenset(),
         vary=frozenset(),
-        held={"first": like.weights(), "second": held},
+        held={"first": like.weights(), "second": weights},
         dtype=like.manifest.dtype,
         outputs=outputs,
         pairing=Pairing(()),
@@ -79,7 +79,7 @@ def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
     return pair
 
 
-def match_weights(pair: Pair, like: Dump, runner: Live, rules: Any) -> None:
+def match_weights(pair: Pair, like: Dump, runner: Live, rules: object) -> None:
     """Pair the weights of a side with those of a dump; its stored float64 results settle ambiguous pairings.
 
     Raises:
@@ -93,13 +93,18 @@ def match_weights(pair: Pair, like: Dump, runner: Live, rules: Any) -> None:
         sample = runner.sample(drawn)
         sample = sampling.rounded(sample, None if dtype == pair.dtype else dtype)
         weights = pair.held["second"] | candidate.to_second(sample.weights)
-        found = apart(stored, runner.precisely("second", weights, sample.arguments["second"]))
-        return 0.0 if like.manifest.lacks and found < PROBE_LIMIT else found
+        difference = apart(stored, runner.precisely("second", weights, sample.arguments["second"]))
+        return 0.0 if like.manifest.lacks and difference < PROBE_LIMIT else difference
 
     matching.complete(pair, (None, None), rules, trials=RecordedTrials(pair, {"first": like}, distance))
     for side, name, why in pair.pairing.dropped:
-        one = like.parameters().get(name) if side == "first" else None
-        is_drawn = one is not None and not one.frozen and class_of(one.dtype) == "float" and one.role != "state"
+        parameter = like.parameters().get(name) if side == "first" else None
+        is_drawn = (
+            parameter is not None
+            and not parameter.frozen
+            and class_of(parameter.dtype) == "float"
+            and parameter.role != "state"
+        )
         if is_drawn and like.manifest.reach.get(name, (True, True))[0]:
             raise ValueError(
                 f"{name} is dropped ({why}), and the samples of {like.path} draw it at random; freeze it in that "
@@ -112,10 +117,10 @@ def all_state(subject: Subject) -> Arrays:
     names, parameters = subject.state(), subject.parameters()
     subject.carry(names)
     try:
-        held = subject.weights()
+        state = subject.weights()
     finally:
         subject.carry([name for name in names if name in parameters])
-    return {name: held[name] for name in names}
+    return {name: state[name] for name in names}
 
 
 def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
@@ -123,14 +128,14 @@ def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
 
     The first side's state is kept apart from its weights, because the other side decides which state is carried.
     """
-    subject, held = pair.subject(side), pair.held[side]
+    subject, weights_and_state = pair.subject(side), pair.held[side]
     names = subject.state() if side == "first" else {}
-    weights = {name: array for name, array in held.items() if name not in names}
+    weights = {name: array for name, array in weights_and_state.items() if name not in names}
     rest = {name: array for name, array in all_state(subject).items() if name not in weights}
-    found = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
-    lost = [name for name in rest if name not in found]
+    recordable = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
+    lost = [name for name in rest if name not in recordable]
     pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
-    return weights, found
+    return weights, recordable
 
 
 def _plain_call(subject: Any, call: Arguments, notes: list[str]) -> Arguments:

@@ -29,15 +29,15 @@ from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
 from ..sides.dtypes import wide
 from ..sides.libraries import as_side
-from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Parameter, Run, is_array
+from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Run, SideWeight, is_array
 from ..sides.tables import STILL, Tables
 from ..verdict.measures import ZERO, scale_of
 from ..verdict.notes import MAX_PROBES
 from ..verdict.probes import EXACT, KINDS, Kind
 from ..verdict.runner import Live, measured_noise, perturbed
 from . import format as dumps
-from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
-from .manifest import Manifest, Recorded
+from .format import FLASH, ORACLE, Dump, DumpWriter, key_of, stored_as
+from .manifest import DumpManifest, Recorded
 from .pairs import alone, beside, match_weights, parted
 
 MAX_BYTES = 1 << 30
@@ -53,12 +53,12 @@ PARTS = 3
 
 
 def dump(
-    module: Any,
-    inputs: Any,
+    module: object,
+    inputs: object,
     folder: str | Path,
     *,
     like: str | Path | None = None,
-    rules: Any = None,
+    rules: object = None,
     transfer: bool = True,
     seeds: int = 4,
     first_seed: int = 0,
@@ -107,7 +107,9 @@ def dump(
     subject.entry = output
     settings = load_adapter(subject.framework, "precision")
     with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
-        recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)
+        recorder = DumpRecorder(
+            subject, inputs, other, DumpWriter(target), rules=rules, transfer=transfer, progress=progress
+        )
         if other is None:
             call, names = recorder.pair.arguments["first"], subject.argument_names
             recorder.pair.fixed = frozenset(calls.named_leaves("fixed", fixed, call, names))
@@ -137,7 +139,7 @@ class _AsDumped(Live):
         return self.like.cotangents(sample.planned, cast or self.like.manifest.dtype)
 
 
-class Recorder:
+class DumpRecorder:
     """Runs one side on the planned samples and writes the results.
 
     Args:
@@ -155,7 +157,7 @@ class Recorder:
         subject: Any,
         inputs: Any,
         like: Dump | None,
-        writer: Writer,
+        writer: DumpWriter,
         *,
         rules: Any = None,
         transfer: bool = True,
@@ -202,7 +204,7 @@ class Recorder:
 
     def _take(self, planned: Planned, dtype: str, modes: tuple[str, ...]) -> None:
         """Write a planned sample; a torch dump holds each draw of inputs with the held weights, too."""
-        held = planned._replace(kind=planned.kind.replace("own", "held"), copy=0)
+        with_held_weights = planned._replace(kind=planned.kind.replace("own", "held"), copy=0)
         is_needed = planned.kind in ("held", "own") and planned.kind not in self.taken
         if self.writer.size > self.limit and not is_needed:
             self.pair.notes[:] = list(dict.fromkeys([*self.pair.notes, LEFT_OUT]))
@@ -213,11 +215,11 @@ class Recorder:
                 self._write(planned, dtype, modes)
         elif self.subject.framework == "flax":
             if not planned.copy:
-                self._write(held, dtype, modes)
+                self._write(with_held_weights, dtype, modes)
         else:
             self._write(planned, dtype, modes)
             if planned.kind.startswith("own") and not planned.copy:
-                self._write(held, dtype, modes)
+                self._write(with_held_weights, dtype, modes)
 
     def _write(self, planned: Planned, dtype: str, modes: tuple[str, ...]) -> None:
         pair, side, runner = self.pair, self.side, self.runner
@@ -225,20 +227,20 @@ class Recorder:
         cast = None if dtype == pair.dtype else dtype
         gradients = runner.cotangents(sample, cast)
         arrays = {f"cotangents/{i}": array for i, array in enumerate(gradients)}
-        found = self._exact(sample, dtype)
-        if found is not None:
-            arrays |= dumps.run_arrays(ORACLE, found)
+        exact = self._exact(sample, dtype)
+        if exact is not None:
+            arrays |= dumps.run_arrays(ORACLE, exact)
         for mode in modes:
             which = stored_as(mode, dtype, cast)
-            if which != ORACLE or found is None:
+            if which != ORACLE or exact is None:
                 run = runner.run(side, sample, dtype, mode)
                 arrays |= dumps.run_arrays(which, run)
-                found = found or run
-        assert found is not None, "there is a mode"
+                exact = exact or run
+        assert exact is not None, "there is a mode"
         unfused = self._unfused(sample, dtype)
         if unfused is not None:
             arrays |= dumps.run_arrays(FLASH, unfused)
-        self._note_zeros(found)
+        self._note_zeros(exact)
         number, is_new = self.writer.number(planned)
         if is_new:
             inputs = {f"inputs/{i}": leaf for i, leaf in enumerate(sample.arguments[side].leaves)}
@@ -271,13 +273,13 @@ class Recorder:
         """Record the effect of other roundings, which replay cannot measure; nothing for a large module."""
         if self.pair.effort.large:
             return
-        found: dict[str, dict[str, tuple[float, float]]] = {}
+        effects: dict[str, dict[str, tuple[float, float]]] = {}
         for kind in KINDS:
             if self._is_asked(kind):
                 moved = self.runner.probe(kind, self.side, sample, dtype, number)
-                found[kind] = {name: (one.rms, one.largest) for name, one in moved.items() if one.largest}
-        self.found.probes.setdefault(dtype, {})[str(number)] = {kind: some for kind, some in found.items() if some}
-        if dtype not in self.found.tables and found.get("tables"):
+                effects[kind] = {name: (one.rms, one.largest) for name, one in moved.items() if one.largest}
+        self.found.probes.setdefault(dtype, {})[str(number)] = {kind: some for kind, some in effects.items() if some}
+        if dtype not in self.found.tables and effects.get("tables"):
             tables = self.runner.tables(self.side, sample, dtype)
             if tables is not None:
                 self.found.tables[dtype] = tables
@@ -342,11 +344,11 @@ class Recorder:
 
     def _manifest(
         self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...], unstable: str
-    ) -> Manifest:
+    ) -> DumpManifest:
         subject, pair, framework = self.subject, self.pair, self.subject.framework
         call = pair.arguments[self.side]
         arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
-        return Manifest(
+        return DumpManifest(
             framework=framework,
             kind=subject.kind,
             name=subject.name,
@@ -387,7 +389,7 @@ class Recorder:
 
 @dataclasses.dataclass
 class _Found:
-    """Findings that a recorder gathers while it writes: fields of `Manifest`; `zeros` leads to its `reach`."""
+    """Findings that a recorder gathers while it writes: fields of `DumpManifest`; `zeros` leads to its `reach`."""
 
     noise: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -398,14 +400,16 @@ class _Found:
     zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
 
 
-def _as_held(parameters: Mapping[str, Parameter], held: Arrays) -> dict[str, Parameter]:
+def _as_held(parameters: Mapping[str, SideWeight], weights: Arrays) -> dict[str, SideWeight]:
     """Return the parameters in the dtypes of the weights that are written, which may be wider than the module's."""
     return {
-        name: dataclasses.replace(one, dtype=held[name].dtype.name) for name, one in parameters.items() if name in held
+        name: dataclasses.replace(one, dtype=weights[name].dtype.name)
+        for name, one in parameters.items()
+        if name in weights
     }
 
 
-def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _numbers(settings: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, float]]:
     """Return those settings that are numbers."""
     return {
         path: {key: one for key, one in known.items() if isinstance(one, (int, float)) and not isinstance(one, bool)}
@@ -416,16 +420,16 @@ def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, f
 def _environment(subject: Any) -> dict[str, str]:
     framework = subject.framework
     rows = load_adapter(framework, "precision").switches()
-    held = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}
+    settings = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}
     foreign = ("jax", "flax") if framework == "torch" else ("torch",)
     versions = {name: version for name, version in environment().items() if name not in foreign}
-    return {**versions, f"{framework} device": str(subject.device), **held}
+    return {**versions, f"{framework} device": str(subject.device), **settings}
 
 
 def _parts(matches: Iterable[Match], framework: str) -> list[Match]:
     """Return matches of the equal parts of tensors that may be a fused query, key and value."""
     axis = 0 if framework == "torch" else -1
-    found = []
+    parts = []
     for match in matches:
         tensor = match.second
         if not tensor.shape or tensor.shape[axis] % PARTS or not tensor.shape[axis]:
@@ -433,5 +437,5 @@ def _parts(matches: Iterable[Match], framework: str) -> list[Match]:
         size = tensor.shape[axis] // PARTS
         for i in range(PARTS):
             part = tensor.slice(axis % len(tensor.shape), i * size, (i + 1) * size, f"{tensor.name}[{i}]")
-            found.append(dataclasses.replace(match, first=part, second=part))
-    return found
+            parts.append(dataclasses.replace(match, first=part, second=part))
+    return parts

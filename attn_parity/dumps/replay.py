@@ -24,7 +24,7 @@ from ..results.report import Report
 from ..samples import calls
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import class_of
-from ..sides.subject import Array, Call, Parameter, Run
+from ..sides.subject import Array, Call, Run, SideWeight
 from ..sides.tables import Tables
 from ..verdict.probes import Kind, Moved, Probe
 from ..verdict.runner import Noise, OutputArrays
@@ -36,7 +36,7 @@ def compare_dumps(
     torch_dump: str | Path,
     flax_dump: str | Path,
     *,
-    rules: Any = None,
+    rules: object = None,
     command: str = "",
     progress: Progress | None = None,
 ) -> Report:
@@ -133,10 +133,10 @@ class Replay:
 
         If the Flax dump was not made with `like`, samples of the sides' own weights replace those of drawn ones.
         """
-        one = planned._replace(kind=planned.kind.replace("own", "held")) if self.alone else planned
-        if any(one not in dump for dump in self.dumps.values()):
+        recorded = planned._replace(kind=planned.kind.replace("own", "held")) if self.alone else planned
+        if any(recorded not in dump for dump in self.dumps.values()):
             return None
-        return Sample({}, {side: dump.inputs(one) for side, dump in self.dumps.items()}, one)
+        return Sample({}, {side: dump.inputs(recorded) for side, dump in self.dumps.items()}, recorded)
 
     def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
         """Look up the results of one side in a precision."""
@@ -158,12 +158,12 @@ class Replay:
         """Look up the effect of other roundings on one side."""
         del seed
         stored = self._stored_probes(side, sample, dtype).get(kind, {})
-        found = {}
+        moves = {}
         for name, keys in self._keys(side).items():
             value = next((stored[key] for key in keys if key in stored), None)
             if value is not None:
-                found[name] = Moved(*value)
-        return found
+                moves[name] = Moved(*value)
+        return moves
 
     def _stored_probes(self, side: Side, sample: Sample, dtype: str) -> Mapping[str, Mapping[str, tuple[float, float]]]:
         manifest = self.dumps[side].manifest
@@ -187,18 +187,18 @@ class Replay:
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
         """Look up the noise of each side."""
         del modes
-        found = Noise()
+        noise = Noise()
         for side in SIDES:
             made = self.dumps[side].manifest
-            found.shown |= made.noise.get(dtype, {})
+            noise.shown |= made.noise.get(dtype, {})
             stored = [made.floors.get(dtype, {})]
             if side == "first" and len(self.pair.lacks) == len(SIDES):
                 stored.append(made.perturbed.get(dtype, {}))
-                found.notes.append("neither side has float64: judged by how far moves of one ulp move the results")
+                noise.notes.append("neither side has float64: judged by how far moves of one ulp move the results")
             for name, keys in self._keys(side).items():
                 units = [one[key] for one in stored for key in keys if key in one]
-                found.floors[name] = max([found.floors.get(name, 0.0), *units])
-        return found
+                noise.floors[name] = max([noise.floors.get(name, 0.0), *units])
+        return noise
 
     def unstable(self) -> str:
         """Return a dump's description of nondeterminism, the first side's before the second's; "" without one."""
@@ -213,8 +213,8 @@ class Replay:
         """Look up whether parameters reach the output; those that are not listed have a gradient, so they do."""
         del before
         reach = self.dumps[side].manifest.reach
-        found = [reach.get(key_of(one.first if side == "first" else one.second), (True, True)) for one in matches]
-        return any(used if math.isnan(by) else moves for used, moves in found)
+        reached = [reach.get(key_of(one.first if side == "first" else one.second), (True, True)) for one in matches]
+        return any(used if math.isnan(by) else moves for used, moves in reached)
 
     # ---- names
 
@@ -234,13 +234,13 @@ class Replay:
             return
         first, second = self.dumps["first"], self.dumps["second"]
         pairs = zip(first.inputs(planned).leaves, second.inputs(planned).leaves, strict=True)
-        given = zip(first.cotangents(planned, dtype), second.cotangents(planned, dtype), strict=True)
-        if not all(_same(one, two) for one, two in [*pairs, *given]):
+        cotangents = zip(first.cotangents(planned, dtype), second.cotangents(planned, dtype), strict=True)
+        if not all(_same(one, two) for one, two in [*pairs, *cotangents]):
             raise ValueError(f"the dumps were made of different random numbers (seeds, NumPy versions); {self._advice}")
 
     # ---- pairing
 
-    def _match(self, rules: Any) -> None:
+    def _match(self, rules: object) -> None:
         """Pair the weights as the Flax dump was made, else by rules, or by names and the weights that both hold."""
         if self.alone:
             trials = RecordedTrials(self.pair, self.dumps, self._holds_the_same)
@@ -254,19 +254,19 @@ class Replay:
     def _check_rules(self, rules: Any) -> None:
         """See that the pairing in the Flax dump is one of these rules."""
         ours, theirs = (dump.parameters() | dump.state() for dump in self.dumps.values())
-        given, stored = pairings.partial(rules, ours, theirs), self.pair.pairing
+        by_rules, stored = pairings.partial(rules, ours, theirs), self.pair.pairing
         ids = {
             name: np.arange(math.prod(one.shape)).reshape(one.shape) + (i << 40)
             for i, (name, one) in enumerate(ours.items())
         }
-        wanted, made = Pairing(given.matches).to_second(ids), stored.to_second(ids)
+        wanted, made = Pairing(by_rules.matches).to_second(ids), stored.to_second(ids)
         is_same = all(name in made and _same(made[name], array) for name, array in wanted.items())
-        if not is_same or {row[:2] for row in given.dropped} - {row[:2] for row in stored.dropped}:
+        if not is_same or {row[:2] for row in by_rules.dropped} - {row[:2] for row in stored.dropped}:
             raise ValueError(f"{self.dumps['second'].path} was made with another pairing than these rules say")
 
     def _holds_the_same(self, candidate: Pairing) -> float:
-        made, held = candidate.to_second(self.pair.held["first"]), self.pair.held["second"]
-        return 0.0 if all(_same(array, held[name]) for name, array in made.items()) else math.inf
+        made, of_second = candidate.to_second(self.pair.held["first"]), self.pair.held["second"]
+        return 0.0 if all(_same(array, of_second[name]) for name, array in made.items()) else math.inf
 
     def _stored_pairing(self) -> Pairing:
         """Return the pairing in the Flax dump, checked to be one of these parameters."""
@@ -275,29 +275,29 @@ class Replay:
         parameters = {side: dump.parameters() for side, dump in self.dumps.items()}
         path = self.dumps["second"].path
         matches = []
-        held: dict[Side, list[Tensor]] = {"first": [], "second": []}
+        tensors: dict[Side, list[Tensor]] = {"first": [], "second": []}
         for match in made.pairing:
             for side in SIDES:
                 tensor = match.tensor(side)
                 if tensor.source not in parameters[side]:
                     raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.shown[side]} does not have")
                 parameter = parameters[side][tensor.source]
-                held[side].append(dataclasses.replace(tensor, parameter=parameter))
-            matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))
+                tensors[side].append(dataclasses.replace(tensor, parameter=parameter))
+            matches.append(dataclasses.replace(match, first=tensors["first"][-1], second=tensors["second"][-1]))
         for side in SIDES:
             dropped = {name for where, name, _ in made.dropped if where == side}
             self._check_paired(
-                side, held[side], {name: parameters[side][name] for name in parameters[side].keys() - dropped}
+                side, tensors[side], {name: parameters[side][name] for name in parameters[side].keys() - dropped}
             )
         return Pairing(tuple(matches), tuple(made.dropped))
 
-    def _check_paired(self, side: Side, held: Sequence[Tensor], parameters: Mapping[str, Parameter]) -> None:
+    def _check_paired(self, side: Side, tensors: Sequence[Tensor], parameters: Mapping[str, SideWeight]) -> None:
         """Check that the tensors of a stored pairing make up every parameter, each element once.
 
         Whole numbers of a function's tree may be left over: they are state.
         """
         path, label = self.dumps["second"].path, self.pair.labels[side]
-        for tensor in held:
+        for tensor in tensors:
             size = math.prod(tensor.parameter.shape)
             if tensor.cut is None and tensor.shape != tensor.parameter.shape:
                 raise DumpError(f"{path} pairs {tensor.source} of {label} in another shape")
@@ -305,8 +305,8 @@ class Replay:
                 raise DumpError(f"{path} pairs {tensor.name} of {label}, which lies outside {tensor.source}")
         is_tree = self.dumps[side].kind.endswith("function")
         needed = {name for name, one in parameters.items() if not is_tree or class_of(one.dtype) == "float"}
-        lost = sorted(needed - {tensor.source for tensor in held}) or uncovered(held)
-        twice = [name for name in parameters if sum(one.source == name and one.cut is None for one in held) > 1]
+        lost = sorted(needed - {tensor.source for tensor in tensors}) or uncovered(tensors)
+        twice = [name for name in parameters if sum(one.source == name and one.cut is None for one in tensors) > 1]
         if lost or twice:
             raise DumpError(f"{path} does not pair {(lost or twice)[0]} of {label} once")
 
@@ -316,30 +316,30 @@ class Replay:
         """Return the module tree and the first divergence in the forward pass, from the calls that two dumps hold."""
         first, second = self.dumps["first"], self.dumps["second"]
         tree = divergence = None
-        for one in reversed(first.recorded()):
-            if one in second.recorded():
-                calls_of = {side: _all_calls(dump, one) for side, dump in self.dumps.items()}
-                found = find_in_calls(sides_of(self.pair), calls_of)
-                tree, divergence = found.tree, found.divergence
+        for sample in reversed(first.recorded()):
+            if sample in second.recorded():
+                calls_of = {side: _all_calls(dump, sample) for side, dump in self.dumps.items()}
+                location = find_in_calls(sides_of(self.pair), calls_of)
+                tree, divergence = location.tree, location.divergence
                 if divergence is not None:
                     break
         return tree, divergence
 
     def _environment(self) -> dict[str, str]:
         ours, theirs = (self.dumps[side].manifest.environment for side in SIDES)
-        found: dict[str, str] = {}
+        environment: dict[str, str] = {}
         for name in [*ours, *(name for name in theirs if name not in ours)]:
             if name in ours and name in theirs and ours[name] != theirs[name]:
-                found |= {f"{name} (torch side)": ours[name], f"{name} (Flax side)": theirs[name]}
+                environment |= {f"{name} (torch side)": ours[name], f"{name} (Flax side)": theirs[name]}
             else:
-                found[name] = ours.get(name, theirs.get(name, ""))
-        return found
+                environment[name] = ours.get(name, theirs.get(name, ""))
+        return environment
 
 
-def _same(one: Array, two: Array) -> bool:
-    return one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes()
+def _same(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and first.dtype == second.dtype and first.tobytes() == second.tobytes()
 
 
-def _all_calls(dump: Dump, one: Planned) -> list[Call]:
-    run = dump.run(one, dump.manifest.dtypes[0], ORACLE)
-    return [Call("", 0, -1, dump.inputs(one), run.outputs, []), *dump.calls(one)]
+def _all_calls(dump: Dump, sample: Planned) -> list[Call]:
+    run = dump.run(sample, dump.manifest.dtypes[0], ORACLE)
+    return [Call("", 0, -1, dump.inputs(sample), run.outputs, []), *dump.calls(sample)]

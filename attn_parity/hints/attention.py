@@ -60,7 +60,7 @@ SOFTMAXES = {
 }
 
 
-class Step(NamedTuple):
+class AttentionStep(NamedTuple):
     """The deviations from standard attention in splitting, merging and softmax; "" for the standard step."""
 
     split: str = ""
@@ -73,19 +73,19 @@ class Step(NamedTuple):
     def text(self) -> str:
         """The deviations as a suffix of a message."""
         turn = "heads of keys repeated as a whole, not each beside itself" if self.in_turn else ""
-        said = [SPLITS[self.split], MERGES[self.merge], SOFTMAXES[self.softmax], turn]
-        return "".join(f", {one}" for one in said if one)
+        deviations = [SPLITS[self.split], MERGES[self.merge], SOFTMAXES[self.softmax], turn]
+        return "".join(f", {one}" for one in deviations if one)
 
 
 STEPS = (
-    *(Step(split, merge) for split, merge in (("apart", "apart"), ("apart", ""), ("", "apart"))),
-    *(Step(split, merge) for split, merge in (("rows", "rows"), ("rows", ""), ("", "rows"))),
-    *(Step(softmax=softmax) for softmax in SOFTMAXES if softmax),
-    Step(in_turn=True),
+    *(AttentionStep(split, merge) for split, merge in (("apart", "apart"), ("apart", ""), ("", "apart"))),
+    *(AttentionStep(split, merge) for split, merge in (("rows", "rows"), ("rows", ""), ("", "rows"))),
+    *(AttentionStep(softmax=softmax) for softmax in SOFTMAXES if softmax),
+    AttentionStep(in_turn=True),
 )
 
 
-class Rotary(NamedTuple):
+class RotaryFormula(NamedTuple):
     """How queries and keys are turned by their positions (RoPE, arXiv 2104.09864)."""
 
     halves: bool
@@ -104,18 +104,18 @@ class Rotary(NamedTuple):
         )
         return f", rotary {'halves' if self.halves else 'pairs'} of base {self.base:g}{part}{TURNED[self.turns]}{apart}"
 
-    def turn(self, which: int, one: Array, places: Array) -> Array:
+    def turn(self, which: int, array: Array, places: Array) -> Array:
         """Return ``(..., T, width)`` turned, queries (0), keys (1) or values (2) at these positions."""
-        size = one.shape[-1] // self.part
+        size = array.shape[-1] // self.part
         cos, sin = _angles(self.base, size, int(places.max()) + 2)
         at = places + max(0, self.apart if which == 1 else -self.apart if which == 0 else 0)
         cos, sin = cos[at], self.turns[which] * sin[at]
         cos = cos if self.turns[which] else np.ones_like(cos)
-        head, rest = one[..., :size], one[..., size:]
+        head, rest = array[..., :size], array[..., size:]
         x, y = (head[..., : size // 2], head[..., size // 2 :]) if self.halves else (head[..., ::2], head[..., 1::2])
         turned = [x * cos - y * sin, y * cos + x * sin]
-        found = np.concatenate(turned, -1) if self.halves else np.stack(turned, -1).reshape(head.shape)
-        return np.concatenate([found, rest], -1) if self.part > 1 else found
+        result = np.concatenate(turned, -1) if self.halves else np.stack(turned, -1).reshape(head.shape)
+        return np.concatenate([result, rest], -1) if self.part > 1 else result
 
 
 @functools.lru_cache(8)
@@ -125,7 +125,7 @@ def _angles(base: float, size: int, length: int) -> tuple[Array, Array]:
     return np.cos(angles), np.sin(angles)
 
 
-class Plain(NamedTuple):
+class AttentionFormula(NamedTuple):
     """One way to compute attention: the width of heads, scale, mask, and the roles of the given arrays."""
 
     given: tuple[Array, ...]
@@ -135,7 +135,7 @@ class Plain(NamedTuple):
     scaled: str
     kind: str
     mask: Array
-    rotary: Rotary | None = None
+    rotary: RotaryFormula | None = None
 
     @property
     def heads(self) -> str:
@@ -157,10 +157,10 @@ class Plain(NamedTuple):
             query, key, value = (self._turned(i, one) for i, one in enumerate((query, key, value)))
         return query, key, value
 
-    def _turned(self, which: int, one: Array, places: Array | None = None) -> Array:
+    def _turned(self, which: int, array: Array, places: Array | None = None) -> Array:
         if self.rotary is None or not self.rotary.turns[which]:
-            return one
-        return self.rotary.turn(which, one, np.arange(one.shape[-2]) if places is None else places)
+            return array
+        return self.rotary.turn(which, array, np.arange(array.shape[-2]) if places is None else places)
 
     def fits(self, made: Array, side: Array, scale: float) -> bool:
         """Return whether numbers are a side's; tables of a rotary position are float32 in most models."""
@@ -187,15 +187,15 @@ class Plain(NamedTuple):
 
 def attention(case: Case) -> str:
     """Recognise attention that is scaled by another width, masked another way, or split wrongly into heads."""
-    if case.is_gradient or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+    if case.is_gradient or not 2 < case.first.ndim < 5 or case.first[:1].size > LARGEST:
         return ""
     inputs = [one[:1] for one in case.inputs if one.ndim]
-    sample = dataclasses.replace(case, one=case.one[:1], two=case.two[:1], inputs=inputs)
-    few = _queries(case.one.shape[-2])
-    sides = [one[..., few, :] for one in (sample.one, sample.two)]
-    if not dataclasses.replace(sample, one=sides[0], two=sides[1]).differs:
+    sample = dataclasses.replace(case, first=case.first[:1], second=case.second[:1], inputs=inputs)
+    few = _queries(case.first.shape[-2])
+    sides = [one[..., few, :] for one in (sample.first, sample.second)]
+    if not dataclasses.replace(sample, first=sides[0], second=sides[1]).differs:
         return ""
-    known: list[Plain | None] = [None, None]
+    plains: list[AttentionFormula | None] = [None, None]
     scales = [float(np.abs(one).max()) for one in sides]
     middle = len(few) // 2
     far = float(np.abs(sides[0] - sides[1]).max()) > 100 * TABLES * sample.scale
@@ -203,19 +203,19 @@ def attention(case: Case) -> str:
         made = way.glance(few[middle : middle + 1])
         seen = (way.first_head(one[..., middle : middle + 1, :]) for one in sides)
         fits = [way.fits(made, one, scale) for one, scale in zip(seen, scales, strict=True)]
-        if not any(fit and one is None for fit, one in zip(fits, known, strict=True)):
+        if not any(fit and one is None for fit, one in zip(fits, plains, strict=True)):
             continue
         made = way.of(few)
-        known = [
+        plains = [
             one or (way if fit and way.fits(made, side, scale) else None)
-            for one, fit, side, scale in zip(known, fits, sides, scales, strict=True)
+            for one, fit, side, scale in zip(plains, fits, sides, scales, strict=True)
         ]
-        if all(known):
+        if all(plains):
             break
-    texts = [one.text if one else "" for one in known]
+    texts = [one.text if one else "" for one in plains]
     # A port is wrong where the other side is right: what nobody computes plainly is not looked for.
-    plain = next((one for one in known if one), None)
-    if plain and not all(known):
+    plain = next((one for one in plains if one), None)
+    if plain and not all(plains):
         wrong = texts.index("")
         ways = _wrong_ways(sample, plain, few)
         texts[wrong] = next((text for text, made in ways if plain.fits(made, sides[wrong], scales[wrong])), "")
@@ -230,7 +230,7 @@ def _queries(length: int) -> Array:
 
 def _given(case: Case) -> list[Array]:
     """Return queries, keys and values, in the order that they were computed in; [] where they are not known."""
-    shape = case.one.shape
+    shape = case.first.shape
     alike = [given for given in case.inputs if given.shape == shape][-3:]
     if len(alike) == 3:
         return alike
@@ -242,38 +242,38 @@ def _given(case: Case) -> list[Array]:
     return several if is_grouped else []
 
 
-def _plain_ways(case: Case) -> Iterator[Plain]:
+def _plain_ways(case: Case) -> Iterator[AttentionFormula]:
     """Yield attention as it is, then with two of query, key and value exchanged."""
-    given = _given(case)
-    if not given or not all(one.size for one in given):
+    operands = _given(case)
+    if not operands or not all(one.size for one in operands):
         return
     words, orders = ("queries", "keys", "values"), [((0, 1, 2), "")]
-    if len({one.shape for one in given}) == 1:
+    if len({one.shape for one in operands}) == 1:
         orders += [
             (order, f" and {words[one]} and {words[two]} exchanged")
             for one, two, order in ((0, 1, (1, 0, 2)), (0, 2, (2, 1, 0)), (1, 2, (0, 2, 1)))
         ]
-    size, masks = case.one.shape[-1], _masks(given[0].shape[-2], given[1].shape[-2])
+    size, masks = case.first.shape[-1], _masks(operands[0].shape[-2], operands[1].shape[-2])
     counts = [size // count for count in case.counts if count and size % count == 0]
-    widths = [size] if case.one.ndim == 4 else dict.fromkeys((*counts, *divisors(size)))
+    widths = [size] if case.first.ndim == 4 else dict.fromkeys((*counts, *divisors(size)))
     for (order, text), width in itertools.product(orders, widths):
-        if given[1].shape[-1] % width or given[0].shape[-1] // width % (given[1].shape[-1] // width):
+        if operands[1].shape[-1] % width or operands[0].shape[-1] // width % (operands[1].shape[-1] // width):
             continue
-        ordered = tuple(given[i] for i in order)
+        ordered = tuple(operands[i] for i in order)
         for (kind, mask), (scaled, scale) in itertools.product(masks.items(), _scales(case, width).items()):
-            yield Plain(ordered, text, width, scale, scaled, kind, mask)
+            yield AttentionFormula(ordered, text, width, scale, scaled, kind, mask)
 
 
-def _rotary_ways(case: Case) -> Iterator[Plain]:
+def _rotary_ways(case: Case) -> Iterator[AttentionFormula]:
     """Yield attention with rotary positions, scaled as it mostly is."""
     for plain in _plain_ways(case):
         if not plain.order and plain.scale == plain.width**-0.5 and plain.width % 2 == 0:
             for part, base, halves in itertools.product(PARTS, BASES, (True, False)):
                 if plain.width % (2 * part) == 0:
-                    yield plain._replace(rotary=Rotary(halves, base, part))
+                    yield plain._replace(rotary=RotaryFormula(halves, base, part))
 
 
-def _wrong_ways(case: Case, plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
+def _wrong_ways(case: Case, plain: AttentionFormula, few: Array) -> Iterator[tuple[str, Array]]:
     """Yield attention with one step taken wrongly."""
     axes = plain.given[0].ndim
     query, key, value = plain.parts()
@@ -284,9 +284,9 @@ def _wrong_ways(case: Case, plain: Plain, few: Array) -> Iterator[tuple[str, Arr
     for step in STEPS:
         if not _applies(step, query, key, axes):
             continue
-        one, two, three = plain.parts(step.split)
-        products = one @ _repeated(two, one, step.in_turn).swapaxes(-1, -2) * plain.scale
-        context = _weights(products, plain.mask, step.softmax) @ _repeated(three, one, step.in_turn)
+        query_heads, key_heads, value_heads = plain.parts(step.split)
+        products = query_heads @ _repeated(key_heads, query_heads, step.in_turn).swapaxes(-1, -2) * plain.scale
+        context = _weights(products, plain.mask, step.softmax) @ _repeated(value_heads, query_heads, step.in_turn)
         yield plain.text + step.text, _merge(context, axes, step.merge)[..., few, :]
     products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2) * plain.scale
     rotary = plain.rotary.text if plain.rotary else ""
@@ -294,13 +294,13 @@ def _wrong_ways(case: Case, plain: Plain, few: Array) -> Iterator[tuple[str, Arr
         context = _softmax(products + mask[few]) @ _repeated(value, query)
         yield f"{plain.heads}, {kind}{plain.order}{rotary}", _merge(context, axes)
     if query.shape == key.shape and query.shape[-3] > 1:
-        one, two, three = (each.swapaxes(-2, -3) for each in (query, key, value))
-        context = _softmax(one @ two.swapaxes(-1, -2) * plain.scale) @ three
+        query_heads, key_heads, value_heads = (each.swapaxes(-2, -3) for each in (query, key, value))
+        context = _softmax(query_heads @ key_heads.swapaxes(-1, -2) * plain.scale) @ value_heads
         text = f"{plain.heads}, between the heads of a position instead of between positions"
         yield text, _merge(context.swapaxes(-2, -3), axes)[..., few, :]
 
 
-def _otherwise_turned(case: Case, plain: Plain) -> Iterator[Plain]:
+def _otherwise_turned(case: Case, plain: AttentionFormula) -> Iterator[AttentionFormula]:
     """Yield attention with rotary positions whose scale or turns are other ones."""
     if not plain.rotary:
         return
@@ -314,7 +314,7 @@ def _otherwise_turned(case: Case, plain: Plain) -> Iterator[Plain]:
         yield plain._replace(rotary=plain.rotary._replace(apart=apart))
 
 
-def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:
+def _applies(step: AttentionStep, query: Array, key: Array, axes: int) -> bool:
     """Return whether a step differs from the plain one."""
     if step.in_turn:
         return bool(1 < key.shape[-3] < query.shape[-3])
@@ -323,24 +323,24 @@ def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:
     return step.softmax != "heads" or query.shape[-3] > 1
 
 
-def _split(one: Array, width: int, way: str = "") -> Array:
+def _split(array: Array, width: int, way: str = "") -> Array:
     """Split ``(1, T, C)`` into heads, ``(1, heads, T, width)``; return an array that has an axis of heads unchanged.
 
     Args:
-        one: the array.
+        array: the array.
         width: channels per head.
         way: "" splits channels into contiguous heads, ``apart`` into strided ones, ``rows`` reshapes without
             transposing.
     """
-    if one.ndim == 4:
-        return one
-    *before, length, size = one.shape
+    if array.ndim == 4:
+        return array
+    *before, length, size = array.shape
     heads = size // width
     if way == "rows":
-        return one.reshape(*before, heads, length, width)
+        return array.reshape(*before, heads, length, width)
     if way == "apart":
-        return np.moveaxis(one.reshape(*before, length, width, heads), -1, -3)
-    return np.moveaxis(one.reshape(*before, length, heads, width), -2, -3)
+        return np.moveaxis(array.reshape(*before, length, width, heads), -1, -3)
+    return np.moveaxis(array.reshape(*before, length, heads, width), -2, -3)
 
 
 def _merge(context: Array, axes: int, way: str = "") -> Array:
@@ -356,10 +356,10 @@ def _merge(context: Array, axes: int, way: str = "") -> Array:
     return moved.reshape(*before, length, heads * width)
 
 
-def _repeated(one: Array, query: Array, in_turn: bool = False) -> Array:
+def _repeated(array: Array, query: Array, in_turn: bool = False) -> Array:
     """Return heads of keys or values, as many as there are of queries."""
-    times = query.shape[-3] // one.shape[-3]
-    return np.concatenate([one] * times, axis=-3) if in_turn else np.repeat(one, times, axis=-3)
+    times = query.shape[-3] // array.shape[-3]
+    return np.concatenate([array] * times, axis=-3) if in_turn else np.repeat(array, times, axis=-3)
 
 
 def _masks(queries: int, keys: int) -> dict[str, Array]:
@@ -390,7 +390,7 @@ def _hidden(hides: Array) -> Array:
 
 
 def _scales(case: Case, width: int) -> dict[str, float]:
-    widths = dict.fromkeys((width, case.one.shape[-1], *case.counts))
+    widths = dict.fromkeys((width, case.first.shape[-1], *case.counts))
     return {f"1/sqrt({one})": one**-0.5 for one in widths} | {"1": 1.0} | {f"1/{one}": 1 / one for one in widths}
 
 

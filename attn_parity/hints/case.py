@@ -50,8 +50,8 @@ class Case:
 
     Attributes:
         name: ``the output`` or ``the gradient of fc.weight``.
-        one: the tensor of the first side.
-        two: the tensor of the second side.
+        first: the tensor of the first side.
+        second: the tensor of the second side.
         inputs: inputs of the submodule or gap.
         weights: its weights, from the first side.
         labels: names of the sides in messages.
@@ -62,8 +62,8 @@ class Case:
     """
 
     name: str
-    one: Array
-    two: Array
+    first: Array
+    second: Array
     inputs: Sequence[Array]
     weights: Arrays
     labels: tuple[str, str]
@@ -79,40 +79,40 @@ class Case:
     @property
     def apart(self) -> Array:
         """The difference, second minus first."""
-        return np.asarray(self.two - self.one)
+        return np.asarray(self.second - self.first)
 
     @property
     def scale(self) -> float:
         """The largest value of both."""
-        return max(float(np.abs(self.one).max(initial=0.0)), float(np.abs(self.two).max(initial=0.0)))
+        return max(float(np.abs(self.first).max(initial=0.0)), float(np.abs(self.second).max(initial=0.0)))
 
-    def fits(self, one: Array, two: Array) -> bool:
+    def fits(self, first: Array, second: Array) -> bool:
         """Return whether two arrays are the same but for rounding in float64."""
-        if one.shape != two.shape:
+        if first.shape != second.shape:
             return False
-        scale = max(float(np.abs(one).max(initial=0.0)), float(np.abs(two).max(initial=0.0)))
-        return bool(scale > 0 and float(np.abs(one - two).max(initial=0.0)) <= FIT * scale)
+        scale = max(float(np.abs(first).max(initial=0.0)), float(np.abs(second).max(initial=0.0)))
+        return bool(scale > 0 and float(np.abs(first - second).max(initial=0.0)) <= FIT * scale)
 
     @property
     def is_real(self) -> bool:
         """Whether neither is complex."""
-        return not (np.iscomplexobj(self.one) or np.iscomplexobj(self.two))
+        return not (np.iscomplexobj(self.first) or np.iscomplexobj(self.second))
 
     @property
     def differs(self) -> bool:
         """Whether the two are finite, of one shape and not the same."""
-        if self.one.shape != self.two.shape or not self.one.size:
+        if self.first.shape != self.second.shape or not self.first.size:
             return False
-        finite = np.isfinite(self.one).all() and np.isfinite(self.two).all()
+        finite = np.isfinite(self.first).all() and np.isfinite(self.second).all()
         return bool(finite and float(np.abs(self.apart).max()) > DIFFERS * self.scale)
 
 
-def told(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
+def first_fit(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
     """Return the ways that give the first side's result and the second's, if both are found and differ."""
     ours = its = ""
     for name, value in ways:
-        ours = ours or (name if case.fits(case.one, value) else "")
-        its = its or (name if case.fits(case.two, value) else "")
+        ours = ours or (name if case.fits(case.first, value) else "")
+        its = its or (name if case.fits(case.second, value) else "")
         if ours and its:
             return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
     return ""
@@ -121,14 +121,14 @@ def told(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
 # ---- numbers with names
 
 
-def ratio_of(one: Array, two: Array) -> float | None:
+def ratio_of(first: Array, second: Array) -> float | None:
     """Return by how much an array has to be multiplied to be the other one; None if there is no such number."""
-    square = float(np.sum(one * one))
+    square = float(np.sum(first * first))
     if not square or not math.isfinite(square):
         return None
-    ratio = float(np.sum(one * two)) / square
-    scale = max(float(np.abs(two).max()), abs(ratio) * float(np.abs(one).max()))
-    if not scale or float(np.abs(ratio * one - two).max()) > FIT * scale:
+    ratio = float(np.sum(first * second)) / square
+    scale = max(float(np.abs(second).max()), abs(ratio) * float(np.abs(first).max()))
+    if not scale or float(np.abs(ratio * first - second).max()) > FIT * scale:
         return None
     return ratio
 
@@ -140,7 +140,7 @@ def widths_of(case: Case) -> list[int]:
     """
     if case.is_gradient and not case.may_hold("attention"):
         return []
-    ends = [one.shape[-1] for one in (case.one, *case.inputs) if one.ndim]
+    ends = [one.shape[-1] for one in (case.first, *case.inputs) if one.ndim]
     sizes = {*ends, *(size for one in case.weights.values() for size in one.shape), *case.counts}
     sizes |= {size // count for size in ends for count in case.counts if count and size % count == 0}
     parts = {size // part for size in sizes for part in (2, 4, 8, 16) if size % part == 0}
@@ -181,18 +181,18 @@ def named(ratio: float, widths: Sequence[int]) -> str:
     sign = "-" if ratio < 0 else ""
     if magnitude == 0:
         return ""
-    found = [
+    names = [
         text.format(width)
         for power, text in ((1.0, "{}"), (0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (-1.0, "1/{}"))
         for width in widths
         if abs(magnitude / width**power - 1) < CLOSE
     ]
-    for one, two in itertools.permutations(widths, 2):
-        if abs(magnitude / math.sqrt(one / two) - 1) < CLOSE:
-            found.append(f"sqrt({one}/{two})")
-    if not found:
+    for numerator, denominator in itertools.permutations(widths, 2):
+        if abs(magnitude / math.sqrt(numerator / denominator) - 1) < CLOSE:
+            names.append(f"sqrt({numerator}/{denominator})")
+    if not names:
         return ": consistent with another scale"
-    return f" = {' = '.join(sign + one for one in found[:NAMES])}: consistent with a scale by another width"
+    return f" = {' = '.join(sign + one for one in names[:NAMES])}: consistent with a scale by another width"
 
 
 def divisors(size: int) -> list[int]:

@@ -19,7 +19,7 @@ MAX_ADDENDS = 2
 """Most things that are added to a multiple behind it: a bias and the residual stream."""
 
 
-def of_devices(evidence: Any, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
+def of_devices(evidence: object, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
     """Return the cause that a difference is consistent with if only devices explain it, "" if nothing is recognised.
 
     Args:
@@ -43,13 +43,18 @@ def _axes(sizes: Mapping[str, int], count: int) -> str:
 
 def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) -> str:
     """Recognise parts of a weight that no device of one side uses: equal parts of it that get no gradient there."""
-    for name, one in evidence.first_gradients.items():
-        two = evidence.second_gradients.get(name)
-        if name.startswith("input ") or two is None or one.shape != two.shape or not one.ndim:
+    for name, gradient in evidence.first_gradients.items():
+        other_gradient = evidence.second_gradients.get(name)
+        if (
+            name.startswith("input ")
+            or other_gradient is None
+            or gradient.shape != other_gradient.shape
+            or not gradient.ndim
+        ):
             continue
-        for axis in range(one.ndim):
-            others = tuple(place for place in range(one.ndim) if place != axis)
-            used: list[Array] = [np.asarray((side != 0).any(axis=others)) for side in (one, two)]
+        for axis in range(gradient.ndim):
+            others = tuple(place for place in range(gradient.ndim) if place != axis)
+            used: list[Array] = [np.asarray((side != 0).any(axis=others)) for side in (gradient, other_gradient)]
             for label, own, other in ((labels[0], used[0], used[1]), (labels[1], used[1], used[0])):
                 missing = int((other & ~own).sum())
                 for count in sorted(set(sizes.values())):
@@ -63,17 +68,17 @@ def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) ->
 
 def _addends(case: Case) -> dict[str, Array]:
     """Return the possible addends of an output: biases, and inputs of its shape."""
-    added = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
-    return added | {f"input {place}": one for place, one in enumerate(case.inputs) if one.shape == case.one.shape}
+    added = {name: one for name, one in case.weights.items() if one.shape == case.first.shape[-1:]}
+    return added | {f"input {place}": one for place, one in enumerate(case.inputs) if one.shape == case.first.shape}
 
 
 def _multiplied(case: Case, sizes: Mapping[str, int]) -> str:
     """Recognise a tensor summed twice over devices, or averaged: a multiple, apart from addends behind the sum."""
     added = {} if case.is_gradient else _addends(case)
-    known = [names for count in range(MAX_ADDENDS + 1) for names in itertools.combinations(added, count)]
-    for names in known:
+    addends = [names for count in range(MAX_ADDENDS + 1) for names in itertools.combinations(added, count)]
+    for names in addends:
         behind = sum((added[name] for name in names), np.zeros(1))
-        ratio = ratio_of(np.asarray(case.one - behind), np.asarray(case.two - behind))
+        ratio = ratio_of(np.asarray(case.first - behind), np.asarray(case.second - behind))
         for count in sorted(set(sizes.values())):
             but = f" but for {' and '.join(names)}" if names else ""
             what = f"over the {count} devices of {_axes(sizes, count)}"
@@ -88,10 +93,10 @@ def _repeated(case: Case, sizes: Mapping[str, int]) -> str:
     """Recognise a bias, or the residual stream, that each device adds before all add up."""
     if case.is_gradient:
         return ""
-    for name, one in _addends(case).items():
+    for name, addend in _addends(case).items():
         for count in sorted(set(sizes.values())):
             for sign, label in ((1, case.labels[1]), (-1, case.labels[0])):
-                if case.fits(case.apart, np.broadcast_to(sign * (count - 1) * one, case.one.shape)):
+                if case.fits(case.apart, np.broadcast_to(sign * (count - 1) * addend, case.first.shape)):
                     axis = _axes(sizes, count)
                     return (
                         f"{label} has {name} {count} times: consistent with each of the {count} devices of {axis} "
@@ -102,13 +107,13 @@ def _repeated(case: Case, sizes: Mapping[str, int]) -> str:
 
 def _reordered(case: Case, sizes: Mapping[str, int]) -> str:
     """Recognise pieces of a sequence in another order."""
-    if case.is_gradient or case.one.ndim < 2:
+    if case.is_gradient or case.first.ndim < 2:
         return ""
-    axis = case.one.ndim - 2
+    axis = case.first.ndim - 2
     for parts in sorted({times * size for size in sizes.values() for times in (1, 2)}):
-        if parts > MAX_PARTS or case.one.shape[axis] % parts:
+        if parts > MAX_PARTS or case.first.shape[axis] % parts:
             continue
-        first, second = (np.split(one, parts, axis) for one in (case.one, case.two))
+        first, second = (np.split(one, parts, axis) for one in (case.first, case.second))
         order = [next((at for at, one in enumerate(first) if case.fits(one, two)), None) for two in second]
         if None not in order and order != list(range(parts)):
             text = ", ".join(map(str, order))

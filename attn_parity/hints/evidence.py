@@ -82,28 +82,28 @@ def hint_for(
         probe: runs both sides again and returns a finding, or "". It is called before a hint that only lists the
             positions that differ.
     """
-    given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
-    names = shown(given[0]), shown(given[1])
+    sides: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
+    names = shown(sides[0]), shown(sides[1])
     classes = evidence.first_class, evidence.second_class
-    found = differing(evidence.first_settings, evidence.second_settings, names, classes, evidence.direction)
-    if numbers and len(found) < MAX:
+    causes = differing(evidence.first_settings, evidence.second_settings, names, classes, evidence.direction)
+    if numbers and len(causes) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
         if not text or text == relation(evidence, names, (positions,)):
             text = probe() or text
-        is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in found)
+        is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
-        found += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
-    return "; ".join(found[:MAX])
+        causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
+    return "; ".join(causes[:MAX])
 
 
 def relation(
-    evidence: Any, labels: tuple[str, str], known: Sequence[Callable[[Case], str]] = (*LAYERS, *RELATIONS)
+    evidence: object, labels: tuple[str, str], relations: Sequence[Callable[[Case], str]] = (*LAYERS, *RELATIONS)
 ) -> str:
     """Return the first known relation between the results of the two sides, "" if none applies."""
     with np.errstate(all="ignore"):
         for case in cases_of(evidence, labels):
-            text = next((text for one in known if (text := one(case))), "")
+            text = next((text for one in relations if (text := one(case))), "")
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""
@@ -119,23 +119,25 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     counts, words = _counts(evidence), _words(evidence)
     whole = getattr(evidence, "whole", None)
     around = [_wide(one) for one in whole.inputs if not np.iscomplexobj(one)] if whole is not None else []
-    found = []
-    for place, (one, two) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
-        name = "the output" if len(evidence.first_outputs) == 1 else f"output {place}"
-        case = Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts, words=words, around=around)
-        found.append(case)
-    found = [case for case in found if case.is_real and case.differs]
-    if found:
-        return found
+    cases = []
+    for position, (first, second) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
+        name = "the output" if len(evidence.first_outputs) == 1 else f"output {position}"
+        case = Case(
+            name, _wide(first), _wide(second), inputs, weights, labels, counts=counts, words=words, around=around
+        )
+        cases.append(case)
+    cases = [case for case in cases if case.is_real and case.differs]
+    if cases:
+        return cases
     gradients = sorted(evidence.first_gradients, key=lambda name: name.startswith("input "))
     for name in gradients:
         if name in evidence.second_gradients:
-            one, two = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
-            found.append(
+            first, second = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
+            cases.append(
                 Case(
                     f"the gradient of {name}",
-                    one,
-                    two,
+                    first,
+                    second,
                     inputs,
                     weights,
                     labels,
@@ -144,7 +146,7 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
                     f"{words} {name.lower()}",
                 )
             )
-    return [case for case in found if case.is_real and case.differs]
+    return [case for case in cases if case.is_real and case.differs]
 
 
 def _words(evidence: Any) -> str:
@@ -177,19 +179,21 @@ def of_statistic(
         rows: rows of the batch; each element was estimated from a multiple of that many numbers.
         labels: names of the two sides.
     """
-    old, one, two = _wide(before), _wide(first), _wide(second)
+    old, first_update, second_update = _wide(before), _wide(first), _wide(second)
     with np.errstate(all="ignore"):
-        ratio = ratio_of(one - old, two - old)
+        ratio = ratio_of(first_update - old, second_update - old)
     ours, theirs = (shown(label) for label in labels)
     if ratio is not None:
         changes = f"{name} changes {ratio:.6g} times as much in {theirs} as in {ours}"
         momentum = "consistent with another momentum (torch's momentum is one minus Flax's)"
         return "" if abs(ratio - 1) < 1e-6 else f"{changes}: {momentum}"
     # With the momentum m of both sides, (1 - m) old + m estimate is the new value, whose estimates have one ratio.
-    parts = np.stack([one.ravel(), old.ravel()], axis=-1)
-    (ratio, kept), _, rank, _ = np.linalg.lstsq(parts, two.ravel(), rcond=None)
-    fits = np.abs(parts @ (ratio, kept) - two.ravel()).max(initial=0.0) <= FIT * np.abs(two).max(initial=0.0)
-    if one.size < 3 or rank < 2 or not fits or not 0.0 < kept / (1 - ratio) < 1.0:
+    parts = np.stack([first_update.ravel(), old.ravel()], axis=-1)
+    (ratio, kept), _, rank, _ = np.linalg.lstsq(parts, second_update.ravel(), rcond=None)
+    fits = np.abs(parts @ (ratio, kept) - second_update.ravel()).max(initial=0.0) <= FIT * np.abs(second_update).max(
+        initial=0.0
+    )
+    if first_update.size < 3 or rank < 2 or not fits or not 0.0 < kept / (1 - ratio) < 1.0:
         return ""
     count = _count_of(float(ratio))
     if count < 2 or count % rows or not variance(float(ratio), count, 1e-3):
@@ -207,6 +211,6 @@ def _count_of(ratio: float) -> int:
     return round(larger / (larger - 1)) if larger > 1 else 0
 
 
-def _wide(array: Any) -> Array:
-    found = np.asarray(array)
-    return found.astype(np.float64) if found.dtype.kind in "fV" else found
+def _wide(array: object) -> Array:
+    numbers = np.asarray(array)
+    return numbers.astype(np.float64) if numbers.dtype.kind in "fV" else numbers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from .attention import attention
-from .case import LARGEST, Array, Case, told
+from .case import LARGEST, Array, Case, first_fit
 from .norms import norms
 from .recurrent import recurrent
 from .reshaping import modulated, padded, reductions, resized, softmaxes
@@ -19,14 +19,14 @@ from .spectral import spectral
 
 def _activation(case: Case) -> str:
     """Recognise two activations of the same input, such as exact and approximate GELU."""
-    if case.is_gradient or case.one.size > LARGEST:
+    if case.is_gradient or case.first.size > LARGEST:
         return ""
-    for given in case.inputs:
-        if given.shape != case.one.shape:
+    for operand in case.inputs:
+        if operand.shape != case.first.shape:
             continue
-        kinds = [(name, act(given)) for name, act in ACTIVATIONS.items()]
-        ours = next((name for name, value in kinds if _near(case.one, value)), "")
-        its = next((name for name, value in kinds if _near(case.two, value)), "")
+        kinds = [(name, act(operand)) for name, act in ACTIVATIONS.items()]
+        ours = next((name for name, value in kinds if _near(case.first, value)), "")
+        its = next((name for name, value in kinds if _near(case.second, value)), "")
         if ours and its and ours != its:
             return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}"
     return ""
@@ -34,11 +34,11 @@ def _activation(case: Case) -> str:
 
 def _gelu_pattern(case: Case) -> str:
     """Recognise GELU's two kinds by the size of the difference, where the input of the activation is not known."""
-    if case.is_gradient or any(given.shape == case.one.shape for given in case.inputs):
+    if case.is_gradient or any(given.shape == case.first.shape for given in case.inputs):
         return ""
     largest = float(np.abs(case.apart).max())
-    lowest = float(min(case.one.min(), case.two.min()))
-    far = float(np.abs(case.apart[np.abs(case.one) > 5]).max(initial=0.0))
+    lowest = float(min(case.first.min(), case.second.min()))
+    far = float(np.abs(case.apart[np.abs(case.first) > 5]).max(initial=0.0))
     if not (1e-5 < largest < 5e-4 and -0.1701 < lowest < 0 and far <= 1e-6):
         return ""
     return "differences of at most 5e-4, none far from 0, and no value below -0.17: consistent with GELU's two kinds"
@@ -70,35 +70,37 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _near(one: Array, two: Array) -> bool:
+def _near(first: Array, second: Array) -> bool:
     """Return whether two activations agree; float32 constants inside them are let pass."""
-    return bool(float(np.abs(one - two).max()) <= 1e-7 * max(float(np.abs(two).max()), 1e-300))
+    return bool(float(np.abs(first - second).max()) <= 1e-7 * max(float(np.abs(second).max()), 1e-300))
 
 
 def _gated(case: Case) -> str:
     """Recognise a gated unit whose two halves are exchanged, or that has another activation."""
-    if case.is_gradient or not case.one.ndim or case.one.size > LARGEST:
+    if case.is_gradient or not case.first.ndim or case.first.size > LARGEST:
         return ""
-    return told(case, _gates(case))
+    return first_fit(case, _gates(case))
 
 
 def _gates(case: Case) -> Iterator[tuple[str, Array]]:
-    size = case.one.shape[-1]
+    size = case.first.shape[-1]
     pairs = []
-    for given in case.inputs:
-        if given.shape == (*case.one.shape[:-1], 2 * size):
-            pairs.append(("of halves", given[..., :size], given[..., size:]))
-            pairs.append(("of interleaved channels", given[..., ::2], given[..., 1::2]))
-        for axis in (place for place, size in enumerate(given.shape) if size == 2 and given.ndim == case.one.ndim + 1):
-            first, second = np.moveaxis(given, axis, 0)
-            if first.shape == case.one.shape:
+    for operand in case.inputs:
+        if operand.shape == (*case.first.shape[:-1], 2 * size):
+            pairs.append(("of halves", operand[..., :size], operand[..., size:]))
+            pairs.append(("of interleaved channels", operand[..., ::2], operand[..., 1::2]))
+        for axis in (
+            place for place, size in enumerate(operand.shape) if size == 2 and operand.ndim == case.first.ndim + 1
+        ):
+            first, second = np.moveaxis(operand, axis, 0)
+            if first.shape == case.first.shape:
                 pairs.append(("", first, second))
-    alike = [given for given in case.inputs if given.shape == case.one.shape]
+    alike = [given for given in case.inputs if given.shape == case.first.shape]
     pairs += [("", one, two) for one, two in itertools.combinations(alike[-4:], 2)]
-    for what, one, two in pairs:
+    for what, first_half, second_half in pairs:
         for name, act in ACTIVATIONS.items():
-            yield f"{name}(first) * second {what}".strip(), act(one) * two
-            yield f"first * {name}(second) {what}".strip(), one * act(two)
+            yield f"{name}(first) * second {what}".strip(), act(first_half) * second_half
+            yield f"first * {name}(second) {what}".strip(), first_half * act(second_half)
 
 
 MOST_MIXED = 5
@@ -107,10 +109,10 @@ MOST_MIXED = 5
 
 def _mixed(case: Case) -> str:
     """Recognise a gate that takes the other one of two parts on one side, as in highway layers and gated units."""
-    if case.is_gradient or case.one.size > LARGEST:
+    if case.is_gradient or case.first.size > LARGEST:
         return ""
-    parts = [one for one in (*case.around, *case.inputs) if one.shape == case.one.shape][-MOST_MIXED:]
-    return told(case, _mixtures(parts))
+    parts = [one for one in (*case.around, *case.inputs) if one.shape == case.first.shape][-MOST_MIXED:]
+    return first_fit(case, _mixtures(parts))
 
 
 def _mixtures(parts: list[Array]) -> Iterator[tuple[str, Array]]:
@@ -124,34 +126,34 @@ def _mixtures(parts: list[Array]) -> Iterator[tuple[str, Array]]:
 
 def _convolution(case: Case) -> str:
     """Recognise a convolution with another padding, or with a kernel that is transposed or flipped."""
-    axes = case.one.ndim
+    axes = case.first.ndim
     kernel = next((one for one in case.weights.values() if one.ndim == axes), None)
-    given = next((one for one in case.inputs if one.ndim == axes), None)
-    if case.is_gradient or axes not in (3, 4) or kernel is None or given is None or given.size > LARGEST:
+    operand = next((one for one in case.inputs if one.ndim == axes), None)
+    if case.is_gradient or axes not in (3, 4) or kernel is None or operand is None or operand.size > LARGEST:
         return ""
     if axes == 4:
-        return told(case, _convolutions(case, given, kernel))
+        return first_fit(case, _convolutions(case, operand, kernel))
     for axis in (2, 1):  # a signal is an image of height 1, whose height is the axis before
-        one, two, image = (np.expand_dims(array, axis) for array in (case.one, case.two, given))
-        wide = dataclasses.replace(case, one=one, two=two)
-        text = told(wide, _convolutions(wide, image, np.expand_dims(kernel, 2 if axis == 2 else 0)))
+        first, second, image = (np.expand_dims(array, axis) for array in (case.first, case.second, operand))
+        wide = dataclasses.replace(case, first=first, second=second)
+        text = first_fit(wide, _convolutions(wide, image, np.expand_dims(kernel, 2 if axis == 2 else 0)))
         if text:
             return text
     return ""
 
 
-def _convolutions(case: Case, given: Array, kernel: Array) -> Iterator[tuple[str, Array]]:
+def _convolutions(case: Case, operand: Array, kernel: Array) -> Iterator[tuple[str, Array]]:
     layouts = (  # images as (n, c, h, w) with kernels (o, i, h, w), and as (n, h, w, c) with kernels (h, w, i, o)
         ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
         ((0, 3, 1, 2), (3, 2, 0, 1), (0, 2, 3, 1)),
     )
     biases = [one for one in case.weights.values() if one.ndim == 1]
     for image_axes, kernel_axes, back in layouts:
-        image, weights = given.transpose(image_axes), kernel.transpose(kernel_axes)
+        image, weights = operand.transpose(image_axes), kernel.transpose(kernel_axes)
         if weights.shape[1] != image.shape[1]:
             yield from _in_groups(case, image, weights, biases, (image_axes, back))
             continue
-        shape = case.one.transpose(image_axes).shape
+        shape = case.first.transpose(image_axes).shape
         for name, changed in (
             ("the kernel as it is", weights),
             ("the kernel with height and width exchanged", weights.swapaxes(2, 3)),
@@ -171,14 +173,12 @@ def _in_groups(
 ) -> Iterator[tuple[str, Array]]:
     """Yield convolutions in groups, whose channels follow each other or lie apart, on either side."""
     groups, rest = divmod(image.shape[1], kernel.shape[1])
-    shape = case.one.transpose(axes[0]).shape
+    shape = case.first.transpose(axes[0]).shape
     if rest or groups < 2 or len(kernel) % groups or shape[:2] != (len(image), len(kernel)):
         return
     orders, outs = _by_group(image.shape[1], groups), _by_group(len(kernel), groups)
     bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
-    for (given, ins), (shown, out), low in itertools.product(
-        orders.items(), outs.items(), range(max(kernel.shape[2:]))
-    ):
+    for (way, ins), (shown, out), low in itertools.product(orders.items(), outs.items(), range(max(kernel.shape[2:]))):
         made = np.zeros(shape)
         for chosen, target in zip(ins, out, strict=True):
             part = _convolved(image[:, chosen], kernel[target], low, 1, shape[2:])
@@ -186,7 +186,7 @@ def _in_groups(
                 break
             made[:, target] = part
         else:
-            text = f"a convolution of {groups} groups of {given}inputs and {shown}outputs"
+            text = f"a convolution of {groups} groups of {way}inputs and {shown}outputs"
             yield text, (made + bias[:, None, None]).transpose(axes[1])
 
 
@@ -207,20 +207,22 @@ def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[i
         pads.append((before, max(high, 0)))
     padded = np.pad(image, pads)
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], axis=(2, 3))
-    found: Array = np.einsum("nchwij,ocij->nohw", windows[:, :, ::stride, ::stride][:, :, : size[0], : size[1]], kernel)
-    return found
+    convolved: Array = np.einsum(
+        "nchwij,ocij->nohw", windows[:, :, ::stride, ::stride][:, :, : size[0], : size[1]], kernel
+    )
+    return convolved
 
 
 def _feed_forward(case: Case) -> str:
     """Recognise a feed-forward layer by its weights: another activation, or gate and unit exchanged."""
-    if case.is_gradient or case.one.size > LARGEST:
+    if case.is_gradient or case.first.size > LARGEST:
         return ""
-    return told(case, _feed_forwards(case))
+    return first_fit(case, _feed_forwards(case))
 
 
 def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
-    width = case.one.shape[-1] if case.one.ndim else 0
-    x = next((one for one in case.inputs if one.ndim and one.shape[:-1] == case.one.shape[:-1]), None)
+    width = case.first.shape[-1] if case.first.ndim else 0
+    x = next((one for one in case.inputs if one.ndim and one.shape[:-1] == case.first.shape[:-1]), None)
     matrices = {name: one for name, one in case.weights.items() if one.ndim == 2}
     if x is None or len(matrices) not in (2, 3) or any(one.ndim > 2 for one in case.weights.values()):
         return
@@ -240,9 +242,9 @@ def _hidden(made: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield the candidates for the hidden layer of a feed-forward block, from the results of its first matrices."""
     if len({one.shape for one in made.values()}) > 1:
         return
-    for (name, one), *others in itertools.permutations(made.items()):
+    for (name, product), *others in itertools.permutations(made.items()):
         for act, function in ACTIVATIONS.items():
-            text, value = f"{act}({name})", function(one)
+            text, value = f"{act}({name})", function(product)
             for other, unit in others:
                 text, value = f"{text} * {other}", value * unit
             yield text, value

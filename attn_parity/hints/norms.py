@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .case import Array, Case, told
+from .case import Array, Case, first_fit
 
 LARGEST = 1 << 20
 """Most elements of an output that norms are fitted to."""
@@ -47,7 +47,7 @@ class Affine(NamedTuple):
     text: str
 
 
-class Layout(NamedTuple):
+class NormAxes(NamedTuple):
     """Axes of a norm: those of its statistics, and the axis of weight and bias.
 
     Attributes:
@@ -78,31 +78,31 @@ class Layout(NamedTuple):
 
 def norms(case: Case) -> str:
     """Recognise two norms of one input: another eps or variance, weight and bias exchanged or left out."""
-    if case.is_gradient or case.one.ndim < 2 or case.one.size > LARGEST:
+    if case.is_gradient or case.first.ndim < 2 or case.first.size > LARGEST:
         return ""
-    for given in (one for one in case.inputs[::-1] if one.shape == case.one.shape):
-        for layout in _layouts(case.one.ndim):
-            first = _formula(case, given, case.one, layout)
-            second = _formula(case, given, case.two, layout) if first else ""
+    for operand in (one for one in case.inputs[::-1] if one.shape == case.first.shape):
+        for layout in _layouts(case.first.ndim):
+            first = _formula(case, operand, case.first, layout)
+            second = _formula(case, operand, case.second, layout) if first else ""
             if first and second and first != second:
                 return f"{case.labels[0]} computes {first}, {case.labels[1]} {second}{layout.text}"
-        if case.one.size <= LARGEST_GROUPED and all(one.ndim == 1 for one in case.weights.values()):
-            text = told(case, _grouped(case, given))
+        if case.first.size <= LARGEST_GROUPED and all(one.ndim == 1 for one in case.weights.values()):
+            text = first_fit(case, _grouped(case, operand))
             if text:
                 return text
     return ""
 
 
-def _grouped(case: Case, given: Array) -> Iterator[tuple[str, Array]]:
+def _grouped(case: Case, operand: Array) -> Iterator[tuple[str, Array]]:
     """Yield norms over groups of channels, with the eps that most have."""
-    for channels in dict.fromkeys((case.one.ndim - 1, 1)):
-        size = case.one.shape[channels]
-        axes = tuple(range(1, case.one.ndim))
+    for channels in dict.fromkeys((case.first.ndim - 1, 1)):
+        size = case.first.shape[channels]
+        axes = tuple(range(1, case.first.ndim))
         for groups, is_strided in itertools.product(range(1, size + 1), (False, True)):
             if size % groups or (is_strided and groups in (1, size)):
                 continue
-            layout = Layout(axes, channels, "", groups, is_strided)
-            centred = given - layout.mean(given)
+            layout = NormAxes(axes, channels, "", groups, is_strided)
+            centred = operand - layout.mean(operand)
             variance = layout.mean(np.square(centred))
             which = f"{groups} groups of {'every so many' if is_strided else 'neighbouring'} channels"
             for affine, eps in itertools.product(_affines(case, layout), EPS):
@@ -110,21 +110,21 @@ def _grouped(case: Case, given: Array) -> Iterator[tuple[str, Array]]:
                 yield f"(x - mean) / sqrt(var + {eps:g}){affine.text} over {which}", made
 
 
-def _layouts(ndim: int) -> Iterator[Layout]:
-    yield Layout((ndim - 1,), ndim - 1, "")
+def _layouts(ndim: int) -> Iterator[NormAxes]:
+    yield NormAxes((ndim - 1,), ndim - 1, "")
     for channels in dict.fromkeys((1, ndim - 1)):
         spatial = tuple(axis for axis in range(1, ndim) if axis != channels)
         for axes in ((channels,), spatial, (0, *spatial), tuple(range(1, ndim))):
             if axes and (axes, channels) != ((ndim - 1,), ndim - 1):
-                yield Layout(axes, channels, f" (statistics over axes {', '.join(map(str, sorted(axes)))})")
+                yield NormAxes(axes, channels, f" (statistics over axes {', '.join(map(str, sorted(axes)))})")
 
 
-def _formula(case: Case, given: Array, made: Array, layout: Layout) -> str:
+def _formula(case: Case, operand: Array, made: Array, layout: NormAxes) -> str:
     """Return the norm of an input that gives an output; "" if none does."""
-    centred = given - given.mean(axis=layout.axes, keepdims=True)
-    count = math.prod(given.shape[axis] for axis in layout.axes)
+    centred = operand - operand.mean(axis=layout.axes, keepdims=True)
+    count = math.prod(operand.shape[axis] for axis in layout.axes)
     for (name, variance, values), affine in itertools.product(
-        (("(x - mean)", "var", centred), ("x", "mean(x^2)", given)), _affines(case, layout)
+        (("(x - mean)", "var", centred), ("x", "mean(x^2)", operand)), _affines(case, layout)
     ):
         plain = (made - affine.shift) / affine.scale
         divisor = _divisor(values, plain, layout.axes)
@@ -136,12 +136,12 @@ def _formula(case: Case, given: Array, made: Array, layout: Layout) -> str:
     return ""
 
 
-def _affines(case: Case, layout: Layout) -> Iterator[Affine]:
+def _affines(case: Case, layout: NormAxes) -> Iterator[Affine]:
     """Yield the possible affine steps with the vectors of a norm, the most usual first."""
-    size = case.one.shape[layout.channels]
-    shape = [size if axis == layout.channels else 1 for axis in range(case.one.ndim)]
+    size = case.first.shape[layout.channels]
+    shape = [size if axis == layout.channels else 1 for axis in range(case.first.ndim)]
     vectors = {name: one.reshape(shape) for name, one in case.weights.items() if one.shape == (size,)}
-    nothing, one = np.zeros(shape), np.ones(shape)
+    nothing, ones = np.zeros(shape), np.ones(shape)
     if len(vectors) <= MAX_VECTORS:
         names: Sequence[str] = sorted(vectors, key=lambda name: "bias" in name or "shift" in name or "beta" in name)
         for scale, shift in itertools.permutations(names, 2):
@@ -153,8 +153,8 @@ def _affines(case: Case, layout: Layout) -> Iterator[Affine]:
                 added = f" + {shift}" if shift else ""
                 yield Affine(1 + vectors[name], vectors.get(shift, nothing), f" * (1 + {name}){added}")
         for name in names:
-            yield Affine(one, vectors[name], f" + {name}")
-    yield Affine(one, nothing, "")
+            yield Affine(ones, vectors[name], f" + {name}")
+    yield Affine(ones, nothing, "")
 
 
 def _divisor(values: Array, plain: Array, axes: tuple[int, ...]) -> Array | None:

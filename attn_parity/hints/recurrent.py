@@ -26,7 +26,7 @@ GATES = {4: "ifgo", 3: "rzn", 1: "h"}
 
 KINDS = {4: "an LSTM", 3: "a GRU", 1: "an RNN"}
 
-Run = Callable[["Layer", Array, Array, Array], tuple[Array, Array]]
+Run = Callable[["RecurrentWeights", Array, Array, Array], tuple[Array, Array]]
 """From the weights, an input, a state and a memory to the state and the memory after a step."""
 
 _GATE = re.compile(r"(?:^|[._\[])([ih])([ifgorzn])_?(?=[\].]|$)")
@@ -35,7 +35,7 @@ _LAYER = re.compile(r"_l(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class RecurrentWeights:
     """The weights of one layer in one direction; g gates, a state of width h, an input of width d.
 
     Attributes:
@@ -50,21 +50,21 @@ class Layer:
     given_bias: Array
     kept_bias: Array
 
-    def ordered(self, order: Sequence[int]) -> Layer:
+    def ordered(self, order: Sequence[int]) -> RecurrentWeights:
         """Return the layer with its gates in another order."""
-        found = (self.given, self.kept, self.given_bias, self.kept_bias)
-        return Layer(*(one[list(order)] for one in found))
+        tensors = (self.given, self.kept, self.given_bias, self.kept_bias)
+        return RecurrentWeights(*(one[list(order)] for one in tensors))
 
 
 def recurrent(case: Case) -> str:
     """Recognise gates that are exchanged, and states that go another way, in an LSTM, a GRU or an RNN."""
-    layers = [] if case.is_gradient or case.one.size > LARGEST else read(case.weights)
-    if not layers or not 2 <= case.one.ndim <= 3:
+    layers = [] if case.is_gradient or case.first.size > LARGEST else read(case.weights)
+    if not layers or not 2 <= case.first.ndim <= 3:
         return ""
     ours = its = ""
     for name, made in _outputs(case, layers):
-        ours = ours or (name if case.fits(case.one, made) else "")
-        its = its or (name if case.fits(case.two, made) else "")
+        ours = ours or (name if case.fits(case.first, made) else "")
+        its = its or (name if case.fits(case.second, made) else "")
         if ours and its:
             return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
     return ""
@@ -73,20 +73,20 @@ def recurrent(case: Case) -> str:
 # ---- weights
 
 
-def read(weights: Arrays) -> list[Layer]:
+def read(weights: Arrays) -> list[RecurrentWeights]:
     """Return the layer that weights belong to, or two for both directions; empty if names or shapes are unclear."""
     if len({hit[1] for name in weights if (hit := _LAYER.search(name))}) > 1:
         return []
     weights = _named_as_torch(weights)
-    found = []
+    layers = []
     for backward in (False, True):
         mine = {name: one for name, one in weights.items() if bool(re.search("reverse|backward", name)) == backward}
         layer = _layer(mine) if mine else None
         if layer is not None:
-            found.append(layer)
+            layers.append(layer)
         elif mine:
             return []
-    return found
+    return layers
 
 
 def _named_as_torch(weights: Arrays) -> Arrays:
@@ -94,26 +94,26 @@ def _named_as_torch(weights: Arrays) -> Arrays:
     names = {name: re.split(r"[./]", name)[-1] for name in weights}
     if set(names.values()) - {"kernel", "recurrent_kernel", "bias"} or "recurrent_kernel" not in names.values():
         return weights
-    found: dict[str, Array] = {}
+    renamed: dict[str, Array] = {}
     for name, word in names.items():
         path, array = name.removesuffix(word).replace("/", "."), weights[name]
         if word == "bias":
             rows = array if array.ndim == 2 else array[None]
-            found |= {f"{path}{source}.bias": row for source, row in zip("ih", rows, strict=False)}
+            renamed |= {f"{path}{source}.bias": row for source, row in zip("ih", rows, strict=False)}
         else:
-            found[f"{path}{'h' if word == 'recurrent_kernel' else 'i'}.kernel"] = array
-    return found
+            renamed[f"{path}{'h' if word == 'recurrent_kernel' else 'i'}.kernel"] = array
+    return renamed
 
 
-def _layer(weights: Mapping[str, Array]) -> Layer | None:
+def _layer(weights: Mapping[str, Array]) -> RecurrentWeights | None:
     """Return the layer that the weights of one direction are of."""
     matrices: dict[str, dict[str, Array]] = {"i": {}, "h": {}}
     biases: dict[str, dict[str, Array]] = {"i": {}, "h": {}}
     for name, array in weights.items():
-        place = _place(name)
-        if place is None or array.ndim not in (1, 2):
+        source_and_gate = _place(name)
+        if source_and_gate is None or array.ndim not in (1, 2):
             return None
-        source, gate = place
+        source, gate = source_and_gate
         target = (matrices if array.ndim == 2 else biases)[source]
         if gate in target:
             return None
@@ -123,12 +123,12 @@ def _layer(weights: Mapping[str, Array]) -> Layer | None:
     if kept is None or kept.shape[1] != kept.shape[2]:
         return None
     nothing = np.zeros(kept.shape[:2])
-    given = _gates(matrices["i"], len(kept))
+    of_input = _gates(matrices["i"], len(kept))
     added = [_gates(biases[source], len(kept)) if biases[source] else nothing for source in "ih"]
-    if given is None or given.shape[:2] != nothing.shape or any(one is None for one in added):
+    if of_input is None or of_input.shape[:2] != nothing.shape or any(one is None for one in added):
         return None
-    found = [one for one in added if one is not None and one.shape == nothing.shape]
-    return Layer(given, kept, *found) if len(found) == 2 else None
+    added_biases = [one for one in added if one is not None and one.shape == nothing.shape]
+    return RecurrentWeights(of_input, kept, *added_biases) if len(added_biases) == 2 else None
 
 
 def _place(name: str) -> tuple[str, str] | None:
@@ -143,15 +143,15 @@ def _place(name: str) -> tuple[str, str] | None:
     return ("i" if source == "x" else source), ""
 
 
-def _gates(found: Mapping[str, Array], count: int | None) -> Array | None:
+def _gates(matrices: Mapping[str, Array], count: int | None) -> Array | None:
     """Return weights with the gates as the first axis; without a count those of the state, whose shape shows it."""
-    if list(found) == [""]:
-        (whole,) = found.values()
+    if list(matrices) == [""]:
+        (whole,) = matrices.values()
         count = whole.shape[0] // whole.shape[-1] if count is None else count
         return whole.reshape(count, -1, *whole.shape[1:]) if count in GATES and whole.shape[0] % count == 0 else None
     for gates in GATES.values():
-        if found.keys() == set(gates) and len({one.shape for one in found.values()}) == 1:
-            return np.stack([found[gate] for gate in gates])
+        if matrices.keys() == set(gates) and len({one.shape for one in matrices.values()}) == 1:
+            return np.stack([matrices[gate] for gate in gates])
     return None
 
 
@@ -159,7 +159,7 @@ def _gates(found: Mapping[str, Array], count: int | None) -> Array | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class RecurrentStep:
     """A way to compute one step of a layer; an LSTM has a memory (its cell state) in addition to its output.
 
     Attributes:
@@ -179,11 +179,11 @@ def _sigmoid(value: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-value)))
 
 
-def _sums(layer: Layer, x: Array, h: Array) -> tuple[Array, Array]:
+def _sums(layer: RecurrentWeights, x: Array, h: Array) -> tuple[Array, Array]:
     """Return the contributions of the input and of the state to every gate, gates first."""
-    given = np.einsum("ghd,bd->gbh", layer.given, x) + layer.given_bias[:, None]
+    of_input = np.einsum("ghd,bd->gbh", layer.given, x) + layer.given_bias[:, None]
     kept = np.einsum("ghk,bk->gbh", layer.kept, h) + layer.kept_bias[:, None]
-    return given, kept
+    return of_input, kept
 
 
 def _lstm(
@@ -193,9 +193,9 @@ def _lstm(
     *,
     late: bool = False,
 ) -> Run:
-    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        given, kept = _sums(layer, x, h)
-        i, f, g, o = given + kept
+    def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        of_input, kept = _sums(layer, x, h)
+        i, f, g, o = of_input + kept
         new = _sigmoid(f + forget) * c + _sigmoid(i) * candidate(g)
         return _sigmoid(o) * shown(c if late else new), new
 
@@ -205,12 +205,12 @@ def _lstm(
 def _gru(
     candidate: Callable[[Array], Array] = np.tanh, *, turned: bool = False, before: bool = False, outside: bool = False
 ) -> Run:
-    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        given, kept = _sums(layer, x, h)
-        r, z = _sigmoid(given[0] + kept[0]), _sigmoid(given[1] + kept[1])
+    def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        of_input, kept = _sums(layer, x, h)
+        r, z = _sigmoid(of_input[0] + kept[0]), _sigmoid(of_input[1] + kept[1])
         bias = layer.kept_bias[2]
         product = (r * h) @ layer.kept[2].T if before else r * (kept[2] - bias)
-        new = candidate(given[2] + product + (bias if before or outside else r * bias))
+        new = candidate(of_input[2] + product + (bias if before or outside else r * bias))
         z = 1 - z if turned else z
         return (1 - z) * new + z * h, c
 
@@ -218,9 +218,9 @@ def _gru(
 
 
 def _rnn(act: Callable[[Array], Array]) -> Run:
-    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        given, kept = _sums(layer, x, h)
-        return act(given[0] + kept[0]), c
+    def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        of_input, kept = _sums(layer, x, h)
+        return act(of_input[0] + kept[0]), c
 
     return run
 
@@ -229,20 +229,22 @@ def _relu(value: Array) -> Array:
     return np.maximum(value, 0)
 
 
-def _steps(count: int) -> Iterator[Step]:
+def _steps(count: int) -> Iterator[RecurrentStep]:
     """Yield the ways to compute a layer with this many gates: the correct one, then typical errors of ports."""
     usual = tuple(range(count))
     plain = {4: _lstm(), 3: _gru(), 1: _rnn(np.tanh)}[count]
-    yield Step("", usual, plain)
+    yield RecurrentStep("", usual, plain)
     gates = GATES[count]
     orders = sorted(itertools.permutations(usual), key=lambda order: sum(map(int.__ne__, order, usual)))
     for order in orders[1:]:
         moved = [gates[k] for k in usual if order[k] != k]
         if len(moved) == 2:
-            yield Step(f"with the gates {moved[0]} and {moved[1]} exchanged", order, plain)
+            yield RecurrentStep(f"with the gates {moved[0]} and {moved[1]} exchanged", order, plain)
         else:
-            yield Step(f"with its gates in the order {' '.join(gates[order.index(k)] for k in usual)}", order, plain)
-    yield Step("that goes backwards in time", usual, plain, backward=True)
+            yield RecurrentStep(
+                f"with its gates in the order {' '.join(gates[order.index(k)] for k in usual)}", order, plain
+            )
+    yield RecurrentStep("that goes backwards in time", usual, plain, backward=True)
     others: dict[int, dict[str, Run]] = {
         4: {
             "with a sigmoid for the candidate": _lstm(candidate=_sigmoid),
@@ -259,10 +261,10 @@ def _steps(count: int) -> Iterator[Step]:
         1: {"with ReLU": _rnn(_relu), "with a sigmoid": _rnn(_sigmoid), "with no activation": _rnn(np.asarray)},
     }
     for name, run in others[count].items():
-        yield Step(name, usual, run)
+        yield RecurrentStep(name, usual, run)
 
 
-def _outputs(case: Case, layers: Sequence[Layer]) -> Iterator[tuple[str, Array]]:
+def _outputs(case: Case, layers: Sequence[RecurrentWeights]) -> Iterator[tuple[str, Array]]:
     """Yield a description and the result of the layers on the inputs, for every way that a port may compute them."""
     width, count = layers[0].given.shape[2], len(layers[0].kept)
     state = layers[0].kept.shape[1]
@@ -280,7 +282,7 @@ def _outputs(case: Case, layers: Sequence[Layer]) -> Iterator[tuple[str, Array]]
                 runs = [_run(layer, step, steps, *some, turned=bool(k)) for k, layer in enumerate(layers)]
                 for joined, h, c in _joined(runs, has_variants=not step.name):
                     name = " ".join(filter(None, (KINDS[count], step.name, what, joined)))
-                    yield from _shown(case.one.shape, name, h, c, axis, has_memory=count == 4)
+                    yield from _shown(case.first.shape, name, h, c, axis, has_memory=count == 4)
 
 
 def _joined(runs: Sequence[tuple[Array, Array]], *, has_variants: bool) -> Iterator[tuple[str, Array, Array]]:
@@ -298,23 +300,25 @@ def _given_states(
 ) -> Iterator[tuple[tuple[Array, Array], str]]:
     """Yield the state and the memory that a layer starts from, as given or exchanged; zeros where there are none."""
     if count == 1 and states and all(one.shape == (rows, width) for one in states[:2]):
-        one, two = (*states, states[0])[:2]
-        yield (one, two), ""
+        state, memory = (*states, states[0])[:2]
+        yield (state, memory), ""
         if len(states) > 1:
-            yield (two, one), "with state and memory exchanged"
+            yield (memory, state), "with state and memory exchanged"
     elif not states:
         nothing = np.zeros((rows, width))
         yield (nothing, nothing), ""
 
 
-def _run(layer: Layer, step: Step, x: Array, h: Array, c: Array, *, turned: bool) -> tuple[Array, Array]:
+def _run(
+    layer: RecurrentWeights, step: RecurrentStep, x: Array, h: Array, c: Array, *, turned: bool
+) -> tuple[Array, Array]:
     """Return all states and memories; those of a layer that is `turned` stand where their inputs do."""
     layer, backward = layer.ordered(step.order), turned != step.backward
-    found = []
-    for one in x[::-1] if backward else x:
-        h, c = step.run(layer, one, h, c)
-        found.append((h, c))
-    states, memories = (np.stack(each) for each in zip(*found, strict=True))
+    steps = []
+    for row in x[::-1] if backward else x:
+        h, c = step.run(layer, row, h, c)
+        steps.append((h, c))
+    states, memories = (np.stack(each) for each in zip(*steps, strict=True))
     return (states[::-1], memories[::-1]) if backward else (states, memories)
 
 

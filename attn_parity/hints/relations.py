@@ -21,8 +21,8 @@ PER_ROW = 0.1
 
 def _constant_ratio(case: Case) -> str:
     """Recognise a scale by another number: one side is a multiple of the other."""
-    ratio = ratio_of(case.one, case.two)
-    if ratio is None or float(np.ptp(case.one)) <= FIT * case.scale:  # any number is a multiple of another
+    ratio = ratio_of(case.first, case.second)
+    if ratio is None or float(np.ptp(case.first)) <= FIT * case.scale:  # any number is a multiple of another
         return ""
     if f"{ratio:.6g}" == "1":  # roundings, which a scale explains as well as anything
         return ""
@@ -32,16 +32,16 @@ def _constant_ratio(case: Case) -> str:
 
 def _padding_row(case: Case) -> str:
     """Recognise padding_idx: a row of an embedding that is zero, or gets no gradient, on one side."""
-    if case.one.ndim < 2 or not case.may_hold("embedding"):
+    if case.first.ndim < 2 or not case.may_hold("embedding"):
         return ""
-    rows = case.one.reshape(-1, case.one.shape[-1]), case.two.reshape(-1, case.two.shape[-1])
+    rows = case.first.reshape(-1, case.first.shape[-1]), case.second.reshape(-1, case.second.shape[-1])
     off = np.flatnonzero((np.abs(rows[0] - rows[1]) > FIT * case.scale).any(axis=-1))
     if not 0 < len(off) < len(rows[0]):
         return ""
     for rows_of_one, label in zip(rows, case.labels, strict=True):
         others = rows[1] if rows_of_one is rows[0] else rows[0]
         if not np.abs(rows_of_one[off]).any() and np.abs(others[off]).any():
-            if case.is_gradient and len(off) == 1 and len(case.one.shape) == 2:
+            if case.is_gradient and len(off) == 1 and len(case.first.shape) == 2:
                 return f"row {off[0]} gets no gradient in {label}: consistent with padding_idx={off[0]} there alone"
             if not case.is_gradient:
                 return f"{len(off)} of {len(rows[0])} rows are zero in {label} alone: consistent with padding_idx there"
@@ -50,12 +50,12 @@ def _padding_row(case: Case) -> str:
 
 def _added_bias(case: Case) -> str:
     """Recognise a bias that one side adds twice, or not at all: a constant vector between the two."""
-    if case.is_gradient or case.one.ndim < 2:
+    if case.is_gradient or case.first.ndim < 2:
         return ""
     rows = case.apart.reshape(-1, case.apart.shape[-1])
     if len(rows) < 2 or float(np.abs(rows - rows[:1]).max()) > FIT * case.scale:
         return ""
-    if float(np.ptp(case.one.reshape(rows.shape), axis=0).max()) <= FIT * case.scale:  # all rows are the same
+    if float(np.ptp(case.first.reshape(rows.shape), axis=0).max()) <= FIT * case.scale:  # all rows are the same
         return ""
     first, second = case.labels
     for name, weight in case.weights.items():
@@ -71,15 +71,18 @@ def _one_plus_weight(case: Case) -> str:
     if case.is_gradient:
         return ""
     for name, weight in case.weights.items():
-        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape:
+        if weight.ndim != 1 or case.first.shape[-1:] != weight.shape:
             continue
         first, second = case.labels
-        for one, two, plain, more in ((case.one, case.two, first, second), (case.two, case.one, second, first)):
+        for multiplied, shifted, plain, more in (
+            (case.first, case.second, first, second),
+            (case.second, case.first, second, first),
+        ):
             text = f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
-            if not np.abs(weight).any() and not np.abs(one).any() and _is_normed(two):
+            if not np.abs(weight).any() and not np.abs(multiplied).any() and _is_normed(shifted):
                 return f"{plain} is zero, as {name} is: consistent with 1 + {name} in {more}"
             for other in (0.0, *(bias for bias in case.weights.values() if bias.shape == weight.shape)):
-                if case.fits((one - other) * (1 + weight), (two - other) * weight):
+                if case.fits((multiplied - other) * (1 + weight), (shifted - other) * weight):
                     return text
     return ""
 
@@ -93,22 +96,22 @@ def _transposed(case: Case) -> str:
     """Recognise a product with a kernel that is transposed on one side."""
     if case.is_gradient:
         if (
-            case.one.ndim >= 2
-            and case.one.shape[-1] == case.one.shape[-2]
-            and case.fits(case.one.swapaxes(-1, -2), case.two)
+            case.first.ndim >= 2
+            and case.first.shape[-1] == case.first.shape[-2]
+            and case.fits(case.first.swapaxes(-1, -2), case.second)
         ):
             return "one is the other transposed"
         return ""
     for name, weight in case.weights.items():
         if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
             continue
-        for given in case.inputs:
-            if given.shape[-1:] != weight.shape[:1] or given.shape != case.one.shape:
+        for operand in case.inputs:
+            if operand.shape[-1:] != weight.shape[:1] or operand.shape != case.first.shape:
                 continue
-            forward, backward = given @ weight, given @ weight.T
+            forward, backward = operand @ weight, operand @ weight.T
             for bias in (0.0, *(one for one in case.weights.values() if one.shape == weight.shape[:1])):
-                ways = (case.fits(case.one, forward + bias), case.fits(case.two, backward + bias))
-                other = (case.fits(case.one, backward + bias), case.fits(case.two, forward + bias))
+                ways = (case.fits(case.first, forward + bias), case.fits(case.second, backward + bias))
+                other = (case.fits(case.first, backward + bias), case.fits(case.second, forward + bias))
                 if all(ways) or all(other):
                     return f"one side multiplies by {name}, the other by its transpose"
     return _spatially_transposed(case)
@@ -116,28 +119,28 @@ def _transposed(case: Case) -> str:
 
 def _spatially_transposed(case: Case) -> str:
     """Recognise height and width exchanged in a convolution's kernel, on inputs whose height and width are alike."""
-    if case.one.ndim != 4:
+    if case.first.ndim != 4:
         return ""
     for axes, what in (((0, 1, 3, 2), "the last two axes"), ((0, 2, 1, 3), "the middle two axes")):
-        if case.one.transpose(axes).shape == case.one.shape and case.fits(case.one.transpose(axes), case.two):
+        if case.first.transpose(axes).shape == case.first.shape and case.fits(case.first.transpose(axes), case.second):
             return f"one output is the other with {what} exchanged: consistent with height and width exchanged"
     return ""
 
 
 def _reordered(case: Case) -> str:
     """Recognise the same numbers in another order: interleaved pairs, exchanged halves or chunks."""
-    size = case.one.shape[-1] if case.one.ndim else 0
+    size = case.first.shape[-1] if case.first.ndim else 0
     if size < 2:
         return ""
-    few = case.one.reshape(-1, size)[:FEW], case.two.reshape(-1, size)[:FEW]
+    few = case.first.reshape(-1, size)[:FEW], case.second.reshape(-1, size)[:FEW]
     for width in divisors(size):
         for text, order in _orders(width):
-            if case.fits(_moved(few[0], order), few[1]) and case.fits(_moved(case.one, order), case.two):
+            if case.fits(_moved(few[0], order), few[1]) and case.fits(_moved(case.first, order), case.second):
                 inside = "" if width == size else f" in each {width} channels"
                 turned = " (as rotary positions take them)" if "pairs" in text and case.may_hold("attention") else ""
                 return f"{case.labels[1]} has the same numbers in another order: {text}{inside}{turned}"
     alike = case.fits(np.sort(few[0], axis=-1), np.sort(few[1], axis=-1))
-    if alike and case.one.ndim > 1 and case.fits(np.sort(case.one, axis=-1), np.sort(case.two, axis=-1)):
+    if alike and case.first.ndim > 1 and case.fits(np.sort(case.first, axis=-1), np.sort(case.second, axis=-1)):
         return "both have the same numbers in another order along the last axis: consistent with permuted channels"
     return ""
 
@@ -150,32 +153,32 @@ def _moved(array: Array, order: Array) -> Array:
 
 def _orders(width: int) -> list[tuple[str, Array]]:
     """Return the reorderings of a block that ports get wrong."""
-    found = []
+    orders = []
     places = np.arange(width)
     if width % 2 == 0 and width > 2:
-        found.append(("pairs interleaved instead of in halves", places.reshape(2, -1).T.reshape(-1)))
-        found.append(("pairs in halves instead of interleaved", places.reshape(-1, 2).T.reshape(-1)))
+        orders.append(("pairs interleaved instead of in halves", places.reshape(2, -1).T.reshape(-1)))
+        orders.append(("pairs in halves instead of interleaved", places.reshape(-1, 2).T.reshape(-1)))
     for parts in (2, 3, 4):
         if width % parts == 0:
             chunks = places.reshape(parts, -1)
-            for one in range(parts):
-                for two in range(one + 1, parts):
+            for left in range(parts):
+                for right in range(left + 1, parts):
                     order = chunks.copy()
-                    order[[one, two]] = order[[two, one]]
-                    found.append((f"chunks {one} and {two} of {parts} exchanged", order.reshape(-1)))
-    return found
+                    order[[left, right]] = order[[right, left]]
+                    orders.append((f"chunks {left} and {right} of {parts} exchanged", order.reshape(-1)))
+    return orders
 
 
 def _rotated(case: Case) -> str:
     """Recognise rotary pairs: each side keeps the lengths of pairs, in halves or interleaved."""
-    given = next((one for one in case.inputs if one.shape == case.one.shape), None)
-    size = case.one.shape[-1] if case.one.ndim else 0
-    if given is None or size < 4 or case.is_gradient:
+    operand = next((one for one in case.inputs if one.shape == case.first.shape), None)
+    size = case.first.shape[-1] if case.first.ndim else 0
+    if operand is None or size < 4 or case.is_gradient:
         return ""
     for width in divisors(size):
         if width % 2 or width < 4:
             continue
-        rows = [array.reshape(-1, size)[-FEW:] for array in (given, case.one, case.two)]
+        rows = [array.reshape(-1, size)[-FEW:] for array in (operand, case.first, case.second)]
         kept = [[_keeps_pairs(rows[0], one, width, halves) for halves in (True, False)] for one in rows[1:]]
         if kept in ([[True, False], [False, True]], [[False, True], [True, False]]):
             first = "halves" if kept[0][0] else "interleaved pairs"
@@ -186,42 +189,45 @@ def _rotated(case: Case) -> str:
     return ""
 
 
-def _keeps_pairs(given: Array, made: Array, width: int, halves: bool) -> bool:
+def _keeps_pairs(operand: Array, made: Array, width: int, halves: bool) -> bool:
     def lengths(array: Array) -> Array:
         blocks = array.reshape(*array.shape[:-1], -1, width)
         pairs = (2, width // 2) if halves else (width // 2, 2)
         squares: Array = np.square(blocks.reshape(*blocks.shape[:-1], *pairs)).sum(axis=-2 if halves else -1)
         return squares
 
-    one, two = lengths(given), lengths(made)
-    return bool(float(np.abs(one - two).max()) <= FIT * float(np.abs(one).max()))
+    before, after = lengths(operand), lengths(made)
+    return bool(float(np.abs(before - after).max()) <= FIT * float(np.abs(before).max()))
 
 
 def _normalised(case: Case) -> str:
     """Recognise norms with another eps or variance: rows that are each a multiple of the other side's."""
-    if case.one.ndim < 2 or case.one.shape[-1] < 2 or case.is_gradient:
+    if case.first.ndim < 2 or case.first.shape[-1] < 2 or case.is_gradient:
         return ""
-    one, two = _without_affine(case)
-    if float(np.ptp(one)) <= FIT * case.scale:  # any number is a multiple of another
+    first_numbers, second_numbers = _without_affine(case)
+    if float(np.ptp(first_numbers)) <= FIT * case.scale:  # any number is a multiple of another
         return ""
-    rows = one.reshape(-1, one.shape[-1])[:ROWS], two.reshape(-1, two.shape[-1])[:ROWS]
+    rows = (
+        first_numbers.reshape(-1, first_numbers.shape[-1])[:ROWS],
+        second_numbers.reshape(-1, second_numbers.shape[-1])[:ROWS],
+    )
     ratios = [ratio_of(first, second) for first, second in zip(*rows, strict=True)]
-    known = np.array([ratio for ratio in ratios if ratio is not None])
-    if len(known) < len(ratios) or not len(known):
-        return _by_channel(case, *rows, one.size // one.shape[-1])
-    middle = float(np.median(known))
+    factors = np.array([ratio for ratio in ratios if ratio is not None])
+    if len(factors) < len(ratios) or not len(factors):
+        return _by_channel(case, *rows, first_numbers.size // first_numbers.shape[-1])
+    middle = float(np.median(factors))
     before = f"each row of {case.labels[1]} is {middle:.6g} times that of {case.labels[0]}"
     recognised = variance(middle, rows[0].shape[-1]) if case.may_hold("norm") else ""
-    if recognised and float(np.ptp(known)) <= 0.05 * abs(middle - 1):
+    if recognised and float(np.ptp(factors)) <= 0.05 * abs(middle - 1):
         return f"{before}{recognised}"
-    if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
+    if float(np.ptp(factors)) <= FIT * float(np.abs(factors).max()):
         return f"{before} but for weight and bias{scale_named(middle, case)}"
     measured = (
-        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} times"
+        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(factors.min(), factors.max())} times"
     )
     if not case.may_hold("norm"):
         return measured
-    rows_apart = float(np.abs(np.log(np.abs(known))).max()) > PER_ROW if known.all() else True
+    rows_apart = float(np.abs(np.log(np.abs(factors))).max()) > PER_ROW if factors.all() else True
     return f"{measured}: consistent with another eps or another variance in a norm" + (
         ", or with another weight per row, as a router's" if rows_apart else ""
     )
@@ -235,18 +241,18 @@ def _span(least: float, most: float) -> str:
     return " to ".join(texts)
 
 
-def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
+def _by_channel(case: Case, first_numbers: Array, second_numbers: Array, count: int) -> str:
     """Recognise other statistics: channels that are each a multiple of the other side's, after a shift."""
-    if len(one) < 4:
+    if len(first_numbers) < 4:
         return ""
-    centred = one - one.mean(axis=0), two - two.mean(axis=0)
+    centred = first_numbers - first_numbers.mean(axis=0), second_numbers - second_numbers.mean(axis=0)
     ratios = [ratio_of(first, second) for first, second in zip(centred[0].T, centred[1].T, strict=True)]
     if not ratios or None in ratios:
         return ""
-    known = np.array(ratios, dtype=np.float64)
-    middle = float(np.median(known))
+    factors = np.array(ratios, dtype=np.float64)
+    middle = float(np.median(factors))
     is_norm = case.may_hold("norm")
-    recognised = variance(middle, count) if is_norm and float(np.ptp(known)) <= 0.05 * abs(middle - 1) else ""
+    recognised = variance(middle, count) if is_norm and float(np.ptp(factors)) <= 0.05 * abs(middle - 1) else ""
     what = recognised or is_norm * ": consistent with other statistics, another eps or another scale per channel"
     times = f"{middle:.6g} times" if recognised else "a multiple of"
     return f"each channel of {case.labels[1]} is {times} {case.labels[0]}'s, shifted{what}"
@@ -254,12 +260,12 @@ def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
 
 def _without_affine(case: Case) -> tuple[Array, Array]:
     """Return both outputs before the norm's weight and bias, where they have some of that shape."""
-    vectors = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
+    vectors = {name: one for name, one in case.weights.items() if one.shape == case.first.shape[-1:]}
     bias = next((one for name, one in vectors.items() if "bias" in name or "shift" in name), 0.0)
     scale = next((one for name, one in vectors.items() if "bias" not in name and "shift" not in name), 1.0)
     if np.ndim(scale) and not np.abs(scale).min() > 0:
-        return case.one - bias, case.two - bias
-    return np.asarray((case.one - bias) / scale), np.asarray((case.two - bias) / scale)
+        return case.first - bias, case.second - bias
+    return np.asarray((case.first - bias) / scale), np.asarray((case.second - bias) / scale)
 
 
 def variance(ratio: float, count: int, close: float = 0.05) -> str:
@@ -268,8 +274,8 @@ def variance(ratio: float, count: int, close: float = 0.05) -> str:
         return ""
     whole = count / (count - 1)
     for value, text in ((whole, "n/(n-1)"), (math.sqrt(whole), "sqrt(n/(n-1))")):
-        for found, side in ((ratio, ""), (1 / ratio if ratio else 0.0, "1/")):
-            if abs(found - value) <= close * (value - 1):
+        for quotient, side in ((ratio, ""), (1 / ratio if ratio else 0.0, "1/")):
+            if abs(quotient - value) <= close * (value - 1):
                 written = f"{side}({text})" if side else text
                 return f" = {written} with n = {count}: consistent with the unbiased variance on one side alone"
     return ""
@@ -280,16 +286,16 @@ def positions(case: Case) -> str:
 
     The rows of a bag of embeddings are not positions.
     """
-    if case.one.ndim < 2 or case.is_gradient:
+    if case.first.ndim < 2 or case.is_gradient:
         return ""
     moved = _shifted(case) or _turned_round(case)
     if moved or _is_batch(case) or _is_image(case) or "bag" in case.words:
         return moved
-    axis = case.one.ndim - 2
-    others = tuple(place for place in range(case.one.ndim) if place != axis)
+    axis = case.first.ndim - 2
+    others = tuple(place for place in range(case.first.ndim) if place != axis)
     off = np.asarray((np.abs(case.apart) > FIT * case.scale).any(axis=others))
     # A row of zeros on both sides, as of a dead ReLU, agrees whatever the fault is.
-    silent = np.asarray(((case.one == 0) & (case.two == 0)).all(axis=others))
+    silent = np.asarray(((case.first == 0) & (case.second == 0)).all(axis=others))
     places = np.flatnonzero(off)
     if not len(places) or (off | silent).all():
         return ""
@@ -326,24 +332,24 @@ def _is_image(case: Case) -> bool:
     The axis that would be that of positions may be that of the channels of a signal.
     """
     is_convolution = any(one.ndim > 2 for one in case.weights.values())
-    return case.one.ndim > 3 or (is_convolution and not case.may_hold("attention"))
+    return case.first.ndim > 3 or (is_convolution and not case.may_hold("attention"))
 
 
 def _is_batch(case: Case) -> bool:
     """Return whether the rows are sequences: inputs have as many, and have positions themselves, such as ids."""
     least = [2 if np.issubdtype(one.dtype, np.integer) else 3 for one in case.inputs]
     sequences = (one for one, axes in zip(case.inputs, least, strict=True) if one.ndim >= axes)
-    return case.one.ndim == 2 and any(one.shape[0] == case.one.shape[0] for one in sequences)
+    return case.first.ndim == 2 and any(one.shape[0] == case.first.shape[0] for one in sequences)
 
 
 def _turned_round(case: Case) -> str:
     """Recognise positions in reverse order, in all channels or in those of one direction."""
-    if case.one.shape[-2] < 2:
+    if case.first.shape[-2] < 2:
         return ""
-    others = tuple(range(case.one.ndim - 1))
+    others = tuple(range(case.first.ndim - 1))
     close = FIT * case.scale
     agree = np.asarray((np.abs(case.apart) <= close).all(axis=others))
-    turned = np.asarray((np.abs(case.two[..., ::-1, :] - case.one) <= close).all(axis=others))
+    turned = np.asarray((np.abs(case.second[..., ::-1, :] - case.first) <= close).all(axis=others))
     if agree.all() or not (agree | turned).all():
         return ""
     channels = np.flatnonzero(~agree)
@@ -352,11 +358,11 @@ def _turned_round(case: Case) -> str:
 
 
 def _shifted(case: Case) -> str:
-    for axis in range(case.one.ndim - 1):
-        size = case.one.shape[axis]
+    for axis in range(case.first.ndim - 1):
+        size = case.first.shape[axis]
         for step in range(1, min(4, size - 1) if size > 2 else 0):
-            one, two = np.moveaxis(case.one, axis, 0), np.moveaxis(case.two, axis, 0)
-            if case.fits(one[:-step], two[step:]) or case.fits(one[step:], two[:-step]):
+            first, second = np.moveaxis(case.first, axis, 0), np.moveaxis(case.second, axis, 0)
+            if case.fits(first[:-step], second[step:]) or case.fits(first[step:], second[:-step]):
                 return (
                     f"one side is the other moved by {step} along axis {axis}: consistent with another padding or shift"
                 )
@@ -368,7 +374,7 @@ def _edges(case: Case) -> str:
 
     Along a single axis it may as well be the first or last channel.
     """
-    if case.one.ndim != 4 or case.is_gradient:
+    if case.first.ndim != 4 or case.is_gradient:
         return ""
     off = np.abs(case.apart) > FIT * case.scale
     for axes in ((2, 3), (1, 2)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .case import LARGEST, Array, Case, told
+from .case import LARGEST, Array, Case, first_fit
 
 MAX_CHUNKS = 6
 """Most parts of a modulation: shift, scale and gate of two branches (adaLN, arXiv 2212.09748)."""
@@ -21,62 +21,64 @@ Matrix = Callable[[int, int], Array]
 
 def softmaxes(case: Case) -> str:
     """Recognise a softmax over another axis."""
-    return "" if _is_unfit(case) else told(case, _softmaxes(case))
+    return "" if _is_unfit(case) else first_fit(case, _softmaxes(case))
 
 
 def reductions(case: Case) -> str:
     """Recognise a sum for a mean, another reduction, or reduced axes that are not the same."""
-    return "" if _is_unfit(case) else told(case, _reductions(case)) or _averaged(case)
+    return "" if _is_unfit(case) else first_fit(case, _reductions(case)) or _averaged(case)
 
 
 def resized(case: Case) -> str:
     """Recognise another resizing: corners aligned or not, another filter; of an input or of a table that is added."""
-    return "" if _is_unfit(case) else told(case, _resized(case))
+    return "" if _is_unfit(case) else first_fit(case, _resized(case))
 
 
 def padded(case: Case) -> str:
     """Recognise an input that is padded on other sides or with other values."""
-    return "" if _is_unfit(case) else told(case, _padded(case))
+    return "" if _is_unfit(case) else first_fit(case, _padded(case))
 
 
 def modulated(case: Case) -> str:
     """Recognise scale and shift exchanged where both are computed from another input."""
-    return "" if _is_unfit(case) else told(case, _modulated(case))
+    return "" if _is_unfit(case) else first_fit(case, _modulated(case))
 
 
 def _is_unfit(case: Case) -> bool:
-    sizes = [case.one.size, *(given.size for given in case.inputs)]
+    sizes = [case.first.size, *(given.size for given in case.inputs)]
     return case.is_gradient or min(sizes) == 0 or max(sizes) > LARGEST
 
 
 def _softmaxes(case: Case) -> Iterator[tuple[str, Array]]:
-    for given in case.inputs:
-        if given.shape != case.one.shape:
+    for operand in case.inputs:
+        if operand.shape != case.first.shape:
             continue
-        for axis in range(given.ndim - 1, -1, -1):
-            shifted = given - given.max(axis=axis, keepdims=True)
+        for axis in range(operand.ndim - 1, -1, -1):
+            shifted = operand - operand.max(axis=axis, keepdims=True)
             total = np.exp(shifted).sum(axis=axis, keepdims=True)
-            yield f"a softmax over axis {axis} of {given.ndim}", np.exp(shifted) / total
-            yield f"a log-softmax over axis {axis} of {given.ndim}", shifted - np.log(total)
+            yield f"a softmax over axis {axis} of {operand.ndim}", np.exp(shifted) / total
+            yield f"a log-softmax over axis {axis} of {operand.ndim}", shifted - np.log(total)
 
 
 # ---- reductions
 
 
 def _reductions(case: Case) -> Iterator[tuple[str, Array]]:
-    for place, given in enumerate(case.inputs):
-        which = f"input {place}" if len(case.inputs) > 1 else "the input"
-        for axes in _subsets(given.ndim):
-            after = tuple(size for axis, size in enumerate(given.shape) if axis not in axes)
-            kept = tuple(1 if axis in axes else size for axis, size in enumerate(given.shape))
-            if kept != case.one.shape and after != tuple(size for size in case.one.shape if size != 1 or size in after):
+    for position, operand in enumerate(case.inputs):
+        which = f"input {position}" if len(case.inputs) > 1 else "the input"
+        for axes in _subsets(operand.ndim):
+            after = tuple(size for axis, size in enumerate(operand.shape) if axis not in axes)
+            kept = tuple(1 if axis in axes else size for axis, size in enumerate(operand.shape))
+            if kept != case.first.shape and after != tuple(
+                size for size in case.first.shape if size != 1 or size in after
+            ):
                 continue
             over = f"of {which} over {'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
-            made = {"the mean": given.mean(axes), "the sum": given.sum(axes), "the maximum": given.max(axes)}
+            made = {"the mean": operand.mean(axes), "the sum": operand.sum(axes), "the maximum": operand.max(axes)}
             if len(axes) == 1:
-                made |= {"the first": given.take(0, axes[0]), "the last": given.take(-1, axes[0])}
+                made |= {"the first": operand.take(0, axes[0]), "the last": operand.take(-1, axes[0])}
             for name, value in made.items():
-                yield f"{name} {over}", value.reshape(case.one.shape)
+                yield f"{name} {over}", value.reshape(case.first.shape)
 
 
 def _subsets(ndim: int) -> Iterator[tuple[int, ...]]:
@@ -86,21 +88,21 @@ def _subsets(ndim: int) -> Iterator[tuple[int, ...]]:
 
 def _averaged(case: Case) -> str:
     """Recognise a sum for a mean behind other steps: a ratio that is the size of axes that the output lacks."""
-    square = float(np.square(case.one).sum())
+    square = float(np.square(case.first).sum())
     if not square:
         return ""
-    ratio = float((case.one * case.two).sum()) / square
-    if not case.fits(ratio * case.one, case.two):
+    ratio = float((case.first * case.second).sum()) / square
+    if not case.fits(ratio * case.first, case.second):
         return ""
-    for given, removed in itertools.product(case.inputs, range(1, 5)):
-        for axes in itertools.combinations(range(given.ndim), removed):
-            count = math.prod(given.shape[axis] for axis in axes)
+    for operand, removed in itertools.product(case.inputs, range(1, 5)):
+        for axes in itertools.combinations(range(operand.ndim), removed):
+            count = math.prod(operand.shape[axis] for axis in axes)
             for times, mean, total in ((ratio, *case.labels), (1 / ratio, *case.labels[::-1])):
                 is_count = count > 2 and math.isclose(times, count, rel_tol=1e-9)
-                if is_count and _lacks(case.one.shape, given.shape, axes):
-                    of = " x ".join(str(given.shape[axis]) for axis in axes)
+                if is_count and _lacks(case.first.shape, operand.shape, axes):
+                    of = " x ".join(str(operand.shape[axis]) for axis in axes)
                     # A width is as likely a factor by chance as the axes that a mean leaves out.
-                    others = "" if given.ndim - removed <= case.one.ndim else ", or with another scale"
+                    others = "" if operand.ndim - removed <= case.first.ndim else ", or with another scale"
                     cause = f"consistent with a sum in {total}, a mean in {mean}{others}"
                     return f"{total} is {count} ({of}) times {mean}: {cause}"
     return ""
@@ -140,14 +142,14 @@ def _cubic(aligned: bool, sharpness: float, clamped: bool) -> Matrix:
         at = _places(size, new, aligned)
         made = np.zeros((new, size))
         for step in range(-1, 3):
-            place = np.floor(at).astype(int) + step
-            far = np.abs(at - place)
+            index = np.floor(at).astype(int) + step
+            far = np.abs(at - index)
             near = ((sharpness + 2) * far - (sharpness + 3)) * far * far + 1
             wide = ((far - 5) * far + 8) * far * sharpness - 4 * sharpness
             weight = np.where(far <= 1, near, np.where(far < 2, wide, 0.0))
-            inside = (place >= 0) & (place < size)
+            inside = (index >= 0) & (index < size)
             weight = weight if clamped else weight * inside
-            np.add.at(made, (np.arange(new), np.clip(place, 0, size - 1)), weight)
+            np.add.at(made, (np.arange(new), np.clip(index, 0, size - 1)), weight)
         return np.asarray(made / made.sum(1, keepdims=True))
 
     return matrix
@@ -188,17 +190,17 @@ RESIZINGS: dict[str, Matrix] = {
 
 
 def _resized(case: Case) -> Iterator[tuple[str, Array]]:
-    for given in case.inputs:
-        if given.ndim != case.one.ndim or given.ndim not in (3, 4):
+    for operand in case.inputs:
+        if operand.ndim != case.first.ndim or operand.ndim not in (3, 4):
             continue
-        for axes in ((2, 3), (1, 2)) if given.ndim == 4 else ((2,), (1,)):
-            rest = [axis for axis in range(given.ndim) if axis not in axes]
-            if any(given.shape[axis] != case.one.shape[axis] for axis in rest) or given.shape == case.one.shape:
+        for axes in ((2, 3), (1, 2)) if operand.ndim == 4 else ((2,), (1,)):
+            rest = [axis for axis in range(operand.ndim) if axis not in axes]
+            if any(operand.shape[axis] != case.first.shape[axis] for axis in rest) or operand.shape == case.first.shape:
                 continue
             for name, matrix in RESIZINGS.items():
-                made = given
+                made = operand
                 for axis in axes:
-                    moved = np.moveaxis(made, axis, -1) @ matrix(given.shape[axis], case.one.shape[axis]).T
+                    moved = np.moveaxis(made, axis, -1) @ matrix(operand.shape[axis], case.first.shape[axis]).T
                     made = np.moveaxis(moved, -1, axis)
                 yield name, made
     yield from _tables(case)
@@ -206,10 +208,10 @@ def _resized(case: Case) -> Iterator[tuple[str, Array]]:
 
 def _tables(case: Case) -> Iterator[tuple[str, Array]]:
     """Yield inputs with a square table of positions added that is resized to their length, a class token kept."""
-    if case.one.ndim != 3:
+    if case.first.ndim != 3:
         return
-    length, width = case.one.shape[1:]
-    for given in (given for given in case.inputs if given.shape == case.one.shape):
+    length, width = case.first.shape[1:]
+    for operand in (given for given in case.inputs if given.shape == case.first.shape):
         for name, table in case.weights.items():
             if table.ndim not in (2, 3) or table.shape[-1] != width or table.size // width == length:
                 continue
@@ -224,47 +226,50 @@ def _tables(case: Case) -> Iterator[tuple[str, Array]]:
                     grid = rows[kept:].reshape(old, old, width)
                     grid = np.einsum("ai,bj,ijc->abc", matrix(old, new), matrix(old, new), grid)
                     made = np.concatenate([rows[:kept], grid.reshape(-1, width)])
-                    yield f"{kind} of {name}", given + made
+                    yield f"{kind} of {name}", operand + made
 
 
 # ---- padding and modulation
 
 
 def _padded(case: Case) -> Iterator[tuple[str, Array]]:
-    for given in case.inputs:
-        if given.ndim != case.one.ndim or given.size >= case.one.size:
+    for operand in case.inputs:
+        if operand.ndim != case.first.ndim or operand.size >= case.first.size:
             continue
-        grown = [new - old for old, new in zip(given.shape, case.one.shape, strict=True)]
+        grown = [new - old for old, new in zip(operand.shape, case.first.shape, strict=True)]
         if min(grown) < 0 or sum(1 for more in grown if more) > 2:
             continue
         for before in itertools.product(*(range(more + 1) for more in grown)):
             pads = [(low, more - low) for low, more in zip(before, grown, strict=True)]
             for name, mode in MODES.items():
                 if mode in ("reflect", "wrap") and any(
-                    max(pad) >= size for pad, size in zip(pads, given.shape, strict=True)
+                    max(pad) >= size for pad, size in zip(pads, operand.shape, strict=True)
                 ):
                     continue
                 sides = ", ".join(f"{pad} of axis {axis}" for axis, pad in enumerate(pads) if any(pad))
-                yield f"padding with {name} by {sides}", np.pad(given, pads, mode=mode)  # type: ignore[call-overload]
+                yield f"padding with {name} by {sides}", np.pad(operand, pads, mode=mode)  # type: ignore[call-overload]
 
 
 def _modulated(case: Case) -> Iterator[tuple[str, Array]]:
-    if case.one.ndim < 2:
+    if case.first.ndim < 2:
         return
-    size = case.one.shape[-1]
-    for given in (given for given in case.inputs if given.shape == case.one.shape):
+    size = case.first.shape[-1]
+    for operand in (given for given in case.inputs if given.shape == case.first.shape):
         parts: dict[str, Array] = {}
-        for place, other in enumerate(case.inputs):
-            if other is given or other.ndim < 2 or other.ndim > case.one.ndim or other.shape[-1] % size:
+        for position, other in enumerate(case.inputs):
+            if other is operand or other.ndim < 2 or other.ndim > case.first.ndim or other.shape[-1] % size:
                 continue
-            wide = other.reshape(len(other), *([1] * (case.one.ndim - other.ndim)), *other.shape[1:])
+            wide = other.reshape(len(other), *([1] * (case.first.ndim - other.ndim)), *other.shape[1:])
             count = other.shape[-1] // size
-            if any(a not in (1, b) for a, b in zip(wide.shape[:-1], case.one.shape[:-1], strict=True)):
+            if any(a not in (1, b) for a, b in zip(wide.shape[:-1], case.first.shape[:-1], strict=True)):
                 continue
             if count <= MAX_CHUNKS:
-                of = f" of {count} of input {place}" if count > 1 else ""
+                of = f" of {count} of input {position}" if count > 1 else ""
                 chunks = np.split(wide, count, axis=-1)
-                parts |= {f"part {at}{of}" if of else f"input {place}": one for at, one in enumerate(chunks)}
-        for (scale, one), (shift, two) in itertools.permutations(parts.items(), 2):
-            yield f"x * (1 + scale) + shift with {scale} as scale, {shift} as shift", given * (1 + one) + two
-            yield f"x * scale + shift with {scale} as scale, {shift} as shift", given * one + two
+                parts |= {f"part {at}{of}" if of else f"input {position}": one for at, one in enumerate(chunks)}
+        for (scale, chunk), (shift, other_chunk) in itertools.permutations(parts.items(), 2):
+            yield (
+                f"x * (1 + scale) + shift with {scale} as scale, {shift} as shift",
+                operand * (1 + chunk) + other_chunk,
+            )
+            yield f"x * scale + shift with {scale} as scale, {shift} as shift", operand * chunk + other_chunk

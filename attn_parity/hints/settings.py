@@ -78,9 +78,9 @@ NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
 Value = float | int | bool | str | tuple[Any, ...] | None
 
 
-def read(module: Any) -> dict[str, Value]:
+def read(module: object) -> dict[str, Value]:
     """Return the settings of a submodule by their common names, without arrays, functions and modules."""
-    found: dict[str, Value] = {}
+    settings: dict[str, Value] = {}
     for attribute, name in ATTRIBUTES.items():
         try:
             value = getattr(module, attribute)
@@ -89,14 +89,14 @@ def read(module: Any) -> dict[str, Value]:
         plain = _plain(value)
         if name == "momentum" and _is_flax(module) and isinstance(plain, float):
             plain = round(1.0 - plain, 12)
-        if name not in found and (plain is not None or name == "padding_idx"):
-            found[name] = plain
-    return found
+        if name not in settings and (plain is not None or name == "padding_idx"):
+            settings[name] = plain
+    return settings
 
 
 def differing(
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
+    first: Mapping[str, object],
+    second: Mapping[str, object],
     labels: tuple[str, str],
     classes: tuple[str, str] = ("", ""),
     direction: str = "backward",
@@ -111,14 +111,16 @@ def differing(
         direction: of the fault; settings that only one side has, which may affect gradients alone, are left out for a
             forward fault.
     """
-    found = []
+    sentences = []
     for name in sorted(first.keys() & second.keys(), key=_order):
-        one, two = _tuples(first[name]), _tuples(second[name])
-        if name in IGNORED or _means_the_same(name, one, two, first, second):
+        left, right = _tuples(first[name]), _tuples(second[name])
+        if name in IGNORED or _means_the_same(name, left, right, first, second):
             continue
-        found.append(f"{NAMES.get(name, name)} is {_written(one)} in {labels[0]} and {_written(two)} in {labels[1]}")
+        sentences.append(
+            f"{NAMES.get(name, name)} is {_written(left)} in {labels[0]} and {_written(right)} in {labels[1]}"
+        )
     lone = [] if direction == "forward" else _lone(first, second, labels, classes)
-    return [*found, *lone]
+    return [*sentences, *lone]
 
 
 def _order(name: str) -> int:
@@ -126,57 +128,59 @@ def _order(name: str) -> int:
 
 
 def _lone(
-    first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str], classes: tuple[str, str]
+    first: Mapping[str, object], second: Mapping[str, object], labels: tuple[str, str], classes: tuple[str, str]
 ) -> list[str]:
     """Return a sentence on padding_idx if only one side has it; Flax's embeddings have no such setting."""
-    found = []
+    sentences = []
     for mine, other, label, kind in ((first, second, labels[0], classes[1]), (second, first, labels[1], classes[0])):
         if mine.get("padding_idx") is not None and "padding_idx" not in other and kind:
             row = mine["padding_idx"]
-            found.append(f"padding_idx is {row} in {label}, and {kind} has none: row {row} gets no gradient there")
-    return found
+            sentences.append(f"padding_idx is {row} in {label}, and {kind} has none: row {row} gets no gradient there")
+    return sentences
 
 
-def _means_the_same(name: str, one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def _means_the_same(
+    name: str, first_value: object, second_value: object, first: Mapping[str, object], second: Mapping[str, object]
+) -> bool:
     if name == "padding":
-        return _same_padding(one, two, first, second)
+        return _same_padding(first_value, second_value, first, second)
     if name == "approximate":
-        return _kind_of_gelu(one) == _kind_of_gelu(two)
+        return _kind_of_gelu(first_value) == _kind_of_gelu(second_value)
     if name in ("stride", "dilation"):
-        return _same(_all_ones(one), _all_ones(two))
-    return _same(one, two)
+        return _same(_all_ones(first_value), _all_ones(second_value))
+    return _same(first_value, second_value)
 
 
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, tuple) or isinstance(two, tuple):
-        one, two = (value if isinstance(value, tuple) else (value,) for value in (one, two))
-        size = max(len(one), len(two))
-        one, two = (value * size if len(value) == 1 else value for value in (one, two))
-        return len(one) == len(two) and all(map(_same, one, two))
-    if isinstance(one, (int, float)) and isinstance(two, (int, float)):
-        return math.isclose(one, two, rel_tol=1e-9)
-    return bool(one == two)
+def _same(left: object, right: object) -> bool:
+    if isinstance(left, tuple) or isinstance(right, tuple):
+        left, right = (value if isinstance(value, tuple) else (value,) for value in (left, right))
+        size = max(len(left), len(right))
+        left, right = (value * size if len(value) == 1 else value for value in (left, right))
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return math.isclose(left, right, rel_tol=1e-9)
+    return bool(left == right)
 
 
-def _all_ones(value: Any) -> Any:
+def _all_ones(value: object) -> Any:
     """Return None, which Flax takes for 1, as 1."""
     return 1 if value is None else value
 
 
-def _same_padding(one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def _same_padding(left: object, right: object, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Compare paddings as they are per axis, before and behind; names that can't be counted are compared as names."""
-    return _same_pairs(_padding(one, first, second), _padding(two, second, first))
+    return _same_pairs(_padding(left, first, second), _padding(right, second, first))
 
 
-def _same_pairs(one: Any, two: Any) -> bool:
-    if isinstance(one, str) or isinstance(two, str):
-        return bool(one == two)
-    size = max(len(one), len(two))
-    one, two = (value * size if len(value) == 1 else value for value in (one, two))
-    return len(one) == len(two) and all(tuple(a) == tuple(b) for a, b in zip(one, two, strict=True))
+def _same_pairs(left: Any, right: Any) -> bool:
+    if isinstance(left, str) or isinstance(right, str):
+        return bool(left == right)
+    size = max(len(left), len(right))
+    left, right = (value * size if len(value) == 1 else value for value in (left, right))
+    return len(left) == len(right) and all(tuple(a) == tuple(b) for a, b in zip(left, right, strict=True))
 
 
-def _padding(value: Any, settings: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
+def _padding(value: object, settings: Mapping[str, object], other: Mapping[str, object]) -> Any:
     """Return a padding as (before, behind) per axis, or as a name where that depends on the input's size."""
     if isinstance(value, (int, float)):
         return ((int(value), int(value)),)
@@ -196,29 +200,29 @@ def _padding(value: Any, settings: Mapping[str, Any], other: Mapping[str, Any]) 
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
-def _kind_of_gelu(value: Any) -> str:
+def _kind_of_gelu(value: object) -> str:
     return {"none": "erf", "tanh": "tanh", "True": "tanh", "False": "erf"}.get(str(value), str(value))
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     """Return lists, as JSON has them, as tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _is_flax(module: Any) -> bool:
+def _is_flax(module: object) -> bool:
     return any(base.__module__.partition(".")[0] == "flax" for base in type(module).__mro__)
 
 
-def _plain(value: Any) -> Value:
+def _plain(value: object) -> Value:
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)) and len(value) <= 6:
-        found = tuple(_plain(one) for one in value)
-        return found if None not in found else None
+        values = tuple(_plain(one) for one in value)
+        return values if None not in values else None
     return None
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

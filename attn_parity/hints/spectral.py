@@ -15,21 +15,21 @@ def spectral(case: Case) -> str:
     vectors = {
         name: one for name, one in case.weights.items() if one.ndim == 1 and name.rpartition(".")[2].endswith("u")
     }
-    if case.is_gradient or not vectors or not case.one.ndim:
+    if case.is_gradient or not vectors or not case.first.ndim:
         return ""
     for name, start in vectors.items():
         for weight in (one for one in case.weights.values() if one.ndim == 2):
             matrix = weight if weight.shape[0] == start.size else weight.T
-            given = next((one for one in case.inputs if one.shape[-1:] == matrix.shape[1:]), None)
-            if matrix.shape[0] != start.size or given is None or case.one.shape[-1:] != start.shape:
+            operand = next((one for one in case.inputs if one.shape[-1:] == matrix.shape[1:]), None)
+            if matrix.shape[0] != start.size or operand is None or case.first.shape[-1:] != start.shape:
                 continue
             step = _normalised(start @ matrix)
             norm = float(_normalised(matrix @ step) @ matrix @ step)
-            divided = [_is_divided(case, given @ matrix.T, side, norm) for side in (case.one, case.two)]
+            divided = [_is_divided(case, operand @ matrix.T, side, norm) for side in (case.first, case.second)]
             if divided.count(True) == 1:
-                one, other = case.labels if divided[0] else case.labels[::-1]
+                label, other = case.labels if divided[0] else case.labels[::-1]
                 return (
-                    f"{one} divides the weight by its norm after a step of power iteration from {name}, {other} by "
+                    f"{label} divides the weight by its norm after a step of power iteration from {name}, {other} by "
                     "another number: consistent with stored vectors, which give the same where they are singular ones"
                 )
     return ""

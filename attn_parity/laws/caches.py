@@ -102,7 +102,7 @@ def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[i
     def full(target: Any, *args: Any, **kwargs: Any) -> Any:
         return first_array(target(*args, **kwargs, **convention.full(length)))
 
-    def program(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def program(target: object, *args: object, **kwargs: object) -> Any:
         return convention.program(target, sizes, args, kwargs)
 
     whole, parts = (_outputs(side, one) for one in (full, program))
@@ -119,7 +119,7 @@ def _outputs(side: OneSide, program: Callable[..., Any]) -> list[Array]:
     return results
 
 
-def first_array(result: Any) -> Any:
+def first_array(result: object) -> Any:
     """Return the first array of a return value: the output, which a cache follows."""
     while not hasattr(result, "shape"):
         values = list(result.values()) if isinstance(result, Mapping) else result

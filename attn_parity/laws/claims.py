@@ -48,7 +48,7 @@ def claims_causality(side: OneSide) -> str:
     return _by_config(side.root) or _by_attributes(side) or _by_parts(side)
 
 
-def _by_config(root: Any) -> str:
+def _by_config(root: object) -> str:
     config = getattr(root, "config", None)
     mask: Any = getattr(config, "mask", None)
     if type(mask).__module__.startswith("attn_bridge.") and hasattr(mask, "visibility"):
@@ -65,8 +65,8 @@ def _by_attributes(side: OneSide) -> str:
     if "input_ids" not in side.arguments or "decoder_input_ids" in side.arguments:
         return ""
     flags = [getattr(child, "is_causal", None) for child in side.parts.values()]
-    known = [flag for flag in flags if isinstance(flag, bool)]
-    return "is_causal of each attention is True" if known and all(known) else ""
+    values = [flag for flag in flags if isinstance(flag, bool)]
+    return "is_causal of each attention is True" if values and all(values) else ""
 
 
 def _by_parts(side: OneSide) -> str:

@@ -88,9 +88,9 @@ def laws(
     """
     started = time.perf_counter()
     chosen = choose("only", only, tuple(LAWS)) if only else tuple(LAWS)
-    held = precision.strict() if strict else contextlib.nullcontext()
+    strictness = precision.strict() if strict else contextlib.nullcontext()
     advance = progress or (lambda what, done, total: None)
-    with orderly_interrupts(), np.errstate(all="ignore"), held:
+    with orderly_interrupts(), np.errstate(all="ignore"), strictness:
         side = _side(uncompiled(module), inputs, output, device, seed, chosen if only else ())
         layout = layout_of(side, batch_axis)
         verdicts = []
@@ -114,14 +114,16 @@ def laws(
     )
 
 
-def _side(module: Any, inputs: Any, output: str | None, device: str | None, seed: int, only: Iterable[str]) -> OneSide:
+def _side(
+    module: object, inputs: object, output: str | None, device: str | None, seed: int, only: Iterable[str]
+) -> OneSide:
     """Return the side with its call in eval mode."""
     subject = subject_of(module, device)
     subject.entry = entry_of(output)
-    held = weights_held(subject, shown(subject.framework))
-    call = calls.in_dtype(calls.as_arguments(inputs), calls.common_dtype(held))
+    weights = weights_held(subject, shown(subject.framework))
+    call = calls.in_dtype(calls.as_arguments(inputs), calls.common_dtype(weights))
     call, _ = Modes.of(subject, call).in_eval_mode(call, subject.name)
-    subject.describe_outputs(held, call)
+    subject.describe_outputs(weights, call)
     return OneSide(as_side(module), subject, call, seed, tuple(only))
 
 

@@ -73,12 +73,12 @@ def gradients(side: OneSide, layout: Axes) -> LawResult:
         if (gap is None or gap.size > LIMIT) and len(group) > 1:
             alone = sorted(group, key=lambda move: -move.magnitude)[:MOST_ALONE]
             gaps = [(move, _tried(side, [move], slopes)) for move in alone]
-            known = [one for _, one in gaps if one is not None]
-            gap = max(known, key=lambda one: one.size) if known else gap
-            count += len(known)
+            measured = [one for _, one in gaps if one is not None]
+            gap = max(measured, key=lambda gap_of_tensor: gap_of_tensor.size) if measured else gap
+            count += len(measured)
         elif gap is not None:
             count += len(group)
-        worst = worst if gap is None else max(worst, gap, key=lambda one: one.size)
+        worst = worst if gap is None else max(worst, gap, key=lambda gap_of_tensor: gap_of_tensor.size)
     if not count:
         raise NotTriedError("difference quotients do not converge: the outputs jump")
     if worst.size <= LIMIT:

@@ -73,18 +73,18 @@ def head_permutation(side: OneSide, layout: Axes) -> LawResult:
         raise NotTriedError("no attention tells its heads (num_heads, and projections of query, key, value and output)")
     names = side.structure[:1]
     worst, where = Gap(0.0, "", (), 0.0, 0.0), ""
-    for one in results:
+    for attention in results:
         gaps = [
             # Further outputs, such as weights and caches, may have an axis of heads.
             side.gap(side.base[:1], side.outputs(side.call, weights={**side.weights, **changed})[:1], names)
-            for changed in _permuted(side.weights, one)
+            for changed in _permuted(side.weights, attention)
         ]
         if not gaps:
-            raise NotTriedError(f"the weights of {one.path or side.name} have other shapes than their heads say")
+            raise NotTriedError(f"the weights of {attention.path or side.name} have other shapes than their heads say")
         gap = min(gaps, key=lambda gap: gap.size)
         if gap.size > worst.size or not where:
             names = side.structure[:1]
-    worst, where = gap, one.path or side.name
+    worst, where = gap, attention.path or side.name
     if worst.size > side.limit:
         why = f"the heads of {where} are not independent: channels are split or joined in another way"
         return LawResult(worst, why, f"with the heads of {where} in another order")
@@ -114,12 +114,12 @@ def _attentions(side: OneSide) -> Iterator[_Attention]:
         groups = groups or _number(config, "num_kv_heads", "num_key_value_heads") or heads
         if isinstance(heads, int) and isinstance(groups, int) and groups > 1 and not heads % groups:
             own = {name[len(path) + bool(path) :]: name for name in side.weights if _below(name, path)}
-            one = _attention(path, heads, groups, own, first, side.weights)
-            if one is not None:
-                yield one
+            attention = _attention(path, heads, groups, own, first, side.weights)
+            if attention is not None:
+                yield attention
 
 
-def _number(config: Any, *names: str) -> Any:
+def _number(config: object, *names: str) -> Any:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
@@ -144,10 +144,10 @@ def _attention(
         return None
     query, key, value = named(QUERY), named(KEY), named(VALUE)
     fused = tuple(own[name] for name in FUSED if name in own) or tuple(named(JOINED).values())
-    known = {*query.values(), *key.values(), *value.values(), *fused, *output.values()}
+    paired = {*query.values(), *key.values(), *value.values(), *fused, *output.values()}
     # A norm as wide as a head is shared by all heads; anything else may belong to some of them.
     width = weights[matrix].shape[1 if matrix in first else 0] // heads
-    rest = {name: weights[whole].shape for name, whole in own.items() if whole not in known}
+    rest = {name: weights[whole].shape for name, whole in own.items() if whole not in paired}
     if any("norm" not in name.lower() or shape != (width,) for name, shape in rest.items()):
         return None
     if not (fused and heads == groups) and not (query and key and value):
@@ -156,28 +156,30 @@ def _attention(
     return _Attention(path, heads, groups, tuple(query.values()), key_value, matrix, fused, first)
 
 
-def _permuted(weights: Arrays, one: _Attention) -> Iterator[dict[str, Any]]:
+def _permuted(weights: Arrays, attention: _Attention) -> Iterator[dict[str, Any]]:
     """Yield the changed weights for each order of the channels of heads."""
-    size = one.heads // one.groups
-    order = np.roll(np.arange(one.groups), 1)
+    size = attention.heads // attention.groups
+    order = np.roll(np.arange(attention.groups), 1)
     query_order = (order[:, None] * size + np.arange(size)).reshape(-1)
-    width = weights[one.output].shape[1 if one.output in one.first else 0] // one.heads
-    orders = [(True, False), *([(True, True)] if one.fused else [])]
+    width = weights[attention.output].shape[1 if attention.output in attention.first else 0] // attention.heads
+    orders = [(True, False), *([(True, True)] if attention.fused else [])]
     # Where the width is a multiple, every h-th channel in another order permutes the channels inside of each head,
     # which changes nothing whatever the heads are; and heads of every h-th channel then pass as blocks do.
-    orders += [(False, False)] if width % one.heads and size == 1 else []
+    orders += [(False, False)] if width % attention.heads and size == 1 else []
     for is_block, is_joint in orders:
         changed: dict[str, Any] = {}
         try:
-            for names, some in ((one.query, query_order), (one.key_value, order)):
+            for names, some in ((attention.query, query_order), (attention.key_value, order)):
                 for name in names:
-                    changed[name] = _turned(weights[name], some, is_block, name in one.first or _is_bias(name))
-            for name in one.fused:
-                is_first = name in one.first or _is_bias(name)
+                    changed[name] = _turned(weights[name], some, is_block, name in attention.first or _is_bias(name))
+            for name in attention.fused:
+                is_first = name in attention.first or _is_bias(name)
                 parts = [weights[name]] if is_joint else np.split(weights[name], 3, 0 if is_first else -1)
                 turned = [_turned(part, order, is_block, is_first) for part in parts]
                 changed[name] = np.concatenate(turned, 0 if is_first else -1)
-            changed[one.output] = _turned(weights[one.output], query_order, is_block, one.output not in one.first)
+            changed[attention.output] = _turned(
+                weights[attention.output], query_order, is_block, attention.output not in attention.first
+            )
         except ValueError:
             continue
         yield changed

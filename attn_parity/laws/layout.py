@@ -119,13 +119,13 @@ def rows(call: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> A
 def with_rows(first: Arguments, second: Arguments, axes: Sequence[int | None], index: Sequence[int]) -> Arguments:
     """Return the first call with some rows of the batch taken from the second."""
     results = []
-    for one, two, axis in zip(first.leaves, second.leaves, axes, strict=True):
+    for leaf, other_leaf, axis in zip(first.leaves, second.leaves, axes, strict=True):
         if axis is None:
-            results.append(one)
+            results.append(leaf)
             continue
-        new = one.copy()
+        new = leaf.copy()
         at = (slice(None),) * axis + (list(index),)
-        new[at] = two[at]
+        new[at] = other_leaf[at]
         results.append(new)
     return first.with_leaves(results)
 

@@ -145,46 +145,46 @@ class _Padded:
         kept = range(self.length - self.real, self.length) if is_left else range(self.real)
         mask = np.ones((size, self.length), bool)
         mask[1:] = np.isin(np.arange(self.length), list(kept))
-        given: dict[str, Any] = {way.name: way.make(mask)}
-        first = self._call(given)
+        keywords: dict[str, Any] = {way.name: way.make(mask)}
+        first = self._call(keywords)
         other = side.redrawn(first, 71)
         leaves = list(first.leaves)
         for position in self.places:
             leaves[position] = self._replaced(leaves[position], other.leaves[position], kept)
-        one, two = side.outputs(first), side.outputs(first.with_leaves(leaves))
+        outputs, changed_outputs = side.outputs(first), side.outputs(first.with_leaves(leaves))
         short = side.outputs(self._cut(kept))
-        axes = scaled_axes(one, short)
+        axes = scaled_axes(outputs, short)
         where = "left" if is_left else "right"
         names = [name for name, own in zip(side.structure, axes, strict=True) if own]
         if not names:
             raise NotTriedError("no output has an element per token")
-        real = self._rows(self._kept(one, axes, kept))
-        content = side.gap(real, self._rows(self._kept(two, axes, kept)), names)
+        real = self._rows(self._kept(outputs, axes, kept))
+        content = side.gap(real, self._rows(self._kept(changed_outputs, axes, kept)), names)
         if content.size > side.limit:
             return content, f"with other numbers in the padding on the {where}"
-        pooled = self._pooled(one, two, axes)
+        pooled = self._pooled(outputs, changed_outputs, axes)
         if pooled.size > side.limit:
             return pooled, f"with other numbers in the padding on the {where}"
         alone = side.gap(self._rows([output for output, own in zip(short, axes, strict=True) if own]), real, names)
         if is_left and alone.size > side.limit:
-            alone = self._with_positions(given, mask, kept, short, axes, names)
+            alone = self._with_positions(keywords, mask, kept, short, axes, names)
             if alone.size > side.limit:  # masks and positions may count the slots of padding
                 return content, SLOTS
         return max(content, alone, key=lambda gap: gap.size), f"with padding on the {where}, and without it before"
 
     def _with_positions(
-        self, given: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str]
+        self, keywords: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str]
     ) -> Gap:
         """Return how far real tokens are from those without padding if they are given their own positions."""
         name = next((name for name in POSITIONS if name in self.side.arguments), None)
         if name is not None:
-            given = {**given, name: np.maximum(np.cumsum(mask, -1) - 1, 0)}
-        real = self._rows(self._kept(self.side.outputs(self._call(given)), axes, kept))
+            keywords = {**keywords, name: np.maximum(np.cumsum(mask, -1) - 1, 0)}
+        real = self._rows(self._kept(self.side.outputs(self._call(keywords)), axes, kept))
         wanted = self._rows([output for output, own in zip(short, axes, strict=True) if own])
         return self.side.gap(wanted, real, names)
 
-    def _call(self, given: dict[str, Any]) -> Arguments:
-        return self.side.called_with(given, self.batch.call)
+    def _call(self, keywords: dict[str, Any]) -> Arguments:
+        return self.side.called_with(keywords, self.batch.call)
 
     def _cut(self, kept: range) -> Arguments:
         """Return the call of the real tokens alone."""
@@ -221,10 +221,12 @@ class _Padded:
             results.append(output if axis is None else np.take(output, range(1, self.batch.size), axis))
         return results
 
-    def _pooled(self, one: list[Array], two: list[Array], axes: list[tuple[int, ...]]) -> Gap:
+    def _pooled(self, outputs: list[Array], changed_outputs: list[Array], axes: list[tuple[int, ...]]) -> Gap:
         """Return how far outputs without tokens move, of a side that does not read the ids of padding."""
         if not is_float(self.side.call.leaves[self.layout.main]):
             return SAME
         names = [name for name, own in zip(self.side.structure, axes, strict=True) if not own]
-        first, second = ([out for out, own in zip(some, axes, strict=True) if not own] for some in (one, two))
+        first, second = (
+            [out for out, own in zip(some, axes, strict=True) if not own] for some in (outputs, changed_outputs)
+        )
         return self.side.gap(first, second, names) if names else SAME

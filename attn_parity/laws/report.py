@@ -167,7 +167,7 @@ class LawsReport:
         return data
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return data with lists for tuples and None for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -178,11 +178,11 @@ class OneSide:
         types = [one.type for one in self.subject.modules()]
         return " ".join([self.name, *types, *self.arguments]).lower()
 
-    def drawn(self, subject: Any, held: Arrays) -> Arrays:
+    def drawn(self, subject: Any, weights: Arrays) -> Arrays:
         """Return drawn weights that are not degenerate; frozen ones keep their numbers."""
         parameters = subject.parameters()
         kept = [name for name, one in parameters.items() if one.frozen]
-        return draw_weights(parameters, held, (self.seed, 1, 0), kept)
+        return draw_weights(parameters, weights, (self.seed, 1, 0), kept)
 
     def run(self, call: Arguments, *, seed: int = 0, cotangents: Sequence[Array] | None = None, **more: Any) -> Run:
         """Run the side with its drawn weights."""
@@ -271,15 +271,15 @@ def _gap(first: Array, second: Array, name: str) -> Gap:
         return Gap(float("inf"), f"shape of {name}", (), float(first.size), float(second.size))
     if first.size == 0:
         return SAME
-    one, two = (np.asarray(wide(array), dtype=np.float64) for array in (first, second))
-    finite = np.isfinite(one) & np.isfinite(two)
-    alike = (one == two) | (np.isnan(one) & np.isnan(two))
-    scale = float(np.abs(one[finite]).max(initial=0.0)) or float(np.abs(two[finite]).max(initial=0.0)) or 1.0
+    left, right = (np.asarray(wide(array), dtype=np.float64) for array in (first, second))
+    finite = np.isfinite(left) & np.isfinite(right)
+    alike = (left == right) | (np.isnan(left) & np.isnan(right))
+    scale = float(np.abs(left[finite]).max(initial=0.0)) or float(np.abs(right[finite]).max(initial=0.0)) or 1.0
     with np.errstate(all="ignore"):
-        apart = np.where(alike, 0.0, np.where(finite, np.abs(one - two) / scale, np.inf))
+        apart = np.where(alike, 0.0, np.where(finite, np.abs(left - right) / scale, np.inf))
     at = np.unravel_index(int(apart.argmax()), apart.shape) if apart.ndim else ()
     index = tuple(int(place) for place in at)
-    return Gap(float(apart[index]), name, index, float(one[index]), float(two[index]))
+    return Gap(float(apart[index]), name, index, float(left[index]), float(right[index]))
 
 
 def failed(error: Exception) -> NotTriedError:

@@ -45,21 +45,21 @@ class PairedCall:
         """
         outputs = match_leaves(*(self.calls[side].outputs for side in SIDES))
         if what != "inputs":
-            found = apart(self.calls, outputs, what)
-            return None if found is None else found > limit
+            distance = apart(self.calls, outputs, what)
+            return None if distance is None else distance > limit
         if self.exchanged:
             return True
-        found = apart(self.calls, match_leaves(*(self.calls[side].arguments.leaves for side in SIDES)), what)
-        if found is None:
-            found = apart(self.calls, outputs, "outputs")
-            return None if found is None or found > limit else False
-        return found > limit
+        distance = apart(self.calls, match_leaves(*(self.calls[side].arguments.leaves for side in SIDES)), what)
+        if distance is None:
+            distance = apart(self.calls, outputs, "outputs")
+            return None if distance is None or distance > limit else False
+        return distance > limit
 
     def hands_on_to(self, following: PairedCall, limit: float) -> bool:
         """Return whether every differing output is an input of the following step, unchanged on either side."""
         for group in match_leaves(*(self.calls[side].outputs for side in SIDES)):
-            one, two = (group.value(side, self.calls[side].outputs) for side in SIDES)
-            if relative([(one, two)]) > limit and not any(
+            first_value, second_value = (group.value(side, self.calls[side].outputs) for side in SIDES)
+            if relative([(first_value, second_value)]) > limit and not any(
                 _is_among(self.calls[side].outputs[place], following.calls[side].arguments.leaves)
                 for side in SIDES
                 for place in group.places(side)
@@ -83,7 +83,7 @@ def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
     after = min((one.order for one in calls if one.path == path and one.order > call.order), default=None)
     own = [one for one in own if after is None or one.order < after]
     last = max((one.order for one in own), default=call.order)
-    return sorted((one for one in calls if call.order < one.order <= last), key=lambda one: one.order)
+    return sorted((one for one in calls if call.order < one.order <= last), key=lambda inner: inner.order)
 
 
 def steps_of(
@@ -97,14 +97,14 @@ def steps_of(
         exchanged: first paths of those that agree only if the sides exchange their inputs.
         loose: pair the first calls of a submodule that is called more often on one side.
     """
-    found = []
+    steps = []
     for path, second_path in pairs.items():
         mine = [one for one in calls["first"] if one.path == path]
         its = [one for one in calls["second"] if one.path == second_path]
         if loose or len(mine) == len(its):
             both = zip(mine, its, strict=False)
-            found += [PairedCall(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
-    return sorted(found, key=lambda step: step.order)
+            steps += [PairedCall(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
+    return sorted(steps, key=lambda step: step.order)
 
 
 def located(
@@ -137,23 +137,23 @@ def located(
 
 def _code_forward(path: str, steps: Sequence[PairedCall], limit: float) -> tuple[str, str] | None:
     """Look for the first submodule that is given something else."""
-    known = [(step, differs) for step in steps if (differs := step.differs("inputs", limit)) is not None]
-    if not known:
+    judged = [(step, differs) for step in steps if (differs := step.differs("inputs", limit)) is not None]
+    if not judged:
         return None
-    for position, (step, differs) in enumerate(known):
+    for position, (step, differs) in enumerate(judged):
         if differs:
-            return (known[position - 1][0].path if position else path), step.path
-    return known[-1][0].path, path
+            return (judged[position - 1][0].path if position else path), step.path
+    return judged[-1][0].path, path
 
 
 def _code_backward(
     path: str, steps: Sequence[PairedCall], whole: dict[Side, Call], limit: float, backward: Gradients
 ) -> tuple[list[tuple[str, str]], bool]:
     """Look for the last submodule whose gradient comes back different, then for the branch that it came through."""
-    known = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
-    if not known:
+    judged = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
+    if not judged:
         return [], False
-    bad = next((step for step, differs in reversed(known) if differs), None)
+    bad = next((step for step, differs in reversed(judged) if differs), None)
     if bad is None:
         own = backward(None)
         gap = _gap(own["first"], own["second"])
@@ -209,22 +209,22 @@ def next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Cal
     and so is one that takes only those and outputs of excluded steps: a parallel branch.
     """
     earlier = [one for one in steps if one.order <= step.order]
-    there = list(whole["first"].arguments.leaves)
-    for one in earlier:
-        there += one.calls["first"].arguments.leaves
-        there += one.calls["first"].outputs if one is not step else []
-    for one in steps:
-        if one.order > step.order:
-            if not all(_is_among(leaf, there) for leaf in one.calls["first"].arguments.leaves):
-                return one
-            there += one.calls["first"].outputs
+    arrays = list(whole["first"].arguments.leaves)
+    for candidate in earlier:
+        arrays += candidate.calls["first"].arguments.leaves
+        arrays += candidate.calls["first"].outputs if candidate is not step else []
+    for candidate in steps:
+        if candidate.order > step.order:
+            if not all(_is_among(leaf, arrays) for leaf in candidate.calls["first"].arguments.leaves):
+                return candidate
+            arrays += candidate.calls["first"].outputs
     return None
 
 
-def _is_among(array: Array, known: Sequence[Array]) -> bool:
+def _is_among(array: Array, arrays: Sequence[Array]) -> bool:
     return any(
         one.size == array.size and one.dtype == array.dtype and np.array_equal(one.reshape(-1), array.reshape(-1))
-        for one in known
+        for one in arrays
     )
 
 
@@ -234,10 +234,10 @@ def _gap(first: Sequence[Array | None], second: Sequence[Array | None]) -> Array
     return max(gaps, key=lambda gap: float(np.abs(gap).max(initial=0.0)), default=None)
 
 
-def _parallel(one: Array, two: Array) -> bool:
+def _parallel(first: Array, second: Array) -> bool:
     """Return whether one array is a multiple of the other."""
-    if one.size != two.size or one.size < 2:
+    if first.size != second.size or first.size < 2:
         return False
-    a, b = one.reshape(-1).astype(np.float64), two.reshape(-1).astype(np.float64)
+    a, b = first.reshape(-1).astype(np.float64), second.reshape(-1).astype(np.float64)
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return lengths > 0.0 and abs(float(a @ b)) > (1.0 - PARALLEL) * lengths

@@ -95,7 +95,7 @@ def force(
         return dataclasses.replace(free, problem=shapes_apart(calls))
     best: CallTrial | None = None
     for feed in feeds:
-        found = dataclasses.replace(free, exchanged=feed.exchanged)
+        measured = dataclasses.replace(free, exchanged=feed.exchanged)
         matched = outputs
         for source in SIDES:
             runs = run_both(runner, paths, calls, feed, matched, source)
@@ -107,13 +107,15 @@ def force(
                     runs = run_both(runner, paths, calls, feed, matched, source)
                     forward = apart_in(runs, matched)
             backward, worst = _backward(pairing, runs, feed.groups)
-            if backward > (found.backward or 0.0):
-                found = dataclasses.replace(found, worst=worst)
-            found = dataclasses.replace(
-                found, forward=max(forward, found.forward or 0.0), backward=max(backward, found.backward or 0.0)
+            if backward > (measured.backward or 0.0):
+                measured = dataclasses.replace(measured, worst=worst)
+            measured = dataclasses.replace(
+                measured,
+                forward=max(forward, measured.forward or 0.0),
+                backward=max(backward, measured.backward or 0.0),
             )
-        if best is None or (found.forward or 0.0) <= limit:
-            best = found
+        if best is None or (measured.forward or 0.0) <= limit:
+            best = measured
         if (best.forward or 0.0) <= limit:
             break
     assert best is not None
@@ -160,36 +162,36 @@ def _feeds(calls: dict[Side, Call], *, strict: bool) -> list[Feed]:
     """Return the ways to feed both calls the same, the likeliest first."""
     arguments = [calls[side].arguments for side in SIDES]
     matched = match_leaves(arguments[0].leaves, arguments[1].leaves)
-    found = [Feed(matched)]
+    feeds = [Feed(matched)]
     if strict:
-        return found
+        return feeds
     groupings = [matched]
     by_place = match_by_place(arguments[0], arguments[1])
     if by_place is not None and by_place != matched:
         groupings.append(by_place)
     differing = whole_numbers(arguments[0], arguments[1])
-    found += [Feed(one, exchanged=True) for one in groupings[1:]]
-    found += [Feed(one, differing, exchanged=True) for one in groupings if differing]
-    found += [Feed(one) for one in other_layouts(arguments[0].leaves, arguments[1].leaves, matched)]
-    return found
+    feeds += [Feed(one, exchanged=True) for one in groupings[1:]]
+    feeds += [Feed(one, differing, exchanged=True) for one in groupings if differing]
+    feeds += [Feed(one) for one in other_layouts(arguments[0].leaves, arguments[1].leaves, matched)]
+    return feeds
 
 
 def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafGroup]) -> dict[Side, Arrays]:
     """Return the gradients of both sides by name, with the first side's axes, where both have them."""
-    found: dict[Side, Arrays] = {side: {} for side in SIDES}
+    gradients: dict[Side, Arrays] = {side: {} for side in SIDES}
     for position, group in enumerate(groups):
         totals = {side: group.total(side, runs[side].input_gradients) for side in SIDES}
         for side, total in totals.items():
             if total is not None and all(one is not None for one in totals.values()):
-                found[side][f"input {position}"] = total
+                gradients[side][f"input {position}"] = total
     aligned = {side: pairing.aligned(runs[side].parameter_gradients, side) for side in SIDES}
     for side in SIDES:
-        found[side] |= {
+        gradients[side] |= {
             name: array
             for name, array in aligned[side].items()
             if name in aligned["second"] and name in aligned["first"]
         }
-    return found
+    return gradients
 
 
 def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafGroup]) -> tuple[float, str]:
@@ -197,10 +199,10 @@ def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafG
     gradients = gradients_of(pairing, runs, groups)
     scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
     largest, guilty = 0.0, ""
-    for name, one in gradients["first"].items():
-        found = distance(one, gradients["second"][name]) / scale
-        if found > largest:
-            largest, guilty = found, f"the gradient of {name}"
+    for name, gradient in gradients["first"].items():
+        distance_of_gradient = distance(gradient, gradients["second"][name]) / scale
+        if distance_of_gradient > largest:
+            largest, guilty = distance_of_gradient, f"the gradient of {name}"
     return largest, guilty
 
 
@@ -216,7 +218,7 @@ def evidence_of(
     runner: SubmoduleRunner | None,
     paths: Mapping[Side, str],
     calls: dict[Side, Call],
-    known: Evidence,
+    evidence: Evidence,
 ) -> Evidence:
     """Return the evidence on a pair with its inputs, outputs, weights and gradients added."""
     groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
@@ -229,7 +231,7 @@ def evidence_of(
         gradients = gradients_of(sides.pairing, runs, groups)
     weights = {side: _weights(sides, side, paths["first"]) for side in SIDES}
     return dataclasses.replace(
-        known,
+        evidence,
         inputs=[wide(one.value("first", calls["first"].arguments.leaves)) for one in groups],
         first_outputs=_values(outputs, "first", results["first"]),
         second_outputs=_values(outputs, "second", results["second"]),
@@ -240,22 +242,24 @@ def evidence_of(
     )
 
 
-def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[PairedCall]) -> Evidence:
+def evidence_between(evidence: Evidence, whole: dict[Side, Call], steps: Sequence[PairedCall]) -> Evidence:
     """Return the evidence of the code between two submodules: its inputs and outputs on each side."""
-    assert known.between is not None
-    before, after = known.between
+    assert evidence.between is not None
+    before, after = evidence.between
     paths = [step.path for step in steps]
     last = len(paths) - paths[::-1].index(before) if before in paths else 0
-    given = [step.calls for step in steps[max(0, last - MAX_BEFORE) : last]]
+    calls_before = [step.calls for step in steps[max(0, last - MAX_BEFORE) : last]]
     taken = next((step.calls for step in steps if step.path == after), None)
     ours, its = (
-        [leaf for calls in given for leaf in calls[side].outputs] if given else whole[side].arguments.leaves
+        [leaf for calls in calls_before for leaf in calls[side].outputs]
+        if calls_before
+        else whole[side].arguments.leaves
         for side in SIDES
     )
     results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
     outputs = match_leaves(results["first"], results["second"]) if taken is not None else match_outputs(whole)
     return dataclasses.replace(
-        known,
+        evidence,
         inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],
         first_outputs=_values(outputs, "first", results["first"]),
         second_outputs=_values(outputs, "second", results["second"]),

@@ -73,11 +73,11 @@ class LeafGroup:
 
     def total(self, side: Side, gradients: Sequence[Array | None]) -> Array | None:
         """Return the gradient with respect to the array that all of one side's are, with the first side's axes."""
-        found = [one for i in self.places(side) if i < len(gradients) and (one := gradients[i]) is not None]
-        if not found:
+        present = [gradient for i in self.places(side) if i < len(gradients) and (gradient := gradients[i]) is not None]
+        if not present:
             return None
-        result = found[0]
-        for array in found[1:]:
+        result = present[0]
+        for array in present[1:]:
             result = result + array
         return result if side == "first" else self.turn.to_first(result)
 
@@ -88,9 +88,9 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
     options = []
     for i, mine in enumerate(ours):
         for j, its in enumerate(theirs):
-            found = _best_turn(first[mine[0]], second[its[0]])
-            if found is not None and not (found[0] == 2 and _are_other_masks(first[mine[0]], second[its[0]])):
-                tier, turn = found
+            best = _best_turn(first[mine[0]], second[its[0]])
+            if best is not None and not (best[0] == 2 and _are_other_masks(first[mine[0]], second[its[0]])):
+                tier, turn = best
                 options.append((tier, not turn.is_plain, abs(i - j), i, j, LeafGroup(tuple(mine), tuple(its), turn)))
     options.sort(key=lambda option: option[:5])
     used: tuple[set[int], set[int]] = (set(), set())
@@ -131,32 +131,35 @@ def other_layouts(
     """
     unsure: dict[int, dict[tuple[int, ...], AxisTurn]] = {}
     for position, group in enumerate(groups):
-        one, two = first[group.first[0]], second[group.second[0]]
-        if len(one.shape) == len(two.shape) and relative([(group.turn.to_second(one), two)]) >= _CLOSE:
-            turns = (turn for turn, needs_values in _turns(one.shape, two.shape) if not needs_values)
+        first_leaf, second_leaf = first[group.first[0]], second[group.second[0]]
+        if (
+            len(first_leaf.shape) == len(second_leaf.shape)
+            and relative([(group.turn.to_second(first_leaf), second_leaf)]) >= _CLOSE
+        ):
+            turns = (turn for turn, needs_values in _turns(first_leaf.shape, second_leaf.shape) if not needs_values)
             unsure[position] = {turn.axes: turn for turn in turns if _moves_one_axis(turn.axes)}
-    known = {group.turn.axes for position, group in enumerate(groups) if position in unsure}
+    axes_in_use = {group.turn.axes for position, group in enumerate(groups) if position in unsure}
     layouts = dict.fromkeys(axes for turns in unsure.values() for axes in turns)
-    found = []
+    other_groupings = []
     for axes in layouts:
-        if known != {axes}:
+        if axes_in_use != {axes}:
             turned = {position: turns[axes] for position, turns in unsure.items() if axes in turns}
             changed = {position: dataclasses.replace(groups[position], turn=turn) for position, turn in turned.items()}
-            found.append([changed.get(position, group) for position, group in enumerate(groups)])
-    return found
+            other_groupings.append([changed.get(position, group) for position, group in enumerate(groups)])
+    return other_groupings
 
 
 def match_by_place(first: Arguments, second: Arguments) -> list[LeafGroup] | None:
     """Match the floating-point arrays of two calls one by one, as they were given; None if they are not alike."""
-    found = []
+    groups = []
     for i, j in _places(first, second, floats=True) or ():
         if _are_other_masks(first.leaves[i], second.leaves[j]):
             continue
         turn = _plain_turn(first.leaves[i].shape, second.leaves[j].shape)
         if turn is None:
             return None
-        found.append(LeafGroup((i,), (j,), turn))
-    return found or None
+        groups.append(LeafGroup((i,), (j,), turn))
+    return groups or None
 
 
 def whole_numbers(first: Arguments, second: Arguments) -> list[tuple[int, int]]:
@@ -171,8 +174,10 @@ def whole_outputs(first: Call, second: Call) -> bool:
     return len(ours) == len(theirs) and any(map(_whole_apart, ours, theirs))
 
 
-def _whole_apart(one: Array, two: Array) -> bool:
-    return one.shape == two.shape and (one.dtype == bool) == (two.dtype == bool) and not np.array_equal(one, two)
+def _whole_apart(left: Array, right: Array) -> bool:
+    return (
+        left.shape == right.shape and (left.dtype == bool) == (right.dtype == bool) and not np.array_equal(left, right)
+    )
 
 
 def _places(first: Arguments, second: Arguments, *, floats: bool) -> list[tuple[int, int]] | None:
@@ -194,8 +199,8 @@ def _same(leaves: Sequence[Array]) -> list[list[int]]:
         if not is_float(leaf):
             continue
         for group in groups:
-            known = leaves[group[0]]
-            if known.shape == leaf.shape and np.array_equal(known, leaf):
+            representative = leaves[group[0]]
+            if representative.shape == leaf.shape and np.array_equal(representative, leaf):
                 group.append(position)
                 break
         else:
@@ -203,24 +208,24 @@ def _same(leaves: Sequence[Array]) -> list[list[int]]:
     return groups
 
 
-def _are_other_masks(one: Array, two: Array) -> bool:
+def _are_other_masks(left: Array, right: Array) -> bool:
     """Return whether one array is a mask that is added to scores and the other a mask of zeros and ones.
 
     Neither can take the other's place: to a side that adds, 1 hides nothing.
     """
-    if not (is_mask(one) and is_mask(two)):
+    if not (is_mask(left) and is_mask(right)):
         return False
-    are_added = bool((one < 0).any()), bool((two < 0).any())
-    return are_added[0] != are_added[1] and bool((two if are_added[0] else one).any())
+    are_added = bool((left < 0).any()), bool((right < 0).any())
+    return are_added[0] != are_added[1] and bool((right if are_added[0] else left).any())
 
 
-def _best_turn(one: Array, two: Array) -> tuple[int, AxisTurn] | None:
+def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
     """Return how one array may be the other, and 0 if the numbers agree, 1 if roughly, 2 if only the shapes do."""
-    if one.size != two.size:
+    if left.size != right.size:
         return None
     best: tuple[int, AxisTurn] | None = None
-    for turn, needs_values in _turns(one.shape, two.shape):
-        apart = relative([(turn.to_second(one), two)])
+    for turn, needs_values in _turns(left.shape, right.shape):
+        apart = relative([(turn.to_second(left), right)])
         tier = 0 if apart < _CLOSE else 1 if apart < _ALIKE else 2
         if (tier == 0 or not needs_values) and (best is None or tier < best[0]):
             best = tier, turn
@@ -229,19 +234,19 @@ def _best_turn(one: Array, two: Array) -> tuple[int, AxisTurn] | None:
     return best
 
 
-def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[AxisTurn, bool]]:
+def _turns(left: tuple[int, ...], right: tuple[int, ...]) -> Iterator[tuple[AxisTurn, bool]]:
     """Yield the axis orders that turn one shape into the other, and whether only numbers can confirm them."""
-    plain = _plain_turn(one, two)
+    plain = _plain_turn(left, right)
     if plain is not None:
         yield plain, False
-    if len(one) == len(two):
-        for axes in _orders(len(one)):
-            if tuple(one[axis] for axis in axes) == two and axes != tuple(range(len(one))):
-                yield AxisTurn(one, two, axes), False
-    elif max(len(one), len(two)) <= _MAX_AXES:
-        side: Side = "first" if len(one) > len(two) else "second"
-        for axes in itertools.permutations(range(max(len(one), len(two)))):
-            yield AxisTurn(one, two, axes, side), True
+    if len(left) == len(right):
+        for axes in _orders(len(left)):
+            if tuple(left[axis] for axis in axes) == right and axes != tuple(range(len(left))):
+                yield AxisTurn(left, right, axes), False
+    elif max(len(left), len(right)) <= _MAX_AXES:
+        side: Side = "first" if len(left) > len(right) else "second"
+        for axes in itertools.permutations(range(max(len(left), len(right)))):
+            yield AxisTurn(left, right, axes, side), True
 
 
 def _orders(count: int) -> Iterator[tuple[int, ...]]:
@@ -249,9 +254,9 @@ def _orders(count: int) -> Iterator[tuple[int, ...]]:
     if count <= _MAX_AXES:
         yield from itertools.permutations(range(count))
         return
-    for moved, place in itertools.permutations(range(count), 2):
+    for moved, position in itertools.permutations(range(count), 2):
         rest = [axis for axis in range(count) if axis != moved]
-        yield (*rest[:place], moved, *rest[place:])
+        yield (*rest[:position], moved, *rest[position:])
 
 
 def _moves_one_axis(axes: tuple[int, ...]) -> bool:
@@ -262,10 +267,15 @@ def _moves_one_axis(axes: tuple[int, ...]) -> bool:
     )
 
 
-def _plain_turn(one: tuple[int, ...], two: tuple[int, ...]) -> AxisTurn | None:
+def _plain_turn(left: tuple[int, ...], right: tuple[int, ...]) -> AxisTurn | None:
     """Return the reshape from one shape to the other if it only merges, splits or drops neighbouring axes."""
-    if one == two or (len(one) != len(two) and _bare(one) == _bare(two)) or _refines(one, two) or _refines(two, one):
-        return AxisTurn(one, two, tuple(range(len(one))))
+    if (
+        left == right
+        or (len(left) != len(right) and _bare(left) == _bare(right))
+        or _refines(left, right)
+        or _refines(right, left)
+    ):
+        return AxisTurn(left, right, tuple(range(len(left))))
     return None
 
 
@@ -308,9 +318,9 @@ def fed(
         dtype: precision of all floating-point arrays; None leaves them.
     """
     leaves = {side: list(call.arguments.leaves) for side, call in calls.items()}
-    given = calls[source].arguments.leaves
+    source_leaves = calls[source].arguments.leaves
     for group in groups:
-        value = group.value(source, given)
+        value = group.value(source, source_leaves)
         if copy:
             value = value * (1.0 + 2.0**-10 * np.random.default_rng([copy, group.first[0]]).normal(size=value.shape))
         for side in leaves:
@@ -318,9 +328,9 @@ def fed(
                 leaves[side][position] = group.given(side, value)
     for i, j in discrete:
         if source == "first":
-            leaves["second"][j] = given[i].astype(leaves["second"][j].dtype)
+            leaves["second"][j] = source_leaves[i].astype(leaves["second"][j].dtype)
         else:
-            leaves["first"][i] = given[j].astype(leaves["first"][i].dtype)
+            leaves["first"][i] = source_leaves[j].astype(leaves["first"][i].dtype)
     return {side: calls[side].arguments.with_leaves([in_dtype(one, dtype) for one in leaves[side]]) for side in calls}
 
 
@@ -340,28 +350,28 @@ def fed_alike(calls: dict[Side, Call]) -> dict[Side, Call] | None:
     if [one.shape[-1:] for one in first.outputs] != [one.shape[-1:] for one in second.outputs]:
         return None
     source, target = (first, second) if mine.size > its.size else (second, first)
-    given = dataclasses.replace(
+    rows = dataclasses.replace(
         target,
         arguments=target.arguments.with_leaves(source.arguments.leaves),
         outputs=source.outputs,
         cotangents=source.cotangents,
     )
-    return {side: source if call is source else given for side, call in calls.items()}
+    return {side: source if call is source else rows for side, call in calls.items()}
 
 
 def fed_cotangents(
     calls: dict[Side, Call], groups: Sequence[LeafGroup], source: Side, dtype: str | None = None
 ) -> dict[Side, list[Array | None]]:
     """Return the gradients for both sides' outputs, taken from one of them; an unmatched output gets none."""
-    found: dict[Side, list[Array | None]] = {side: [None] * len(call.outputs) for side, call in calls.items()}
-    given = calls[source].cotangents
+    cotangents: dict[Side, list[Array | None]] = {side: [None] * len(call.outputs) for side, call in calls.items()}
+    of_source = calls[source].cotangents
     for group in groups:
-        value = group.total(source, given[: len(calls[source].outputs)])
+        value = group.total(source, of_source[: len(calls[source].outputs)])
         if value is None:
             continue
-        for side in found:
-            found[side][group.places(side)[0]] = group.given(side, in_dtype(value, dtype))
-    return found
+        for side in cotangents:
+            cotangents[side][group.places(side)[0]] = group.given(side, in_dtype(value, dtype))
+    return cotangents
 
 
 def in_dtype(array: Array, dtype: str | None) -> Array:
@@ -371,23 +381,23 @@ def in_dtype(array: Array, dtype: str | None) -> Array:
     return array.astype(numpy_dtype(dtype)) if dtype is not None and is_float(array) else array
 
 
-def distance(one: Array, two: Array) -> float:
+def distance(left: Array, right: Array) -> float:
     """Return the largest absolute difference; numbers that are not finite on one side only are infinitely far."""
-    if one.shape != two.shape:
+    if left.shape != right.shape:
         return float("inf")
-    if not one.ndim:
-        return _distance(one, two)
-    rows = max(1, CHUNK * len(one) // max(one.size, 1))
-    found = max((_distance(one[n : n + rows], two[n : n + rows]) for n in range(0, len(one), rows)), default=0.0)
-    release(one, two)
-    return found
+    if not left.ndim:
+        return _distance(left, right)
+    rows = max(1, CHUNK * len(left) // max(left.size, 1))
+    largest = max((_distance(left[n : n + rows], right[n : n + rows]) for n in range(0, len(left), rows)), default=0.0)
+    release(left, right)
+    return largest
 
 
-def _distance(one: Array, two: Array) -> float:
-    one, two = one.astype(np.float64, copy=False), two.astype(np.float64, copy=False)
-    same = (one == two) | (np.isnan(one) & np.isnan(two))
+def _distance(left: Array, right: Array) -> float:
+    left, right = left.astype(np.float64, copy=False), right.astype(np.float64, copy=False)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
     with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(one - two))
+        apart = np.where(same, 0.0, np.abs(left - right))
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 

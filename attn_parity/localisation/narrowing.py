@@ -162,12 +162,12 @@ class Narrowing:
 
     def _within(self, node: Node, chain: tuple[str, str]) -> tuple[str, str]:
         """Return the paths of the innermost module around both ends that could not be judged alone."""
-        found = node
+        enclosing = node
         while True:
-            inner = next((one for one in _unjudged(found) if _holds(one, chain)), None)
+            inner = next((one for one in _unjudged(enclosing) if _holds(one, chain)), None)
             if inner is None:
-                return found.paths["first"], found.paths["second"]
-            found = inner
+                return enclosing.paths["first"], enclosing.paths["second"]
+            enclosing = inner
 
     def _with_unjudged(
         self, node: Node, candidates: list[Candidate], taken: Sequence[PairedCall], limit: float
@@ -234,16 +234,16 @@ class Narrowing:
             return {side: calls_inside(self._calls[side], node.paths[side], calls[side]) for side in SIDES}
         if self._runner is None:
             return None
-        found: dict[Side, list[Call]] = {}
+        calls_of_sides: dict[Side, list[Call]] = {}
         try:
             for side, (arguments, cotangents) in _same_call(calls).items():
                 recorded = self._runner.record(side, node.paths[side], arguments, cotangents)
                 if recorded is None:
                     return None
-                found[side] = recorded
+                calls_of_sides[side] = recorded
         except FAILURES:
             return None
-        return found
+        return calls_of_sides
 
     def _same_cotangents(self, calls: dict[Side, Call], limit: float) -> bool:
         groups = match_outputs(calls)
@@ -342,16 +342,16 @@ def _taken(run: tuple[list[Array], Sequence[Call]], steps: Sequence[PairedCall],
     by_path: dict[str, list[Call]] = {}
     for call in calls:
         by_path.setdefault(call.path, []).append(call)
-    found: list[Sequence[Array]] = []
+    inputs: list[Sequence[Array]] = []
     for step in steps:
         own = step.calls[side]
         number = [one.calls[side] for one in steps if one.calls[side].path == own.path].index(own)
-        found.append(by_path[own.path][number].arguments.leaves)
-    return [*found, outputs]
+        inputs.append(by_path[own.path][number].arguments.leaves)
+    return [*inputs, outputs]
 
 
 def _substitutes(steps: Sequence[PairedCall], side: Side, copy: int, dtype: str) -> Mapping[str, list[Substitute]]:
-    found: dict[str, list[Substitute]] = {}
+    substitutes: dict[str, list[Substitute]] = {}
     for number, step in enumerate(steps):
         call = step.calls[side]
         outputs: list[Array | None] = [None] * len(call.outputs)
@@ -359,8 +359,8 @@ def _substitutes(steps: Sequence[PairedCall], side: Side, copy: int, dtype: str)
             value = group.given(side, _value(group, step, copy, number, dtype))
             for position in group.places(side):
                 outputs[position] = value
-        found.setdefault(call.path, []).append(Substitute(outputs, [None] * len(call.arguments.leaves)))
-    return found
+        substitutes.setdefault(call.path, []).append(Substitute(outputs, [None] * len(call.arguments.leaves)))
+    return substitutes
 
 
 def _value(group: LeafGroup, step: PairedCall, copy: int, number: int, dtype: str) -> Array:

@@ -63,11 +63,11 @@ def remainder(pair: Pair, sample: Sample, accepted: Collection[str], allowed: fl
     if max(forward, backward) <= limit:
         return "nothing"
     names = " and ".join(targets)
-    said = f"with the numbers of {shown(sides.labels['first'])} in place of those of {names}"
+    premise = f"with the numbers of {shown(sides.labels['first'])} in place of those of {names}"
     if forward <= limit:
-        return Divergence("", "", "backward", f"{said}, gradients still differ by {backward:.2g} of the largest")
+        return Divergence("", "", "backward", f"{premise}, gradients still differ by {backward:.2g} of the largest")
     path, between = _place({"first": calls["first"][1:], "second": inner}, pairs, limit)
-    message = f"{said}, what is computed still differs by {forward:.2g} of the largest value"
+    message = f"{premise}, what is computed still differs by {forward:.2g} of the largest value"
     return Divergence(path, pairs.get(path, ""), "forward", message, between)
 
 
@@ -89,24 +89,24 @@ def _substitutes(
     mine, its = ([call for call in calls[side] if call.path == paths[side]] for side in SIDES)
     if len(mine) != len(its):
         return []
-    found = []
-    for one, two in zip(mine, its, strict=True):
-        both: dict[Side, Call] = {"first": one, "second": two}
-        groups = match_leaves(one.arguments.leaves, two.arguments.leaves)
+    substitutes = []
+    for first_call, second_call in zip(mine, its, strict=True):
+        both: dict[Side, Call] = {"first": first_call, "second": second_call}
+        groups = match_leaves(first_call.arguments.leaves, second_call.arguments.leaves)
         outputs = match_outputs(both)
         runs = run_both(runner, paths, both, Feed(groups), outputs, "first")
-        values: list[Array | None] = [None] * len(two.outputs)
+        values: list[Array | None] = [None] * len(second_call.outputs)
         for group in outputs:
-            value = group.given("second", group.value("first", one.outputs))
-            for place in group.second:
-                values[place] = value
-        added: list[Array | None] = [None] * len(two.arguments.leaves)
+            value = group.given("second", group.value("first", first_call.outputs))
+            for position in group.second:
+                values[position] = value
+        added: list[Array | None] = [None] * len(second_call.arguments.leaves)
         for group in groups:
             totals = [group.total(side, runs[side].input_gradients) for side in SIDES]
             if totals[0] is not None and totals[1] is not None:
                 added[group.second[0]] = group.given("second", totals[0] - totals[1])
-        found.append(Substitute(values, added))
-    return found
+        substitutes.append(Substitute(values, added))
+    return substitutes
 
 
 def _apart(
@@ -126,11 +126,13 @@ def _apart(
 def _given_apart(first: Sequence[Call], second: Sequence[Call], path: str, second_path: str) -> float:
     """Return the largest difference of the accepted submodule's inputs, which nothing behind it shows."""
     mine, its = ([call for call in calls if call.path == one] for calls, one in ((first, path), (second, second_path)))
-    found = [0.0]
-    for one, two in zip(mine, its, strict=True):
-        both: dict[Side, Call] = {"first": one, "second": two}
-        found.append(apart(both, match_leaves(one.arguments.leaves, two.arguments.leaves), "inputs") or 0.0)
-    return max(found)
+    distances = [0.0]
+    for first_call, second_call in zip(mine, its, strict=True):
+        both: dict[Side, Call] = {"first": first_call, "second": second_call}
+        distances.append(
+            apart(both, match_leaves(first_call.arguments.leaves, second_call.arguments.leaves), "inputs") or 0.0
+        )
+    return max(distances)
 
 
 def _place(

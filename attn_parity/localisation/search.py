@@ -81,11 +81,11 @@ def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agre
     runner = SubmoduleRunner(sides)
     calls, problems = calls_of(sides, runner)
     aim = "precision" if sides.lacks else aim
-    found = find_in_calls(sides, calls, runner, aim, allowed, outputs_agree=outputs_agree)
+    location = find_in_calls(sides, calls, runner, aim, allowed, outputs_agree=outputs_agree)
     if problems:
-        message = "; ".join([*problems, found.tree.message]).strip("; ")
-        found = dataclasses.replace(found, tree=dataclasses.replace(found.tree, message=message))
-    return found
+        message = "; ".join([*problems, location.tree.message]).strip("; ")
+        location = dataclasses.replace(location, tree=dataclasses.replace(location.tree, message=message))
+    return location
 
 
 def find_in_calls(
@@ -152,8 +152,10 @@ class _Search:
             code = self.narrowing.narrowed(node, direction)
         else:
             code = self.narrowing.losing(node, self.enough)
-        for one in walk(self.root):
-            one.message = "; ".join(filter(None, [*(self._settings(one) if one is node else ()), self._told(one)]))
+        for visited in walk(self.root):
+            visited.message = "; ".join(
+                filter(None, [*(self._settings(visited) if visited is node else ()), self._told(visited)])
+            )
         candidates = code.candidates or (Candidate(node.path or "", node.second_path or ""),)
         likeliest = candidates[0]
         first = next((one for one in walk(node) if (one.path or "") == likeliest.path), node)
@@ -192,7 +194,7 @@ class _Search:
         node.first = True
         node.message = "fed the same inputs, the whole numbers or truth values returned are not the same"
         divergence = Divergence(node.path or "", node.second_path or "", "forward", node.message, None)
-        tree = self.root.frozen(lambda one: one.returns_other_numbers or self._is_different(one))
+        tree = self.root.frozen(lambda visited: visited.returns_other_numbers or self._is_different(visited))
         return Localisation(tree, divergence)
 
     # ---- trying
@@ -415,7 +417,7 @@ class _Search:
             return None
         settings = [self.sides.subjects[side].settings() for side in SIDES]
         paths = node.paths
-        known = Evidence(
+        setting = Evidence(
             paths["first"],
             paths["second"],
             direction,
@@ -428,12 +430,12 @@ class _Search:
         )
         calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
         try:
-            found = evidence_of(self.sides, self.runner, paths, calls, known)
+            evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:
-            return known
+            return setting
         if between is None:
-            return found
-        return dataclasses.replace(evidence_between(found, calls, steps), whole=found)
+            return evidence
+        return dataclasses.replace(evidence_between(evidence, calls, steps), whole=evidence)
 
     def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]

@@ -75,8 +75,8 @@ class SubmoduleRunner:
         """Run one submodule in float64 (where both sides have it), or in the working precision."""
         weights = self._sides.weights[side] if low else self._weights[side]
         dtype = None if low else "float64" if side not in self._sides.lacks else None
-        found: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
-        return found
+        run: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
+        return run
 
     def weights(self, side: Side) -> Arrays:
         """Return one side's weights as they are run in float64."""
@@ -93,26 +93,26 @@ class SubmoduleRunner:
     ) -> Run:
         """Run one submodule in float64 with its tables moved at random, or its literals, as `verdict.probes` does."""
         tables = () if path else self._sides.tables.get(side, ())
-        found: Run = self._sides.subjects[side].run(
+        run: Run = self._sides.subjects[side].run(
             self._weights[side], arguments, cotangents, mode=kind, seed=seed, path=path, tables=tables
         )
-        return found
+        return run
 
     def record(
         self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
     ) -> list[Call] | None:
         """Return the calls inside one call of a submodule; None where the subject records only whole calls."""
         subject = self._sides.subjects[side]
-        known = _parameters(subject, "record")
+        accepted_names = _parameters(subject, "record")
         more: dict[str, Any] = {}
         if path:
             more["path"] = path
         if self.dtype is None:
             more["dtype"] = None
-        if not more.keys() <= set(known):
+        if not more.keys() <= set(accepted_names):
             return None
-        found: list[Call] = subject.record(self._weights[side], arguments, cotangents, **more)
-        return found
+        calls: list[Call] = subject.record(self._weights[side], arguments, cotangents, **more)
+        return calls
 
     def substituted(
         self,
@@ -133,7 +133,7 @@ class SubmoduleRunner:
         return run.outputs, calls
 
 
-def _parameters(subject: Any, method: str) -> Collection[str]:
+def _parameters(subject: object, method: str) -> Collection[str]:
     function = getattr(subject, method, None)
     return () if function is None else inspect.signature(function).parameters.keys()
 

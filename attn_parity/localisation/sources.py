@@ -124,8 +124,8 @@ class Sources:
         return self._at_fault(sources)
 
     def _differ(self, values: Iterable[Array]) -> bool:
-        one, two = values
-        return relative([(one, two)]) > self._limit
+        first_value, second_value = values
+        return relative([(first_value, second_value)]) > self._limit
 
     # ---- who feeds it
 
@@ -226,14 +226,14 @@ class Sources:
         arguments = fed(self._whole, match_leaves(*(self._whole[one].arguments.leaves for one in SIDES)), "first")
         if not is_moved:
             return arguments[side]
-        found = list(arguments[side].leaves)
+        leaves = list(arguments[side].leaves)
         for group in match_leaves(*(self._whole[one].arguments.leaves for one in SIDES)):
             value = _moved(group.value("first", arguments["first"].leaves), INPUTS)
             for i in group.places(side):
-                found[i] = group.given(side, value)
+                leaves[i] = group.given(side, value)
         # Other whole numbers of the same kind: each row's own, one further.
-        found = [leaf if is_float(leaf) else np.roll(leaf, 1, -1) if leaf.ndim else leaf for leaf in found]
-        return arguments[side].with_leaves(found)
+        leaves = [leaf if is_float(leaf) else np.roll(leaf, 1, -1) if leaf.ndim else leaf for leaf in leaves]
+        return arguments[side].with_leaves(leaves)
 
 
 def outputs_of(calls: Mapping[Side, Call]) -> list[LeafGroup] | None:
@@ -272,10 +272,10 @@ def overlap(first: Array, second: Array, limit: float) -> Overlap | None:
                 continue
             (axis,) = unequal
             longer: Side = "first" if first.shape[axis] > turned.shape[axis] else "second"
-            one, two = (first, turned) if longer == "first" else (turned, first)
-            size = two.shape[axis]
-            for start in range(one.shape[axis] - size + 1):
-                if size and relative([(np.take(one, range(start, start + size), axis), two)]) <= limit:
+            long, short = (first, turned) if longer == "first" else (turned, first)
+            size = short.shape[axis]
+            for start in range(long.shape[axis] - size + 1):
+                if size and relative([(np.take(long, range(start, start + size), axis), short)]) <= limit:
                     return Overlap(axis, start, longer)
     return None
 
@@ -291,10 +291,10 @@ def _same(first: Sequence[Array], second: Sequence[Array]) -> bool:
     return relative(list(zip(first, second, strict=True))) <= ADDS_UP
 
 
-def _adds_up(one: Sequence[Array], other: Sequence[Array], both: Sequence[Array]) -> bool:
+def _adds_up(addends: Sequence[Array], other: Sequence[Array], both: Sequence[Array]) -> bool:
     return all(
         distance(a + b, whole) <= ADDS_UP * max(float(np.abs(whole).max(initial=0.0)), 1e-300)
-        for a, b, whole in zip(one, other, both, strict=True)
+        for a, b, whole in zip(addends, other, both, strict=True)
     )
 
 
@@ -303,18 +303,18 @@ def _rest(whole: Sequence[Array], parts: Sequence[Sequence[Array]]) -> list[Arra
 
 
 def edges(
-    steps: Sequence[PairedCall], target: PairedCall | None, found: Sequence[int] | None, path: str
+    steps: Sequence[PairedCall], target: PairedCall | None, candidates: Sequence[int] | None, path: str
 ) -> list[tuple[str, str]]:
     """Return the candidate locations of the code at fault, the likeliest first: the call that began last.
 
     Args:
         steps: the calls in the module.
         target: see `Sources`.
-        found: the positions of the calls that feed it; None for all that began before.
+        candidates: the positions of the calls that feed it; None for all that began before.
         path: the module; its path means its own inputs and outputs.
     """
     before = [i for i, step in enumerate(steps) if target is None or step.order < target.order]
-    known = [INPUTS, *before] if found is None else found
+    origins = [INPUTS, *before] if candidates is None else candidates
     after = path if target is None else target.path
-    names = [path if i == INPUTS else steps[i].path for i in sorted(known, reverse=True)]
+    names = [path if i == INPUTS else steps[i].path for i in sorted(origins, reverse=True)]
     return [(name, after) for name in dict.fromkeys(names)]

@@ -119,14 +119,14 @@ def build(
         calls: all calls of each side.
         labels: names of the sides.
     """
-    found = {side: _by_path(calls[side]) for side in SIDES}
+    calls_by_path = {side: _by_path(calls[side]) for side in SIDES}
     types = {module.path: module.type for module in modules["second"]}
     nodes: dict[str, Node] = {}
     for position, module in enumerate(modules["first"]):
         path, second_path = module.path, pairs.get(module.path)
         node = Node(path, second_path, module.type, types.get(second_path, "") if second_path is not None else "")
-        mine = found["first"].get(path, [])
-        its = found["second"].get(second_path, []) if second_path is not None else []
+        mine = calls_by_path["first"].get(path, [])
+        its = calls_by_path["second"].get(second_path, []) if second_path is not None else []
         node.order = mine[0].order if mine else NEVER + position
         node.message = _why_not(second_path, mine, its, labels)
         node.calls = list(zip(mine, its, strict=False))
@@ -135,7 +135,7 @@ def build(
         nodes[path] = node
         if path:
             _parent(path, nodes).children.append(node)
-    _add_second_only(nodes, pairs, modules["second"], found["second"])
+    _add_second_only(nodes, pairs, modules["second"], calls_by_path["second"])
     _settle_order(nodes[""])
     return nodes[""]
 
@@ -158,17 +158,17 @@ def nearest(node: Node) -> Iterator[Node]:
 
 def _feed_alike(node: Node) -> None:
     """Let both sides have the same rows, where one gives a module more of them than the other."""
-    found = [fed_alike({"first": first, "second": second}) for first, second in node.calls] if node.path else []
-    if found and any(found):
-        node.calls = [(one["first"], one["second"]) for one in found if one is not None]
+    fed_calls = [fed_alike({"first": first, "second": second}) for first, second in node.calls] if node.path else []
+    if fed_calls and any(fed_calls):
+        node.calls = [(one["first"], one["second"]) for one in fed_calls if one is not None]
         node.refed = True
 
 
 def _by_path(calls: Sequence[Call]) -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = {}
+    by_path: dict[str, list[Call]] = {}
     for call in calls:
-        found.setdefault(call.path, []).append(call)
-    return found
+        by_path.setdefault(call.path, []).append(call)
+    return by_path
 
 
 def _why_not(second_path: str | None, mine: Sequence[Call], its: Sequence[Call], labels: Mapping[Side, str]) -> str:

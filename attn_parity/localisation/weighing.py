@@ -120,8 +120,8 @@ def weigh(
             measures["backward"] += measured(totals, sides.dtype, position, copy)
     used: dict[str, float] = {}
     worse: dict[str, Side] = {}
-    for direction, found in measures.items():
-        shares = dict(zip(SIDES, precision_used(found) if found else (0.0, 0.0), strict=True))
+    for direction, measures_of_side in measures.items():
+        shares = dict(zip(SIDES, precision_used(measures_of_side) if measures_of_side else (0.0, 0.0), strict=True))
         worse[direction] = max(reversed(sides.judged), key=lambda side: shares[side])
         used[direction] = shares[worse[direction]]
     return used, worse, ""
@@ -129,9 +129,9 @@ def weigh(
 
 def measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
     """Return the measure of one tensor by both results and their float64 results, none if a side has none."""
-    one, two = tensors[:2]
-    if one is None or two is None or not is_float(one) or not is_float(two):
+    first, second = tensors[:2]
+    if first is None or second is None or not is_float(first) or not is_float(second):
         return []
-    scale = scale_of([array for array in tensors if array is not None][2:] or [one])
+    scale = scale_of([array for array in tensors if array is not None][2:] or [first])
     keywords = {"kind_scale": scale, "dtype": dtype, "group": group, "weights": "own", "sample": sample}
     return [measure(*tensors, **keywords)]  # type: ignore[arg-type]

@@ -66,10 +66,10 @@ def are_alike(first: Array, second: Array) -> bool:
     """Return whether two arrays are near each other or proportional, as two versions of a table are."""
     if first.size != second.size:
         return False
-    one, two = (array.ravel().astype(np.float64) for array in (first, second))
-    sizes = float(np.linalg.norm(one)), float(np.linalg.norm(two))
-    is_near = float(np.linalg.norm(one - two)) <= NEAR * max(sizes)
-    is_proportional = min(sizes) > 0.0 and abs(float(one @ two)) >= (1.0 - PROPORTIONAL) * sizes[0] * sizes[1]
+    left, right = (array.ravel().astype(np.float64) for array in (first, second))
+    sizes = float(np.linalg.norm(left)), float(np.linalg.norm(right))
+    is_near = float(np.linalg.norm(left - right)) <= NEAR * max(sizes)
+    is_proportional = min(sizes) > 0.0 and abs(float(left @ right)) >= (1.0 - PROPORTIONAL) * sizes[0] * sizes[1]
     return is_near or is_proportional
 
 

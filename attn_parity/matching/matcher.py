@@ -51,7 +51,7 @@ OTHER: dict[Side, Side] = {"first": "second", "second": "first"}
 
 
 def complete(
-    pair: Pair, sides: tuple[Any, Any], rules: Any, *, fold: bool = False, trials: Trials | None = None
+    pair: Pair, sides: tuple[object, object], rules: object, *, fold: bool = False, trials: Trials | None = None
 ) -> None:
     """Pair the weights of a pair, and add notes on the pairing.
 
@@ -75,16 +75,16 @@ def complete(
     pair.notes += state.frozen_notes(pair)
 
 
-def _found(pair: Pair, sides: tuple[Any, Any], rules: Any, trials: Trials, *, fold: bool) -> Pairing:
+def _found(pair: Pair, sides: tuple[object, object], rules: object, trials: Trials, *, fold: bool) -> Pairing:
     """Return the pairing that rules, names and runs give, and note how it was found."""
     matcher = Matcher(pair, rules, trials)
-    found = _by_configs(pair, sides, matcher) if rules is None else None
-    if found is None:
-        matcher, found = _by_names(pair, rules, matcher, fold=fold)
-        found = matcher.with_state(found)
-    pair.notes += state.notes(pair, matcher.carrying.state, found)
-    pair.notes += _renamed(found, matcher.trials)
-    return found
+    pairing = _by_configs(pair, sides, matcher) if rules is None else None
+    if pairing is None:
+        matcher, pairing = _by_names(pair, rules, matcher, fold=fold)
+        pairing = matcher.with_state(pairing)
+    pair.notes += state.notes(pair, matcher.carrying.state, pairing)
+    pair.notes += _renamed(pairing, matcher.trials)
+    return pairing
 
 
 def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _is_word(spelled: str) -> bool:
     return spelled.replace("_", "").isalpha()
 
 
-def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing | None:
+def _by_configs(pair: Pair, sides: tuple[object, object], matcher: Matcher) -> Pairing | None:
     own = _rules_of_configs(pair, sides)
     if own is not None:
         with contextlib.suppress(ValueError):
@@ -139,7 +139,7 @@ def _by_configs(pair: Pair, sides: tuple[Any, Any], matcher: Matcher) -> Pairing
     return None
 
 
-def _by_names(pair: Pair, rules: Any, matcher: Matcher, *, fold: bool) -> tuple[Matcher, Pairing]:
+def _by_names(pair: Pair, rules: object, matcher: Matcher, *, fold: bool) -> tuple[Matcher, Pairing]:
     """Return the pairing that rules and names give, and the matcher of the parameters that it is of."""
     try:
         return matcher, matcher.proposed()
@@ -148,31 +148,31 @@ def _by_names(pair: Pair, rules: Any, matcher: Matcher, *, fold: bool) -> tuple[
         return folded or (matcher, matcher.completed(error))
 
 
-def _folded(pair: Pair, rules: Any) -> tuple[Matcher, Pairing] | None:
+def _folded(pair: Pair, rules: object) -> tuple[Matcher, Pairing] | None:
     """Pair the parameters with the biases of one side's recurrent layers added, if that gives a bijection."""
     for side in SIDES:
-        subject, held = pair.subject(side), pair.held[side]
+        subject, weights = pair.subject(side), pair.held[side]
         added = folds(subject.parameters())
         if not added:
             continue
         folded = FoldedSubject(subject, added)
         setattr(pair, side, folded)
-        pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(held))
+        pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(weights))
         with contextlib.suppress(WeightsMismatchError):
             matcher = Matcher(pair, rules, Trials(pair))
-            found = matcher.proposed()
+            pairing = matcher.proposed()
             names = ", ".join(f"{one.folded} to {one.kept}" for one in added)
             pair.notes.append(
                 f"{pair.shown[side]} adds two biases of a recurrent layer and the other side holds one: they are "
                 f"judged as their sum ({names})"
             )
-            return matcher, found
+            return matcher, pairing
         setattr(pair, side, subject)
-        pair.held[side] = held
+        pair.held[side] = weights
     return None
 
 
-def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
+def _rules_of_configs(pair: Pair, sides: tuple[object, object]) -> Rules | None:
     """Return the rules of our own modules inside both sides, None if they have no such modules or those differ."""
     if (pair.first.kind, pair.second.kind) != ("torch module", "NNX module"):
         return None
@@ -222,11 +222,11 @@ class Matcher:
             UnpairedError: there is no bijection.
             ValueError: several are left open.
         """
-        given = Partial(self._given.matches, self._left_out)
+        settled = Partial(self._given.matches, self._left_out)
         ours, theirs = (self.carrying.taking_part(side) for side in SIDES)
         trials = self.trials
-        found = propose(ours, theirs, trials.distance, given, self._labels, trials.orders, trials.limit)
-        return _doubted(found, *self._doubts)
+        pairing = propose(ours, theirs, trials.distance, settled, self._labels, trials.orders, trials.limit)
+        return _doubted(pairing, *self._doubts)
 
     def completed(self, error: UnpairedError) -> Pairing:
         """Return a pairing with state added and parameters set aside until there is a bijection.
@@ -243,36 +243,36 @@ class Matcher:
             if step == self._fitting:
                 before_fitting = before_fitting or error
             try:
-                found = self.proposed()
+                pairing = self.proposed()
             except UnpairedError as following:
                 error = following
                 continue
             if before_fitting is None:
-                return found
-            if self.trials.distance(found) < AGREE:
-                return _by_run(found, self._fitted)
+                return pairing
+            if self.trials.distance(pairing) < AGREE:
+                return _by_run(pairing, self._fitted)
             if not self._is_only:
                 raise self.refused(before_fitting)
-            return _doubted(found, _on_fit(self._fitted))
+            return _doubted(pairing, _on_fit(self._fitted))
 
-    def with_state(self, found: Pairing) -> Pairing:
+    def with_state(self, pairing: Pairing) -> Pairing:
         """Return a pairing with the state that both sides hold, where the outputs differ without it."""
         if not self._pair.transfer:
-            return found
-        frozen = [name for side, name, why in found.dropped if side == "first" and why.startswith(state.FROZEN)]
+            return pairing
+        frozen = [name for side, name, why in pairing.dropped if side == "first" and why.startswith(state.FROZEN)]
         parameters = self.carrying.parameters["first"]
         ours = [*self._free("first"), *(whole(name, parameters[name]) for name in frozen)]
         theirs = self._free("second")
         if not ours or not theirs:
-            return found
+            return pairing
         pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
-        if not pairs or self.trials.largest_distance(found) < AGREE:
-            return found
+        if not pairs or self.trials.largest_distance(pairing) < AGREE:
+            return pairing
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
-            found = self._added(found, some) if some else found
+            pairing = self._added(pairing, some) if some else pairing
         tables = [one for one in pairs if one.is_named and not self.carrying.may_carry(one)]
-        return _doubted(found, *map(self._on_table, tables))
+        return _doubted(pairing, *map(self._on_table, tables))
 
     def refused(self, error: WeightsMismatchError) -> WeightsMismatchError:
         """Return a refusal that names the rules that would settle it and tied weights."""
@@ -333,11 +333,11 @@ class Matcher:
         first, second = suited(self._free("first"), error.second), suited(error.first, self._free("second"))
         return [*((one, SIDES[0]) for one in first), *((one, SIDES[1]) for one in second)]
 
-    def _settled(self, one: Suited, side: Side) -> bool:
+    def _settled(self, suited: Suited, side: Side) -> bool:
         """Carry the state of a pair, or set the other tensor aside where code computes one of them."""
-        own, other = (one.first, one.second) if side == "first" else (one.second, one.first)
-        are_same = self.carrying.are_same(one)
-        if self.carrying.may_carry(one) or (own.parameter.persistent and are_same):
+        own, other = (suited.first, suited.second) if side == "first" else (suited.second, suited.first)
+        are_same = self.carrying.are_same(suited)
+        if self.carrying.may_carry(suited) or (own.parameter.persistent and are_same):
             return self.carrying.add(side, [own.source])
         if (OTHER[side], other.source) in {(where, name) for where, name, _ in self._dropped}:
             return False
@@ -345,7 +345,7 @@ class Matcher:
             f"{own.name} of {self._pair.shown[side]} is a table that code computes, so each side keeps its own numbers"
         )
         self._dropped.append((OTHER[side], other.source, why))
-        self._doubts += [] if are_same else [self._on_table(one)]
+        self._doubts += [] if are_same else [self._on_table(suited)]
         return True
 
     # ---- state
@@ -357,23 +357,23 @@ class Matcher:
     def _free(self, side: Side) -> list[Tensor]:
         return self.carrying.free(side, self._left_out)
 
-    def _on_table(self, one: Suited) -> str:
-        first, second = (f"{tensor.name} of {label}" for tensor, label in zip(_both(one), self._labels, strict=True))
+    def _on_table(self, suited: Suited) -> str:
+        first, second = (f"{tensor.name} of {label}" for tensor, label in zip(_both(suited), self._labels, strict=True))
         return (
             f"{first} and {second} differ and are not carried, as code seems to compute them; a rule carries them: "
-            f"{rule_of(one.first.source, one.second.source)}"
+            f"{rule_of(suited.first.source, suited.second.source)}"
         )
 
-    def _added(self, found: Pairing, pairs: list[Suited]) -> Pairing:
+    def _added(self, pairing: Pairing, pairs: list[Suited]) -> Pairing:
         """Return a pairing with state added; without equal names, only if the outputs agree, or come nearer, by it."""
         names = self.carrying.names
         first, second = ({_both(one)[at].source: _both(one)[at].parameter for one in pairs} for at in (0, 1))
         self.carrying.add("first", first)
         self.carrying.add("second", second)
-        dropped = tuple(row for row in found.dropped if row[0] == "second" or row[1] not in first)
+        dropped = tuple(row for row in pairing.dropped if row[0] == "second" or row[1] not in first)
 
         def together(more: Pairing) -> Pairing:
-            return dataclasses.replace(found, matches=(*found.matches, *more.matches), dropped=dropped)
+            return dataclasses.replace(pairing, matches=(*pairing.matches, *more.matches), dropped=dropped)
 
         def distance(more: Pairing) -> float:
             return self.trials.distance(together(more))
@@ -385,11 +385,11 @@ class Matcher:
             reached = self.trials.largest_distance(joint)
             if reached < AGREE:
                 return _by_run(joint, pairs)
-            if all(one.is_only for one in pairs) and reached < NEARER * self.trials.largest_distance(found):
+            if all(one.is_only for one in pairs) and reached < NEARER * self.trials.largest_distance(pairing):
                 return _doubted(joint, _on_fit(pairs))
         for side in SIDES:
             self.carrying.set(side, names[side])
-        return found
+        return pairing
 
 
 def _by_run(pairing: Pairing, pairs: Iterable[Suited]) -> Pairing:
@@ -406,8 +406,8 @@ def _on_fit(pairs: Iterable[Suited]) -> str:
     return f"paired by shape alone, as one of the two is state: {names}; rules of your own settle it"
 
 
-def _both(one: Suited) -> tuple[Tensor, Tensor]:
-    return one.first, one.second
+def _both(suited: Suited) -> tuple[Tensor, Tensor]:
+    return suited.first, suited.second
 
 
 def _doubted(pairing: Pairing, *doubts: str) -> Pairing:

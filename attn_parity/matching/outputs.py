@@ -55,24 +55,24 @@ def check_outputs(
     named = any("['" in place or '["' in place for place, _, _ in (*first, *second))
     alone = len(places) == len(other_places) == 1 and "" in (*places, *other_places)
     reordered = places != other_places and sorted(places) == sorted(other_places)
-    one, two = labels["first"], labels["second"]
+    ours, theirs = labels["first"], labels["second"]
     if len(places) != len(other_places) or (named and not alone and places != other_places) or reordered:
         raise ModuleFailedError(
-            f"the outputs differ in structure: {one} returns {_listed(first)}, {two} returns {_listed(second)}; "
+            f"the outputs differ in structure: {ours} returns {_listed(first)}, {theirs} returns {_listed(second)}; "
             f"compare modules (or wrappers of them) that return the same{_entries(first, second, entry)}"
         )
-    for label, outputs in ((one, first), (two, second)):
-        for place, _, dtype in outputs:
+    for label, outputs in ((ours, first), (theirs, second)):
+        for path, _, dtype in outputs:
             if dtype.startswith("complex"):
                 raise ModuleFailedError(
-                    f"output{place} of {label} is {dtype}; complex numbers are not judged, return their real and "
+                    f"output{path} of {label} is {dtype}; complex numbers are not judged, return their real and "
                     "imaginary parts"
                 )
-    for (place, shape, _), (_, other, _) in zip(first, second, strict=True):
+    for (path, shape, _), (_, other, _) in zip(first, second, strict=True):
         if shape != other:
             moved = "; if its axes lie in another order, wrap one side so that it returns them in the other's"
             raise ModuleFailedError(
-                f"the outputs differ in shape: output{place} is {shape} in {one} and {other} in {two}"
+                f"the outputs differ in shape: output{path} is {shape} in {ours} and {other} in {theirs}"
                 f"{moved if sorted(shape) == sorted(other) else ''}"
             )
     if all(0 in shape for _, shape, _ in first):
@@ -88,32 +88,32 @@ def _entries(first: OutputStructure, second: OutputStructure, entry: str | None)
     )
 
 
-def plain_outputs(first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
+def plain_outputs(first: Mapping[str, object], second: Mapping[str, object], labels: tuple[str, str]) -> list[str]:
     """Return a message for each plain output (a number, bool or text, not an array) that differs between the sides."""
-    found = []
+    messages = []
     ours, theirs = ({_keyed(place): value for place, value in one.items()} for one in (first, second))
-    for place in dict.fromkeys([*ours, *theirs]):
-        one, two = (repr(side[place]) if place in side else "nothing" for side in (ours, theirs))
-        if one != two:
-            found.append(
-                f"output{place} is no array and not compared: it is {one} in {labels[0]} and {two} in {labels[1]}"
+    for path in dict.fromkeys([*ours, *theirs]):
+        mine, other = (repr(side[path]) if path in side else "nothing" for side in (ours, theirs))
+        if mine != other:
+            messages.append(
+                f"output{path} is no array and not compared: it is {mine} in {labels[0]} and {other} in {labels[1]}"
             )
-    return found
+    return messages
 
 
-def _keyed(place: str) -> str:
+def _keyed(path: str) -> str:
     """Return a place with attributes written as keys: a dataclass and a mapping of the same names hold the same."""
-    return "".join(f"[{word[1:]!r}]" if word.startswith(".") else word for word in WORD.findall(place))
+    return "".join(f"[{word[1:]!r}]" if word.startswith(".") else word for word in WORD.findall(path))
 
 
-def apart(one: Run, two: Run) -> float:
+def apart(left: Run, right: Run) -> float:
     """Return how far apart the outputs of two runs are, relative to the largest of them."""
-    pairs = list(zip(one.outputs, two.outputs, strict=True))
+    pairs = list(zip(left.outputs, right.outputs, strict=True))
     if any(first.shape != second.shape for first, second in pairs):
         return float("inf")
     scale = scale_of([first for first, _ in pairs]) or 1.0
-    found = max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if is_float(a)), default=0.0)
-    return found / scale if np.isfinite(found) else float("inf")
+    largest = max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if is_float(a)), default=0.0)
+    return largest / scale if np.isfinite(largest) else float("inf")
 
 
 def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:
@@ -171,8 +171,8 @@ class Trials:
         """Return weight of a side -> position of its first use; empty if unavailable."""
         pair = self._pair
         with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
-            found: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])
-            return found
+            uses: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])
+            return uses
         return {}
 
     def without_effect(self, side: Side, names: Collection[str]) -> list[str]:
@@ -206,8 +206,8 @@ class Trials:
         """Run a side with some weights; None where it refuses such numbers."""
         pair = self._pair
         with contextlib.suppress(Exception):  # what raises on NaN uses the number
-            found: Run = pair.subject(side).run(weights, pair.arguments[side])
-            return found
+            run: Run = pair.subject(side).run(weights, pair.arguments[side])
+            return run
         return None
 
 

@@ -17,10 +17,10 @@ from ..pairing import Pairing, Suited, Tensor, whole
 from ..results.findings import Side
 from ..samples import calls
 from ..sides.dtypes import class_of, is_float, unit_of, wide
-from ..sides.subject import Array, Arrays, Parameter, Subject
+from ..sides.subject import Array, Arrays, SideWeight, Subject
 from .formulas import are_alike, is_computed, seems_computed
 
-NamedParameters = dict[str, Parameter]
+NamedParameters = dict[str, SideWeight]
 
 MAX_SHOWN = 6
 """Most names in a note."""
@@ -82,37 +82,39 @@ class Carrying:
         """Carry the state of these names and no other."""
         if names == self._names[side]:
             return
-        subject, held, numbers = self._pair.subject(side), self._pair.held[side], self.numbers(side)
+        subject, weights, numbers = self._pair.subject(side), self._pair.held[side], self.numbers(side)
         self._names[side] = names
         subject.carry(names)
-        self._pair.held[side] = {name: held[name] if name in held else numbers[name] for name in subject.parameters()}
+        self._pair.held[side] = {
+            name: weights[name] if name in weights else numbers[name] for name in subject.parameters()
+        }
 
     def numbers(self, side: Side) -> Arrays:
         """Return the numbers of all state of a side, in float64 where its parameters were widened."""
         if side not in self._numbers:
-            subject, held = self._pair.subject(side), self._pair.held[side]
+            subject, pair_weights = self._pair.subject(side), self._pair.held[side]
             subject.carry(self.state[side])
-            found = weights_held(subject, self._pair.shown[side])
+            weights = weights_held(subject, self._pair.shown[side])
             subject.carry(self._names[side])
-            is_widened = calls.common_dtype(held) == "float64" and not subject.holds_float64
-            own = {name: found[name] for name in self.state[side]}
+            is_widened = calls.common_dtype(pair_weights) == "float64" and not subject.holds_float64
+            own = {name: weights[name] for name in self.state[side]}
             self._numbers[side] = {name: wide(one) for name, one in own.items()} if is_widened else own
         return self._numbers[side]
 
-    def are_same(self, one: Suited) -> bool:
+    def are_same(self, suited: Suited) -> bool:
         """Return whether two tensors hold the same numbers, in whatever order of axes."""
-        first, second = (np.sort(wide(array), axis=None) for array in self._arrays(one))
+        first, second = (np.sort(wide(array), axis=None) for array in self._arrays(suited))
         return bool(np.array_equal(first, second, equal_nan=is_float(first)))
 
-    def may_carry(self, one: Suited) -> bool:
+    def may_carry(self, suited: Suited) -> bool:
         """Return whether the first side's numbers may replace the second's: none of the two is computed by code."""
-        persistent = one.first.parameter.persistent and one.second.parameter.persistent
-        first, second = self._arrays(one)
+        persistent = suited.first.parameter.persistent and suited.second.parameter.persistent
+        first, second = self._arrays(suited)
         return persistent and waits_for_data(second, wide(first)) and not are_two_constants(first, second)
 
-    def _arrays(self, one: Suited) -> tuple[Array, Array]:
+    def _arrays(self, suited: Suited) -> tuple[Array, Array]:
         first, second = ({**self._pair.held[side], **self.numbers(side)} for side in SIDES)
-        return one.first.take(first), one.second.take(second)
+        return suited.first.take(first), suited.second.take(second)
 
 
 def _parted(pair: Pair) -> tuple[dict[Side, NamedParameters], dict[Side, NamedParameters]]:
@@ -121,7 +123,7 @@ def _parted(pair: Pair) -> tuple[dict[Side, NamedParameters], dict[Side, NamedPa
     Whole numbers and bools in a function's tree are parameters where the other side has a parameter of that name, else
     state.
     """
-    every: dict[Side, Mapping[str, Parameter]] = {side: pair.subject(side).parameters() for side in SIDES}
+    every: dict[Side, Mapping[str, SideWeight]] = {side: pair.subject(side).parameters() for side in SIDES}
     parameters: dict[Side, NamedParameters] = {}
     others: dict[Side, NamedParameters] = {}
     for side, other in zip(SIDES, reversed(SIDES), strict=True):
@@ -138,7 +140,7 @@ def _parted(pair: Pair) -> tuple[dict[Side, NamedParameters], dict[Side, NamedPa
     return parameters, others
 
 
-def kept(pairing: Pairing, first: Mapping[str, Parameter]) -> frozenset[str]:
+def kept(pairing: Pairing, first: Mapping[str, SideWeight]) -> frozenset[str]:
     """Return the first side's weights whose numbers every sample keeps: frozen, dropped, and state on both sides."""
     dropped = {name for side, name, _ in pairing.dropped if side == "first"}
     frozen = {name for name, one in first.items() if one.frozen}
@@ -215,12 +217,12 @@ def _unit(array: Array) -> float:
     return unit_of(array.dtype.name) if is_float(array) else float(np.finfo(np.float64).eps)
 
 
-def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pairing) -> Iterator[str]:
+def notes(pair: Pair, state: Mapping[Side, Mapping[str, SideWeight]], pairing: Pairing) -> Iterator[str]:
     """Name the state that is carried between parameters and state, and the state that is not carried.
 
     Args:
         pair: the pair.
-        held: the state of each side.
+        state: the state of each side.
         pairing: its pairing.
     """
     for side in SIDES:
@@ -245,7 +247,7 @@ def notes(pair: Pair, held: Mapping[Side, Mapping[str, Parameter]], pairing: Pai
     for side in SIDES:
         taken = {match.tensor(side).source for match in pairing.matches}
         taken |= {name for where, name, _ in pairing.dropped if where == side}
-        left = [name for name in held[side] if name not in taken]
+        left = [name for name in state[side] if name not in taken]
         if left:
             label = pair.shown[side]
             yield f"state that is not carried, so that {label} keeps its own: {listed(left)}"

@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def pair_modules(
-    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule], called: Called | None = None
+    matches: Sequence[object], first: Sequence[Submodule], second: Sequence[Submodule], called: Called | None = None
 ) -> dict[str, str]:
     """Return first path -> second path of the submodules that contain the same parameters.
 
@@ -57,30 +57,30 @@ def pair_modules(
 
 
 def alternatives(
-    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+    matches: Sequence[object], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> dict[str, list[tuple[str, str]]]:
     """Return first path -> the pairs of which its own is one, where one side nests more modules that hold the same."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    options: dict[str, list[tuple[str, str]]] = {}
     for mine, its in _groups(matches, first, second):
         if len(mine) != len(its):
-            found |= {path: [(one, two) for one in mine for two in its] for path in mine}
-    return found
+            options |= {path: [(one, two) for one in mine for two in its] for path in mine}
+    return options
 
 
 def _groups(
-    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+    matches: Sequence[object], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> list[tuple[list[str], list[str]]]:
     """Return the paths on each side that hold the same parameters."""
     ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
     back = collections.defaultdict(list)
-    for path, held in theirs.items():
+    for path, numbers in theirs.items():
         if path:
-            back[held].append(path)
-    found = []
-    for held in dict.fromkeys(ours.values()):
-        if held and back[held]:
-            found.append(([path for path, other in ours.items() if other == held and path], back[held]))
-    return [(mine, its) for mine, its in found if mine]
+            back[numbers].append(path)
+    groups = []
+    for numbers in dict.fromkeys(ours.values()):
+        if numbers and back[numbers]:
+            groups.append(([path for path, other in ours.items() if other == numbers and path], back[numbers]))
+    return [(mine, its) for mine, its in groups if mine]
 
 
 def _paired_by_likeness(
@@ -96,28 +96,28 @@ def _paired_by_likeness(
     def is_called(side: Literal["first", "second"], path: str) -> bool:
         return called is None or path in called[side]
 
-    def returns_the_same(one: str, two: str) -> bool:
-        return called is None or bool({*called["first"].get(one, ())} & {*called["second"].get(two, ())})
+    def returns_the_same(path: str, other_path: str) -> bool:
+        return called is None or bool({*called["first"].get(path, ())} & {*called["second"].get(other_path, ())})
 
-    def unlikeness(one: str, two: str) -> tuple[bool, bool, bool, bool, int]:
+    def unlikeness(path: str, other_path: str) -> tuple[bool, bool, bool, bool, int]:
         return (
-            not (is_called("first", one) and is_called("second", two)),
-            not returns_the_same(one, two),
-            classes[0][one] != classes[1][two],
-            _last(one) != _last(two),
-            -one.count(".") - two.count("."),
+            not (is_called("first", path) and is_called("second", other_path)),
+            not returns_the_same(path, other_path),
+            classes[0][path] != classes[1][other_path],
+            _last(path) != _last(other_path),
+            -path.count(".") - other_path.count("."),
         )
 
     pairs: dict[str, str] = {}
     options = sorted(((one, two) for one in mine for two in its), key=lambda pair: unlikeness(*pair))
-    for one, two in options:
-        if one not in pairs and two not in pairs.values():
-            pairs[one] = two
+    for first_path, second_path in options:
+        if first_path not in pairs and second_path not in pairs.values():
+            pairs[first_path] = second_path
     return pairs
 
 
 def _pair_without_parameters(
-    pairs: dict[str, str], matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+    pairs: dict[str, str], matches: Sequence[object], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> None:
     """Pair the submodules without parameters inside paired ones: by name, then by their job.
 
@@ -132,7 +132,7 @@ def _pair_without_parameters(
             second_parents = _nested(second_parent, theirs) if wide else {second_parent}
             mine = [one for one in _children(parents, first) if not ours[one.path] and one.path not in pairs]
             its = [one for one in _children(second_parents, second) if not theirs[one.path] and one.path not in taken]
-            key = _kind if by_kind else (lambda one: _last(one.path))
+            key = _kind if by_kind else (lambda module: _last(module.path))
             for label in dict.fromkeys(map(key, mine)):
                 some = [one.path for one in mine if key(one) == label]
                 others = [one.path for one in its if key(one) == label]
@@ -141,9 +141,11 @@ def _pair_without_parameters(
                     taken |= set(others)
 
 
-def _nested(path: str, held: Mapping[str, frozenset[int]]) -> set[str]:
+def _nested(path: str, numbers_of: Mapping[str, frozenset[int]]) -> set[str]:
     """Return the modules that hold the same as one, itself among them; of none that holds nothing, itself alone."""
-    return {other for other, numbers in held.items() if numbers == held[path]} if held[path] else {path}
+    return (
+        {other for other, numbers in numbers_of.items() if numbers == numbers_of[path]} if numbers_of[path] else {path}
+    )
 
 
 def _children(paths: Collection[str], modules: Sequence[Submodule]) -> list[Submodule]:
@@ -160,24 +162,24 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _holdings(matches: Sequence[Any], side: str, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
+def _holdings(matches: Sequence[object], side: str, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
     """Return path -> the numbers of the matches that the module holds."""
-    held: dict[str, set[int]] = {module.path: set() for module in modules}
+    numbers_of: dict[str, set[int]] = {module.path: set() for module in modules}
     for number, match in enumerate(matches):
         path = getattr(match, side).parameter.path
         while True:
-            if path in held:
-                held[path].add(number)
+            if path in numbers_of:
+                numbers_of[path].add(number)
             if not path:
                 break
             path = path.rpartition(".")[0]
-    return {path: frozenset(numbers) for path, numbers in held.items()}
+    return {path: frozenset(numbers) for path, numbers in numbers_of.items()}
 
 
 def differing(
     pairs: Mapping[str, str],
-    first: Mapping[str, Mapping[str, Any]],
-    second: Mapping[str, Mapping[str, Any]],
+    first: Mapping[str, Mapping[str, object]],
+    second: Mapping[str, Mapping[str, object]],
     labels: Mapping[Any, str],
     names: Mapping[str, str],
     settings: Collection[str] = NOTED,
@@ -193,21 +195,21 @@ def differing(
         settings: names of the settings.
     """
     shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}
-    found = []
+    messages = []
     for path, second_path in pairs.items():
         mine, its = first.get(path, {}), second.get(second_path, {})
         for name in settings:
             if name in mine and name in its and mine[name] != its[name]:
-                one, two = (
+                first_value, second_value = (
                     _written(name, known[name], label)
                     for known, label in ((mine, shown["first"]), (its, shown["second"]))
                 )
-                values = f"{one} in {shown['first']} and {two} in {shown['second']}"
-                found.append(f"{name} of {names.get(path, path)} is {values}")
-    return found
+                values = f"{first_value} in {shown['first']} and {second_value} in {shown['second']}"
+                messages.append(f"{name} of {names.get(path, path)} is {values}")
+    return messages
 
 
-def _written(name: str, value: Any, label: str) -> str:
+def _written(name: str, value: object, label: str) -> str:
     if not isinstance(value, (int, float)):
         return str(value)
     flax = f" (written {1.0 - value:g})" if name == "momentum" and label == "Flax" else ""

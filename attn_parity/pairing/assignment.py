@@ -71,8 +71,8 @@ class TensorSides:
         ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
         theirs = [layer_of(tensor) for tensor in self.second]
         same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
-        found: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
-        return found
+        matrix: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
+        return matrix
 
     def housed(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Array:
         """For each pair of tensors, return the overlap of their parent modules: the settled pairs that both share.
@@ -89,15 +89,15 @@ class TensorSides:
         inside, number = [], []
         for which, tensors in enumerate((self.first, self.second)):
             holders = [(layer_of(one) or one.spelled).rpartition(".")[0] for one in tensors]
-            known = {path: place for place, path in enumerate(dict.fromkeys(holders))}
+            number_of = {path: place for place, path in enumerate(dict.fromkeys(holders))}
             paths = [f".{pair[which].spelled}" for pair in pairs]
-            rows = [[path.startswith(f".{holder}." if holder else ".") for path in paths] for holder in known]
-            inside.append(np.array(rows, np.float64).reshape(len(known), len(paths)))
-            number.append([known[holder] for holder in holders])
+            rows = [[path.startswith(f".{holder}." if holder else ".") for path in paths] for holder in number_of]
+            inside.append(np.array(rows, np.float64).reshape(len(number_of), len(paths)))
+            number.append([number_of[holder] for holder in holders])
         both = inside[0] @ inside[1].T
         either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - both
-        found: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
-        return found
+        overlap: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
+        return overlap
 
 
 def _places(names: Sequence[Name]) -> Array:
@@ -119,7 +119,7 @@ def equals(sides: TensorSides) -> list[tuple[int, int]]:
     """
     fits = _layers_fit(sides)
     left: list[list[int]] = [list(range(len(side))) for side in (sides.first, sides.second)]
-    found: list[tuple[int, int]] = []
+    pairs_by_name: list[tuple[int, int]] = []
     keys: tuple[Callable[[Name], Hashable], ...] = (lambda name: name.same, lambda name: name.alike)
     for key in keys:
         by_key: list[dict[Hashable, list[int]]] = []
@@ -134,11 +134,11 @@ def equals(sides: TensorSides) -> list[tuple[int, int]]:
             if len(some) == 1 and len(by_key[1].get(word, ())) == 1 and sides.options(some[0], by_key[1][word][0]).ways
         ]
         pairs = [(i, j) for i, j in pairs if sides.names[0][i].same == sides.names[1][j].same or fits(i, j)]
-        found += pairs
+        pairs_by_name += pairs
         for which in (0, 1):
             taken = {pair[which] for pair in pairs}
             left[which] = [i for i in left[which] if i not in taken]
-    return found
+    return pairs_by_name
 
 
 def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
@@ -217,7 +217,7 @@ def arranged(
         groups: tensors of the first side that could exchange their counterparts.
         in_order: whether the order of the tensors speaks, too: the first of a group goes with the first.
     """
-    found = list(assignment)
+    arrangement = list(assignment)
     for group in groups:
         counterparts = [assignment[i] for i in group]
         suits = scores[np.ix_(group, counterparts)]
@@ -225,9 +225,9 @@ def arranged(
             counterparts.sort()
             rank = np.arange(len(group)) / len(group)
             suits = scores[np.ix_(group, counterparts)] - IN_ORDER * (rank[:, None] - rank) ** 2
-        for i, place in zip(group, best(suits) or (), strict=False):
-            found[i] = counterparts[place]
-    return found
+        for i, position in zip(group, best(suits) or (), strict=False):
+            arrangement[i] = counterparts[position]
+    return arrangement
 
 
 @dataclasses.dataclass
@@ -243,7 +243,7 @@ class LayerGroup:
 
 def by_layers(sides: TensorSides, groups: Sequence[Sequence[int]], assignment: Sequence[int]) -> list[LayerGroup]:
     """Return groups of tensors as groups of layers, those of the same layers made one."""
-    found: dict[Hashable, LayerGroup] = {}
+    groups_of_layers: dict[Hashable, LayerGroup] = {}
     for number, group in enumerate(groups):
         ours = {sides.names[0][i].layer: i for i in group}
         theirs = {sides.names[1][assignment[i]].layer: assignment[i] for i in group}
@@ -251,16 +251,16 @@ def by_layers(sides: TensorSides, groups: Sequence[Sequence[int]], assignment: S
         is_plain = len(roles) == 1 and len(ours) == len(theirs) == len(group)
         role = next(iter(roles)) if is_plain else ""
         key: Hashable = (frozenset(ours), frozenset(theirs)) if is_plain else number
-        if key not in found:
-            found[key] = LayerGroup([{role: i} for i in group], [{role: assignment[i]} for i in group])
+        if key not in groups_of_layers:
+            groups_of_layers[key] = LayerGroup([{role: i} for i in group], [{role: assignment[i]} for i in group])
             continue
         for members, names, mine in (
-            (found[key].first, sides.names[0], ours),
-            (found[key].second, sides.names[1], theirs),
+            (groups_of_layers[key].first, sides.names[0], ours),
+            (groups_of_layers[key].second, sides.names[1], theirs),
         ):
             for member in members:
                 member[role] = mine[names[next(iter(member.values()))].layer]
-    return list(found.values())
+    return list(groups_of_layers.values())
 
 
 def template(name: str) -> str:

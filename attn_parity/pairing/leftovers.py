@@ -10,7 +10,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -98,33 +97,35 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
         ours = {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j])) if lasts[0][k] == word}
         return len(theirs) == len(ours) == 1
 
-    found = [Suited(first[i], second[j], is_named=True, is_only=True) for i, j in named]
+    pairs = [Suited(first[i], second[j], is_named=True, is_only=True) for i, j in named]
     for i, j in fitting:
         alone = is_only(i, j)
-        found.append(Suited(first[i], second[j], is_named(i, j), alone))
-    return found
+        pairs.append(Suited(first[i], second[j], is_named(i, j), alone))
+    return pairs
 
 
 # ---- rules that a user may paste
 
 
 def rules_for(
-    error: UnpairedError, known: tuple[Mapping[str, Any], Mapping[str, Any]], state: tuple[list[Tensor], list[Tensor]]
+    error: UnpairedError,
+    parameters: tuple[Mapping[str, object], Mapping[str, object]],
+    state: tuple[list[Tensor], list[Tensor]],
 ) -> str:
     """Return the smallest set of rules that settles the leftover tensors, as a line of TOML.
 
     Args:
         error: lists the leftover tensors.
-        known: the parameters of both sides by name; a pattern must cover only the parameters it is meant for.
+        parameters: the parameters of both sides by name; a pattern must cover only the parameters it is meant for.
         state: tensors of the state of both sides, which a rule may pair with leftover tensors.
     """
     first, second = (list({one.source: one for one in side}.values()) for side in (error.first, error.second))
     pairs = [*suited(state[0], second), *suited(first, state[1])]
     pairs = [one for one in pairs if _pattern(one) is not None and one.first.cut is None and one.second.cut is None]
     done = {one.first.source for one in pairs}, {one.second.source for one in pairs}
-    rules = _paired_rules(pairs, (known[0].keys() | {one.name for one in state[0]}))
+    rules = _paired_rules(pairs, (parameters[0].keys() | {one.name for one in state[0]}))
     for key, side, names in (("first", first, done[0]), ("second", second, done[1])):
-        own = known[0 if key == "first" else 1]
+        own = parameters[0 if key == "first" else 1]
         rules += _dropping_rules(key, [one.source for one in side if one.source not in names], own)
     return f"rule = [{', '.join(rules)}]"
 
@@ -166,9 +167,9 @@ def rule_of(first: str, second: str) -> str:
     return f"rule = [{_table({'first': first, 'second': second})}]"
 
 
-def _pattern(one: Suited) -> str | None:
+def _pattern(suited_pair: Suited) -> str | None:
     """Return the axis pattern between two tensors, "" for equal axes; None where a short rule cannot express it."""
-    ways = TensorSides([one.first], [one.second]).options(0, 0).ways
+    ways = TensorSides([suited_pair.first], [suited_pair.second]).options(0, 0).ways
     if not ways or ways[0].flips or ways[0].sizes:
         return None
     return "" if ways[0].pattern == "... -> ..." else ways[0].pattern
@@ -176,10 +177,10 @@ def _pattern(one: Suited) -> str | None:
 
 def _paired_rules(pairs: Sequence[Suited], names: Iterable[str]) -> list[str]:
     groups: dict[tuple[str, str, str], list[Suited]] = collections.defaultdict(list)
-    for one in pairs:
-        key = (_lettered(one.first.source), _lettered(one.second.source), _pattern(one) or "")
-        same = _numbers(one.first.source) == _numbers(one.second.source)
-        groups[key if same else (one.first.source, one.second.source, key[2])].append(one)
+    for suited_pair in pairs:
+        key = (_lettered(suited_pair.first.source), _lettered(suited_pair.second.source), _pattern(suited_pair) or "")
+        same = _numbers(suited_pair.first.source) == _numbers(suited_pair.second.source)
+        groups[key if same else (suited_pair.first.source, suited_pair.second.source, key[2])].append(suited_pair)
     every = collections.Counter(map(_lettered, names))
     rules = []
     for (first, second, pattern), some in groups.items():
@@ -190,11 +191,11 @@ def _paired_rules(pairs: Sequence[Suited], names: Iterable[str]) -> list[str]:
     return rules
 
 
-def _dropping_rules(key: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
+def _dropping_rules(key: str, names: Sequence[str], names_of_side: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = collections.defaultdict(list)
     for name in names:
         groups[_lettered(name)].append(name)
-    every = collections.Counter(map(_lettered, known))
+    every = collections.Counter(map(_lettered, names_of_side))
     shown: list[str] = []
     for lettered, some in groups.items():
         shown += [lettered] if len(some) > 1 and every[lettered] == len(some) else some

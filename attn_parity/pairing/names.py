@@ -332,7 +332,7 @@ def _counter(key: str, sizes: Mapping[int, int]) -> Counter:
 def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
     """Return keys that sort names as they were declared, with numbers in their order."""
     first: dict[str, int] = {}
-    found = []
+    keys = []
     for name in names:
         key = []
         for part in re.finditer(r"[0-9]+|[^0-9.]+", name):
@@ -340,8 +340,8 @@ def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
                 key.append((0, int(part[0])))
             else:
                 key.append((first.setdefault(name[: part.end()], len(first)), 0))
-        found.append(tuple(key))
-    return found
+        keys.append(tuple(key))
+    return keys
 
 
 def part_word(name: Name) -> tuple[str, tuple[str, ...]]:
@@ -352,10 +352,10 @@ def part_word(name: Name) -> tuple[str, tuple[str, ...]]:
     own = name.spelled.lower().rstrip("_")  # NNX calls a gate if_
     if own in {word for some in _SETS.values() for word in some}:
         return own, ()
-    known = ("query", "key", "value", "kv", "gate", "up")
+    part_words = ("query", "key", "value", "kv", "gate", "up")
     words = [_SYNONYMS.get(word, word) for word in [FUSED.get(own, own), *_split(name.spelled)]]
-    found = next((word for word in words if word in known), "")
-    return found, () if own in FUSED else tuple(word for word in words[1:] if word and word != found)
+    part = next((word for word in words if word in part_words), "")
+    return part, () if own in FUSED else tuple(word for word in words[1:] if word and word != part)
 
 
 def part_sets() -> dict[str, tuple[str, ...]]:
@@ -416,32 +416,32 @@ def _table(ours: Sequence[object], theirs: Sequence[object], value: object) -> A
     return table[np.ix_([rows[key] for key in ours], [columns[key] for key in theirs])]
 
 
-def _numbers(one: tuple[str, ...], two: tuple[str, ...]) -> float:
-    if one == two:
+def _numbers(left: tuple[str, ...], right: tuple[str, ...]) -> float:
+    if left == right:
         return 0.5
-    if not one or not two:
+    if not left or not right:
         return 0.0
-    return 0.5 * _in_common(one, two) / max(len(one), len(two)) - 0.25
+    return 0.5 * _in_common(left, right) / max(len(left), len(right)) - 0.25
 
 
-def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
+def _in_common(left: Sequence[str], right: Sequence[str]) -> int:
     """Return how many numbers two have in common, in their order.
 
     What one side counts alone may be outside, as the stages of a ResNet, or inside, as the layers of a Sequential.
     """
-    lengths = [0] * (len(two) + 1)
-    for x in one:
+    lengths = [0] * (len(right) + 1)
+    for x in left:
         before = lengths[:]
-        for j, y in enumerate(two):
+        for j, y in enumerate(right):
             lengths[j + 1] = before[j] + 1 if x == y else max(before[j + 1], lengths[j])
     return lengths[-1]
 
 
-def _same_number(one: str, two: str) -> float:
-    return 0.25 if one == two and one else 0.0
+def _same_number(left: str, right: str) -> float:
+    return 0.25 if left == right and left else 0.0
 
 
-def _roles(one: str, two: str) -> float:
-    if one and two and one != two:
-        return 0.0 if {one, two} <= {"matrix", "embedding"} else -2.0
-    return 1.0 if one == two and one else 0.25
+def _roles(left: str, right: str) -> float:
+    if left and right and left != right:
+        return 0.0 if {left, right} <= {"matrix", "embedding"} else -2.0
+    return 1.0 if left == right and left else 0.25

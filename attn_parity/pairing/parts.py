@@ -106,14 +106,14 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
     by_size = collections.defaultdict(list)
     for k, bundle in enumerate(bundles):
         by_size[sum(math.prod(others[j].shape) for j in bundle.parts)].append(k)
-    said = _speaks([names[i] for i in fused], bundles, other_names)
+    spoken = _speaks([names[i] for i in fused], bundles, other_names)
     possible = [
-        (float(said[row, k]), i, k)
+        (float(spoken[row, k]), i, k)
         for row, i in enumerate(fused)
         for k in by_size[math.prod(tensors[i].shape)]
         if not sizes[math.prod(tensors[i].shape)] or bundles[k].word == names[i].fused
     ]
-    found: list[tuple[float, int, int, Split]] = []
+    candidates: list[tuple[float, int, int, Split]] = []
     taken: set[int] = set()
     used: set[int] = set()
 
@@ -121,18 +121,20 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
         arrangements = _arrangements(tensors[i], names[i], others, bundles[k], lays)
         return Split(i, bundles[k].parts, tuple(arrangements))
 
-    for score, i, k in sorted(possible, key=lambda one: (-one[0], one[1], one[2])):
+    for score, i, k in sorted(
+        possible, key=lambda possible_split: (-possible_split[0], possible_split[1], possible_split[2])
+    ):
         parts = bundles[k].parts
         if i in taken or used & set(parts):
             continue
-        one = split(i, k)
-        if one.arrangements:
+        possible_split = split(i, k)
+        if possible_split.arrangements:
             taken.add(i)
             used |= set(parts)
-            found.append((score, i, k, one))
+            candidates.append((score, i, k, possible_split))
     scores = {(i, k): score for score, i, k in possible}
     groups: list[list[tuple[float, int, int, Split]]] = []
-    for new in found:
+    for new in candidates:
         for group in groups:
             if len(group) < MAX_TIED and all(_is_tied(new, one, scores) for one in group):
                 group.append(new)
@@ -142,11 +144,11 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
     return [_orders(group, split) for group in groups]
 
 
-def _is_tied(one: tuple[float, int, int, Split], two: tuple[float, int, int, Split], scores: BundleScores) -> bool:
+def _is_tied(left: tuple[float, int, int, Split], right: tuple[float, int, int, Split], scores: BundleScores) -> bool:
     """Return whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
-    (_, i, k, _), (_, j, m, _) = one, two
-    held = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
-    return max(held) - min(held) < 1e-9 if math.isfinite(max(held)) else False
+    (_, i, k, _), (_, j, m, _) = left, right
+    finite = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
+    return max(finite) - min(finite) < 1e-9 if math.isfinite(max(finite)) else False
 
 
 def _orders(
@@ -173,31 +175,31 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
     for i, name in enumerate(names):
         siblings[name.parent, name.role, name.last].append(i)
     for group in siblings.values():
-        found = [part_word(names[i]) for i in group]
-        known: set[frozenset[int]] = set()
-        for which in [None, *dict.fromkeys(which for _, which in found)]:  # all of them, or those of one set
+        words_of = [part_word(names[i]) for i in group]
+        bundled: set[frozenset[int]] = set()
+        for which in [None, *dict.fromkeys(which for _, which in words_of)]:  # all of them, or those of one set
             words: dict[str, list[int]] = collections.defaultdict(list)
-            for i, (word, its) in zip(group, found, strict=True):
+            for i, (word, its) in zip(group, words_of, strict=True):
                 if which in (None, its):
                     words[word].append(i)
             for key, labels in part_sets().items():
                 if not all(len(words[label]) == 1 for label in labels):
                     continue
                 parts = tuple(words[label][0] for label in labels)
-                if frozenset(parts) not in known:
-                    known.add(frozenset(parts))
+                if frozenset(parts) not in bundled:
+                    bundled.add(frozenset(parts))
                     yield PartBundle(parts, labels, key.split()[0], which=which or ())
         ordered = sorted(group, key=lambda i: names[i].natural)
-        place = {i: k for k, i in enumerate(ordered)}
+        rank = {i: k for k, i in enumerate(ordered)}
         for length in range(2, min(len(ordered), MAX_PARTS) + 1):
             if len(ordered) <= MAX_SIBLINGS:
                 candidates: Iterator[tuple[int, ...]] = itertools.combinations(ordered, length)
             else:
                 candidates = (tuple(ordered[k : k + length]) for k in range(len(ordered) - length + 1))
             for parts in candidates:
-                if frozenset(parts) not in known and sum(math.prod(tensors[i].shape) for i in parts) in totals:
+                if frozenset(parts) not in bundled and sum(math.prod(tensors[i].shape) for i in parts) in totals:
                     labels = tuple(names[i].spelled or str(i) for i in parts)
-                    yield PartBundle(parts, labels, "", place[parts[-1]] - place[parts[0]] >= length)
+                    yield PartBundle(parts, labels, "", rank[parts[-1]] - rank[parts[0]] >= length)
 
 
 def _speaks(fused: Sequence[Name], bundles: Sequence[PartBundle], others: Sequence[Name]) -> Array:
@@ -221,8 +223,8 @@ def _arrangements(
     tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: PartBundle, lays: Lays
 ) -> Iterator[Arrangement]:
     """Yield the ways to cut a tensor into a bundle, the usual one first; all its parts lie alike."""
-    said = bool(bundle.word)
-    orders = [range(len(bundle.parts))] if said else list(itertools.permutations(range(len(bundle.parts))))
+    is_spoken = bool(bundle.word)
+    orders = [range(len(bundle.parts))] if is_spoken else list(itertools.permutations(range(len(bundle.parts))))
     by_head = name.own in _BY_HEAD
     for order in orders:
         parts = [bundle.parts[i] for i in order]
@@ -249,8 +251,8 @@ def _cuts(
         for heads in _heads(tensor, parts, lengths):
             apart = tensor.unfolded(axis, (heads, tensor.shape[axis] // heads))
             starts = list(itertools.accumulate((length // heads for length in lengths), initial=0))
-            found = [apart.slice(axis + 1, starts[i], starts[i + 1], names[i]) for i in range(count)]
-            yield found, frozenset((axis, axis + 1))
+            pieces = [apart.slice(axis + 1, starts[i], starts[i + 1], names[i]) for i in range(count)]
+            yield pieces, frozenset((axis, axis + 1))
     for axis in range(len(tensor.shape)):
         if tensor.shape[axis] == count and len(set(sizes)) == 1 and _leaves_matrices(tensor, parts):
             yield [tensor.at(axis, i, names[i]) for i in range(count)], frozenset()
@@ -258,8 +260,8 @@ def _cuts(
         lengths = _lengths(tensor.shape[axis], sizes)
         if lengths:
             starts = list(itertools.accumulate(lengths, initial=0))
-            found = [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
-            yield found, frozenset((axis,))
+            pieces = [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
+            yield pieces, frozenset((axis,))
 
 
 def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
@@ -267,8 +269,8 @@ def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
     total = sum(sizes)
     if not total:
         return []
-    found = [length * size // total for size in sizes]
-    return found if all(found) and not any(length * size % total for size in sizes) else []
+    lengths = [length * size // total for size in sizes]
+    return lengths if all(lengths) and not any(length * size % total for size in sizes) else []
 
 
 def _leaves_matrices(tensor: Tensor, parts: Sequence[Tensor]) -> bool:

@@ -77,22 +77,22 @@ def lay(way: Way, part: Shape, *, is_left: bool, cut: frozenset[int]) -> Lay:
     else:
         sides = [_groups(side) for side in way.pattern.split("->")]
     mine, its = sides if is_left else sides[::-1]
-    known = dict(way.sizes)
-    known |= {group[0]: part[i] for i, group in enumerate(mine) if len(group) == 1}
+    sizes = dict(way.sizes)
+    sizes |= {group[0]: part[i] for i, group in enumerate(mine) if len(group) == 1}
     kept = [i for i in range(len(part)) if i not in cut]
     owner = {word: -1 if i in cut else kept.index(i) for i, group in enumerate(mine) for word in group}
     words = [word for group in its for word in group if word in owner]
     order = [owner[word] for word in words]
     return Lay(
         tuple(axis for i, axis in enumerate(order) if order[i - 1 : i] != [axis]),
-        tuple(known.get(word, 0) for word in words if owner[word] >= 0),
+        tuple(sizes.get(word, 0) for word in words if owner[word] >= 0),
     )
 
 
 def _groups(side: str) -> list[list[str]]:
     """Return the words of each axis of one side of a pattern; none for an axis of one element."""
-    found = re.findall(r"\([^)]*\)|\S+", side)
-    return [[word for word in group.strip("()").split() if word != "1"] for group in found]
+    groups = re.findall(r"\([^)]*\)|\S+", side)
+    return [[word for word in group.strip("()").split() if word != "1"] for group in groups]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,42 +129,42 @@ def kind_of(tensor: Tensor, last: str) -> TensorKind:
 
 
 @functools.lru_cache(maxsize=65536)
-def options(one: TensorKind, two: TensorKind, equal_names: bool) -> WayOptions:
+def options(first: TensorKind, second: TensorKind, equal_names: bool) -> WayOptions:
     """Return the ways that may lead from one kind of tensor to another.
 
     Args:
-        one: the first side's.
-        two: the second side's.
+        first: the first side's.
+        second: the second side's.
         equal_names: whether both have one name, so that two bare arrays of one shape lie alike.
     """
-    if math.prod(one.shape) != math.prod(two.shape):
+    if math.prod(first.shape) != math.prod(second.shape):
         return WayOptions()
-    known = _letters(one), _letters(two)
-    if known[0] and known[1]:
-        said = _said(one, two, *known)
-        if said is not None:
-            return WayOptions(said, len(said) > 1)
-    convolution = _unknown_convolution(one, two, *known)
+    letters = _letters(first), _letters(second)
+    if letters[0] and letters[1]:
+        spoken = _said(first, second, *letters)
+        if spoken is not None:
+            return WayOptions(spoken, len(spoken) > 1)
+    convolution = _unknown_convolution(first, second, *letters)
     if convolution:
         return WayOptions(convolution, len(convolution) > 1)
-    found = list(dict.fromkeys(_free(one.shape, two.shape)))
+    ways = list(dict.fromkeys(_free(first.shape, second.shape)))
     identity = Way("... -> ...")
-    same_class = one.framework == two.framework and one.layer == two.layer and bool(one.owner)
-    plain = any("Norm" in kind.owner or "Embed" in kind.owner for kind in (one, two))
-    if identity in found and (plain or same_class or len(one.shape) < 2):
+    same_class = first.framework == second.framework and first.layer == second.layer and bool(first.owner)
+    plain = any("Norm" in kind.owner or "Embed" in kind.owner for kind in (first, second))
+    if identity in ways and (plain or same_class or len(first.shape) < 2):
         return WayOptions((identity,))
-    transposed = _is_transposed(one, two)
-    found.sort(key=lambda way: _rank(way, one.shape, transposed))
-    bare = equal_names and one.last == two.last and not (known[0] or known[1])
-    return WayOptions(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
+    transposed = _is_transposed(first, second)
+    ways.sort(key=lambda way: _rank(way, first.shape, transposed))
+    bare = equal_names and first.last == second.last and not (letters[0] or letters[1])
+    return WayOptions(tuple(ways[:MAX]), len(ways) > 1 and not (bare and ways[0] == identity))
 
 
-def _is_transposed(one: TensorKind, two: TensorKind) -> bool:
+def _is_transposed(first: TensorKind, second: TensorKind) -> bool:
     """Return whether a square matrix usually lies the other way round on the other side."""
-    guesses = _guess(one), _guess(two)
+    guesses = _guess(first), _guess(second)
     if guesses[0] and guesses[1]:
         return guesses[0] != guesses[1]
-    return any(guesses) and one.framework != two.framework
+    return any(guesses) and first.framework != second.framework
 
 
 def _guess(kind: TensorKind) -> str:
@@ -198,24 +198,26 @@ def _letters(kind: TensorKind) -> tuple[str, ...]:
     return ("n", "d") if rank == 2 and last == "embedding" and owner == "Embed" else ()
 
 
-def _said(one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...] | None:
+def _said(
+    first: TensorKind, second: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+) -> tuple[Way, ...] | None:
     """Return the patterns that two known layers allow; None if they do not determine each other."""
     if ours == ("*",) or theirs == ("*",):
-        return _general(one, two, ours, theirs)
-    turned = [bool(_TRANSPOSED.fullmatch(kind.owner)) for kind in (one, two)]
+        return _general(first, second, ours, theirs)
+    turned = [bool(_TRANSPOSED.fullmatch(kind.owner)) for kind in (first, second)]
     if set(ours) == set(theirs):
         if turned[0] != turned[1]:
             return None
-        if turned[0] and one.framework != two.framework:
-            return tuple(_transposed_convolution(one, two, ours, theirs))
+        if turned[0] and first.framework != second.framework:
+            return tuple(_transposed_convolution(first, second, ours, theirs))
         if ours == theirs:
-            return (Way("... -> ..."),) if one.shape == two.shape else ()
-        sizes = dict(zip(ours, one.shape, strict=True))
-        if tuple(sizes[axis] for axis in theirs) != two.shape:
+            return (Way("... -> ..."),) if first.shape == second.shape else ()
+        sizes = dict(zip(ours, first.shape, strict=True))
+        if tuple(sizes[axis] for axis in theirs) != second.shape:
             return ()
         return (_turn(ours, theirs) if len(ours) == 2 else Way(f"{' '.join(ours)} -> {' '.join(theirs)}"),)
     if {"i", "o"} <= set(ours) & set(theirs):
-        return _pointwise(one.shape, two.shape, ours, theirs)
+        return _pointwise(first.shape, second.shape, ours, theirs)
     return None
 
 
@@ -235,7 +237,7 @@ def _pointwise(mine: Shape, its: Shape, ours: tuple[str, ...], theirs: tuple[str
 
 
 def _transposed_convolution(
-    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+    first_kind: TensorKind, second_kind: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
 ) -> Iterator[Way]:
     """Yield the patterns between the transposed convolutions of torch and Flax.
 
@@ -245,31 +247,31 @@ def _transposed_convolution(
     space = len(ours) - 2
     for last, flipped in (("i o", True), ("o i", False)):
         flax = (*_SPACE[:space], *last.split())
-        first, second = (ours, flax) if one.framework == "torch" else (flax, theirs)
-        sizes = dict(zip(first, one.shape, strict=True))
-        if tuple(sizes[axis] for axis in second) == two.shape:
+        first, second = (ours, flax) if first_kind.framework == "torch" else (flax, theirs)
+        sizes = dict(zip(first, first_kind.shape, strict=True))
+        if tuple(sizes[axis] for axis in second) == second_kind.shape:
             flips = tuple(i for i, axis in enumerate(second) if axis in _SPACE and sizes[axis] > 1)
             yield Way(f"{' '.join(first)} -> {' '.join(second)}", (), flips if flipped else ())
 
 
 def _unknown_convolution(
-    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+    first: TensorKind, second: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
 ) -> tuple[Way, ...]:
     """Return the layouts that libraries have for a kernel of which one side's layer is known, the usual one first.
 
     None of them exchanges axes of space: where a port does, that is a fault and not a layout. Shapes alone would allow
     it wherever a kernel is square.
     """
-    known, other, is_first = (ours, two, True) if ours else (theirs, one, False)
-    space = tuple(axis for axis in known if axis in _SPACE)
-    if bool(ours) == bool(theirs) or not space or len(other.shape) != len(known):
+    letters, other, is_first = (ours, second, True) if ours else (theirs, first, False)
+    space = tuple(axis for axis in letters if axis in _SPACE)
+    if bool(ours) == bool(theirs) or not space or len(other.shape) != len(letters):
         return ()
-    sizes = dict(zip(known, (one if is_first else two).shape, strict=True))
+    sizes = dict(zip(letters, (first if is_first else second).shape, strict=True))
     layouts = [(*space, "i", "o"), ("o", "i", *space), ("o", *space, "i"), (*space, "o", "i"), ("i", "o", *space)]
     if other.last == "weight":  # a port that keeps torch's names, as Equinox does
         layouts.insert(0, layouts.pop(1))
     fitting = [" ".join(axes) for axes in layouts if tuple(sizes[axis] for axis in axes) == other.shape]
-    left = " ".join(known)
+    left = " ".join(letters)
     groups, factor = other.shape[-2:]
     is_depthwise = sizes["i"] == 1 and min(groups, factor) > 1 and sizes["o"] == groups * factor
     if is_depthwise and other.shape[:-2] == tuple(sizes[axis] for axis in space):  # as Keras keeps it
@@ -283,16 +285,16 @@ def _unknown_convolution(
 
 
 def _general(
-    one: TensorKind, two: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
+    first: TensorKind, second: TensorKind, ours: tuple[str, ...], theirs: tuple[str, ...]
 ) -> tuple[Way, ...] | None:
     """Return the way between linear layers of which one has several axes, for inputs and then for outputs."""
     if ours == theirs:
-        return (Way("... -> ..."),) if one.shape == two.shape else None
-    known = theirs if ours == ("*",) else ours
-    if set(known) != {"i", "o"}:
+        return (Way("... -> ..."),) if first.shape == second.shape else None
+    letters = theirs if ours == ("*",) else ours
+    if set(letters) != {"i", "o"}:
         return None
-    turned = known == ("o", "i")
-    return tuple(_grouped(one.shape, two.shape, turned=turned, contiguous=True))[:1]
+    turned = letters == ("o", "i")
+    return tuple(_grouped(first.shape, second.shape, turned=turned, contiguous=True))[:1]
 
 
 # ---- by shapes alone

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from ..sides.subject import Array, Parameter
+from ..sides.subject import Array, SideWeight
 from .assignment import (
     LayerGroup,
     TensorSides,
@@ -46,10 +46,10 @@ UseOrder = Mapping[str, int]
 
 
 def propose(
-    first: Mapping[str, Parameter],
-    second: Mapping[str, Parameter],
+    first: Mapping[str, SideWeight],
+    second: Mapping[str, SideWeight],
     probe: Distance | None = None,
-    given: Partial | None = None,
+    settled_by_rules: Partial | None = None,
     labels: Labels = ("torch", "Flax"),
     orders: Callable[[], tuple[UseOrder, UseOrder]] | None = None,
     limit: int = MAX_CANDIDATES,
@@ -61,7 +61,7 @@ def propose(
         second: parameters of the second side.
         probe: returns the distance of the outputs when both sides hold the same weights under a pairing, all of them
             different; it decides between pairings that names leave open.
-        given: pairs that are settled already; the rest is paired as usual.
+        settled_by_rules: pairs that are settled already; the rest is paired as usual.
         labels: names of the sides in messages.
         orders: returns the order of first use of each parameter on both sides; empty where unknown.
         limit: most pairings to try.
@@ -70,9 +70,9 @@ def propose(
         UnpairedError: (a WeightsMismatchError) no bijection exists; lists the leftover tensors.
         ValueError: several pairings remain and no evidence favours one; lists them.
     """
-    given = given or Partial()
+    settled_by_rules = settled_by_rules or Partial()
 
-    left, right = _rest(first, given, "first"), _rest(second, given, "second")
+    left, right = _rest(first, settled_by_rules, "first"), _rest(second, settled_by_rules, "second")
     left, right = unstacked(left, right), unstacked(right, left)
     fixed, choices = _links(left, right, labels)
     choices = joined(choices)
@@ -91,24 +91,24 @@ def propose(
         is_permuted = {id(choice) for choice in permuted}
         choices = [choice for choice in choices if id(choice) not in is_permuted]
         choices.append([run, *(links for links in open_ones if names_of(links) != names_of(run))])
-    found = settle(given, choices, fixed, probe, limit, is_ordered=run is not None)
-    for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
+    pairing = settle(settled_by_rules, choices, fixed, probe, limit, is_ordered=run is not None)
+    for tensors in ([match.first for match in pairing.matches], [match.second for match in pairing.matches]):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
-    return in_order(found, first)
+    return in_order(pairing, first)
 
 
-def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
+def in_order(pairing: Pairing, first: Mapping[str, SideWeight]) -> Pairing:
     """Return a pairing in the order of the first side's parameters."""
-    place = collections.defaultdict(lambda: len(first), {name: i for i, name in enumerate(first)})
+    rank = collections.defaultdict(lambda: len(first), {name: i for i, name in enumerate(first)})
     offsets = {id(one): one.first.cut.offset if one.first.cut else 0 for one in pairing.matches}
-    matches = sorted(pairing.matches, key=lambda one: (place[one.first.source], offsets[id(one)]))
+    matches = sorted(pairing.matches, key=lambda one: (rank[one.first.source], offsets[id(one)]))
     return dataclasses.replace(pairing, matches=tuple(matches))
 
 
-def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> list[Tensor]:
+def _rest(parameters: Mapping[str, SideWeight], settled: Partial, side: str) -> list[Tensor]:
     """Return the tensors of one side that are not settled."""
-    done = {name for where, name, _ in given.dropped if where == side}
-    done |= {(match.first if side == "first" else match.second).source for match in given.matches}
+    done = {name for where, name, _ in settled.dropped if where == side}
+    done |= {(match.first if side == "first" else match.second).source for match in settled.matches}
     framework = "torch" if side == "first" else "flax"
     return [whole(name, one, framework) for name, one in parameters.items() if name not in done]
 
@@ -123,22 +123,22 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     theirs = [one for j, one in enumerate(second) if j not in taken[1]]
     choices: list[Choice] = []
     for turned in (False, True) if ours and theirs else ():
-        here, there = (theirs, ours) if turned else (ours, theirs)
-        found = splits(here, there, _lays_turned if turned else _lays)
+        own, other = (theirs, ours) if turned else (ours, theirs)
+        splits_of_side = splits(own, other, _lays_turned if turned else _lays)
         of_layers: dict[Hashable, list[Choice]] = collections.defaultdict(list)
-        for orders in found:
-            choice = [links for order in orders for links in _shared_choice(order, there, turned=turned)]
+        for orders in splits_of_side:
+            choice = [links for order in orders for links in _shared_choice(order, other, turned=turned)]
             if len(choice) == 1:
                 fixed += choice[0]
             else:
-                layers = tuple(layer_of(here[split.whole]) or split.whole for split in orders[0])
+                layers = tuple(layer_of(own[split.whole]) or split.whole for split in orders[0])
                 of_layers[layers, len(choice)].append(choice)
         choices += [together(some) for some in of_layers.values()]
-        cut = [split for orders in found for split in orders[0]]
+        cut = [split for orders in splits_of_side for split in orders[0]]
         gone, used = {split.whole for split in cut}, {i for split in cut for i in split.parts}
-        here = [one for i, one in enumerate(here) if i not in gone]
-        there = [one for i, one in enumerate(there) if i not in used]
-        ours, theirs = (there, here) if turned else (here, there)
+        own = [one for i, one in enumerate(own) if i not in gone]
+        other = [one for i, one in enumerate(other) if i not in used]
+        ours, theirs = (other, own) if turned else (own, other)
     more, open_ones = _assigned(TensorSides(ours, theirs), fixed, labels)
     return fixed + more, choices + open_ones
 
@@ -223,21 +223,21 @@ def _options(first: Tensor, second: Tensor) -> WayOptions:
     return options(kind_of(first, last_word(first)), kind_of(second, last_word(second)), equal_names=False)
 
 
-def _shared_choice(splits_together: Sequence[Split], there: Sequence[Tensor], *, turned: bool) -> Choice:
+def _shared_choice(splits_together: Sequence[Split], other_tensors: Sequence[Tensor], *, turned: bool) -> Choice:
     """Return the ways in which some fused tensors and their parts may go together."""
-    each = [_split_choice(split, there, turned=turned) for split in splits_together]
+    each = [_split_choice(split, other_tensors, turned=turned) for split in splits_together]
     return [tuple(link for links in some for link in links) for some in itertools.product(*each)]
 
 
-def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
+def _split_choice(split: Split, other_tensors: Sequence[Tensor], *, turned: bool) -> Choice:
     """Return the ways in which a fused tensor and its parts may go together; all parts lie alike."""
     choice = []
     for arrangement in split.arrangements:
         links = []
-        pairs = [(part, there[j]) for j, part in arrangement.parts]
-        found = [(_lays_turned if turned else _lays)(*pair, arrangement.axes) for pair in pairs]
-        common = frozenset.intersection(*(frozenset(one.values()) for one in found))
-        for pair, lays in zip(pairs, found, strict=True):
+        pairs = [(part, other_tensors[j]) for j, part in arrangement.parts]
+        lays_of_parts = [(_lays_turned if turned else _lays)(*pair, arrangement.axes) for pair in pairs]
+        common = frozenset.intersection(*(frozenset(one.values()) for one in lays_of_parts))
+        for pair, lays in zip(pairs, lays_of_parts, strict=True):
             first, second = pair[::-1] if turned else pair
             ways = tuple(way for way, how in lays.items() if how in common)
             options = WayOptions(ways, _options(first, second).is_open and len(ways) > 1)
@@ -265,9 +265,9 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
         assert assignment is not None, "there was one before"
         groups = open_groups(scores, assignment)
         open_ones = {i for group in groups for i in group}
-        known = [(link.first, link.second) for link in settled]
-        known += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
-        suits = scores + sides.housed(known)
+        settled_pairs = [(link.first, link.second) for link in settled]
+        settled_pairs += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
+        suits = scores + sides.housed(settled_pairs)
         assignment = arranged(suits, assignment, groups)  # the usual order of what is open
     grouped = {i for group in groups for i in group}
     fixed = [_link(sides, i, j, "name") for i, j in enumerate(assignment) if i not in grouped]
@@ -278,7 +278,7 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
 def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
     limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
-    known: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], Link] = {}
     choice = []
     lists = [sides.names[0][next(iter(layer.values()))] for layer in group.first]
     places = [sides.names[1][next(iter(layer.values()))].natural for layer in group.second]
@@ -287,7 +287,7 @@ def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:
         pairs = [(mine[role], its[role]) for mine, its in zip(group.first, theirs, strict=True) for role in mine]
         if all(math.isfinite(scores[i, j]) for i, j in pairs):
             choice.append(
-                tuple(known.get((i, j)) or known.setdefault((i, j), _link(sides, i, j, "order")) for i, j in pairs)
+                tuple(links.get((i, j)) or links.setdefault((i, j), _link(sides, i, j, "order")) for i, j in pairs)
             )
     return choice
 
@@ -301,8 +301,10 @@ def _no_bijection(sides: TensorSides, scores: Array, labels: Labels) -> Unpaired
     for i in list(left):
         j = by_name.pop(sides.names[0][i].same, None)
         if j is not None:
-            one, two = sides.first[i], sides.second[j]
-            misshapen.append(f"{one.name} is {one.shape} in {labels[0]} and {two.name} is {two.shape} in {labels[1]}")
+            first, second = sides.first[i], sides.second[j]
+            misshapen.append(
+                f"{first.name} is {first.shape} in {labels[0]} and {second.name} is {second.shape} in {labels[1]}"
+            )
             left.remove(i)
             right.remove(j)
     return UnpairedError(

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from attn_bridge.weights import Rule, Rules, WeightsMismatchError, joint
 from attn_bridge.weights.user_rules import AnyRules, read_rules
 
-from ..sides.subject import Parameter
+from ..sides.subject import SideWeight
 from .proposal import Labels, UseOrder, in_order, propose
 from .settling import MAX_CANDIDATES, Distance, Partial
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
-Parameters = Mapping[str, Parameter]
+Parameters = Mapping[str, SideWeight]
 
 
 def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairing:
@@ -25,14 +25,14 @@ def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairin
             differs.
         ValueError: two rules claim one parameter.
     """
-    found, problems = _read(rules, first, second, ("torch", "Flax"))
-    taken = {match.second.source for match in found.matches} | {name for _, name in problems.misnamed}
-    known = {match.first.source for match in found.matches} | problems.named
-    dropped = {(side, name) for side, name, _ in found.dropped}
+    pairing, problems = _read(rules, first, second, ("torch", "Flax"))
+    taken = {match.second.source for match in pairing.matches} | {name for _, name in problems.misnamed}
+    used_names = {match.first.source for match in pairing.matches} | problems.named
+    dropped = {(side, name) for side, name, _ in pairing.dropped}
     problems.missing += [name for name in second if name not in taken and ("second", name) not in dropped]
-    problems.unexpected += [name for name in first if name not in known and ("first", name) not in dropped]
+    problems.unexpected += [name for name in first if name not in used_names and ("first", name) not in dropped]
     problems.refuse()
-    return in_order(Pairing(found.matches, found.dropped), first)
+    return in_order(Pairing(pairing.matches, pairing.dropped), first)
 
 
 def partial(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels = ("torch", "Flax")) -> Partial:
@@ -42,9 +42,9 @@ def partial(rules: AnyRules, first: Parameters, second: Parameters, labels: Labe
         WeightsMismatchError: lists names that do not exist, and shapes that do not fit.
         ValueError: two rules claim one parameter.
     """
-    found, problems = _read(rules, first, second, labels)
+    pairing, problems = _read(rules, first, second, labels)
     problems.refuse()
-    return found
+    return pairing
 
 
 def pair_parameters(
@@ -57,8 +57,8 @@ def pair_parameters(
     limit: int = MAX_CANDIDATES,
 ) -> Pairing:
     """Return the pairing that rules define, completed by `propose` for parameters without rules."""
-    given = None if rules is None else partial(rules, first, second, labels=labels)
-    return propose(first, second, probe, given, labels, orders, limit)
+    settled = None if rules is None else partial(rules, first, second, labels=labels)
+    return propose(first, second, probe, settled, labels, orders, limit)
 
 
 @dataclasses.dataclass
@@ -79,13 +79,13 @@ class _Problems:
 
 
 def _read(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels) -> tuple[Partial, _Problems]:
-    found = read_rules(rules)
+    parsed = read_rules(rules)
     if [_framework(first, "torch"), _framework(second, "flax")] == ["flax", "torch"]:
-        found = Rules(rule if rule.by_side else rule.turned() for rule in found)
+        parsed = Rules(rule if rule.by_side else rule.turned() for rule in parsed)
     problems = _Problems(labels)
-    matches = _plain_matches(Rules(rule for rule in found if not rule.is_joint), first, second, problems)
+    matches = _plain_matches(Rules(rule for rule in parsed if not rule.is_joint), first, second, problems)
     dropped: list[tuple[str, str, str]] = []
-    of_first, of_second = joint.covered(found, first, "torch"), joint.covered(found, second, "flax")
+    of_first, of_second = joint.covered(parsed, first, "torch"), joint.covered(parsed, second, "flax")
     for (rule, covered), (_, others) in zip(of_first, of_second, strict=True):
         firsts, seconds = {name: first[name] for name in covered}, {name: second[name] for name in others}
         if not rule.drop:
@@ -143,24 +143,24 @@ def _joint_matches(rule: Rule, first: Parameters, second: Parameters, problems: 
         problems.missing.append(f"{rule.where}{row.theirs}")
     matches = []
     for name, parts in wholes.items():
-        for other, place in parts.items():
+        for other, piece_lay in parts.items():
             if other not in others:
                 problems.missing.append(f"{rule.where}{other}")
                 continue
-            if others[other].shape != place.shape:
+            if others[other].shape != piece_lay.shape:
                 problems.misshapen.append(
-                    f"{rule.where}{other}: {others[other].shape} in {label}, the rules give {place.shape}"
+                    f"{rule.where}{other}: {others[other].shape} in {label}, the rules give {piece_lay.shape}"
                 )
                 continue
-            atoms = [atom for axis in place.axes for atom in axis]
+            atoms = [atom for axis in piece_lay.axes for atom in axis]
             piece = dataclasses.replace(
                 whole(name, singles[name], "torch" if single_is_first else "flax"),
                 name=f"{name}[{_label(other, parts)}]",
                 shape=tuple(size for size, _ in atoms),
-                cut=Cut(place.offset, tuple(stride for _, stride in atoms)),
+                cut=Cut(piece_lay.offset, tuple(stride for _, stride in atoms)),
             )
             it = whole(other, others[other], "flax" if single_is_first else "torch")
-            axes = [[f"a{i}" for i in range(*span)] for span in _spans([len(axis) for axis in place.axes])]
+            axes = [[f"a{i}" for i in range(*span)] for span in _spans([len(axis) for axis in piece_lay.axes])]
             matches.append(_match(it, piece, axes, rule.pattern, single_is_first=single_is_first))
     lost = uncovered([match.first if single_is_first else match.second for match in matches])
     if not wrong and not problems.missing and not problems.misshapen:
@@ -179,12 +179,12 @@ def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
 def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, *, single_is_first: bool) -> Match:
     """Return the match of a part and its piece of the single tensor, whose axes are those of the part taken apart."""
     sizes = dict(zip([axis for group in axes for axis in group], piece.shape, strict=True))
-    known = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}
+    axis_sizes = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}
     apart = " ".join(axis for group in axes for axis in group) or "..."
     together = " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in axes) or "..."
     if single_is_first:
-        return Match(piece, part, Rule("torch", "flax", f"{apart} -> {together}", **known), "rule", text)
-    return Match(part, piece, Rule("torch", "flax", f"{together} -> {apart}", **known), "rule", text)
+        return Match(piece, part, Rule("torch", "flax", f"{apart} -> {together}", **axis_sizes), "rule", text)
+    return Match(part, piece, Rule("torch", "flax", f"{together} -> {apart}", **axis_sizes), "rule", text)
 
 
 def _label(name: str, names: Iterable[str]) -> str:

@@ -98,7 +98,7 @@ def _spelled(first: Tensor, second: Tensor) -> str:
 
 
 def settle(
-    given: Partial,
+    by_rules: Partial,
     choices: Sequence[Choice],
     fixed: Sequence[Link],
     probe: Distance | None,
@@ -112,7 +112,7 @@ def settle(
     difference can be localised.
 
     Args:
-        given: pairs that rules settled.
+        by_rules: pairs that rules settled.
         choices: the open choices.
         fixed: pairs that names settled.
         probe: returns the distance of the outputs.
@@ -124,7 +124,7 @@ def settle(
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
     is_permuted = any(len({names_of(links) for links in choice}) > 1 for choice in choices)
-    some = list(itertools.islice(_candidates(given, choices, fixed, usual), limit + 1))
+    some = list(itertools.islice(_candidates(by_rules, choices, fixed, usual), limit + 1))
     first = some[0]
     if len(some) == 1:
         return first
@@ -140,18 +140,18 @@ def settle(
     tried = tried[: len(distances)]
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
     bound = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
-    found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < bound]
+    agreeing = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < bound]
     is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
-    if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in found}) > 1:
-        found = []  # none stands out; the usual one goes on, to find out where they differ
-    if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
-        what = f"{len(found)} make the outputs agree"
+    if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in agreeing}) > 1:
+        agreeing = []  # none stands out; the usual one goes on, to find out where they differ
+    if len(agreeing) > 1 and len({_who(candidate) for candidate in agreeing}) > 1:
+        what = f"{len(agreeing)} make the outputs agree"
         if not is_ordered:
             raise _ambiguous(f" and {what}", some, names)
         why = f"{what}; the first follows the order of execution and is judged; rules of your own settle it"
         return _doubtful(first, by_name, why, _listed(tried, names))
-    if found:
-        return found[0]
+    if agreeing:
+        return agreeing[0]
     if not is_whole and is_permuted and not is_ordered:
         raise _ambiguous("", some, names)
     order = " by the order of execution" * is_ordered
@@ -221,7 +221,7 @@ def _open_ways(link: Link, usual: Mapping[Hashable, Way]) -> tuple[Way, ...]:
 
 
 def _candidates(
-    given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]
+    by_rules: Partial, choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]
 ) -> Iterator[Pairing]:
     """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
     links = {id(link): link for link in [*fixed, *(link for choice in choices for some in choice for link in some)]}
@@ -246,9 +246,9 @@ def _candidates(
             number = dict(zip(counts, numbers, strict=True))
             wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
             if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
-                found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
-                for gates in ([*by_gates(found)], [*by_gates(found, by_kernels=True)])[: 1 + may_be_keras(found)]:
-                    yield Pairing((*given.matches, *gates), given.dropped)
+                matches = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
+                for gates in ([*by_gates(matches)], [*by_gates(matches, by_kernels=True)])[: 1 + may_be_keras(matches)]:
+                    yield Pairing((*by_rules.matches, *gates), by_rules.dropped)
 
 
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:

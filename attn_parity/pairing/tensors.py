@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from attn_bridge.weights import Rule
 
 from ..results.findings import PairedParameter
 from ..sides.large import is_large
-from ..sides.subject import Array, Arrays, Parameter
+from ..sides.subject import Array, Arrays, SideWeight
 
 Which = Literal["first", "second", "torch", "flax"]
 """A side; torch and flax are other names of the first and the second."""
@@ -51,7 +51,7 @@ class Tensor:
     name: str
     source: str
     shape: tuple[int, ...]
-    parameter: Parameter
+    parameter: SideWeight
     cut: Cut | None = None
     alias: str = ""
     framework: str = ""
@@ -66,7 +66,7 @@ class Tensor:
         """Step of each axis in elements of the parameter."""
         return self.cut.strides if self.cut else c_strides(self.shape)
 
-    def take(self, arrays: Mapping[str, Array], side: Any = None) -> Array:
+    def take(self, arrays: Mapping[str, Array], side: object = None) -> Array:
         """Return its elements from arrays by parameter name, as a view wherever the array is contiguous."""
         del side
         return self.view(arrays[self.source])
@@ -168,15 +168,15 @@ class Pairing:
 
     def aligned(self, arrays: Mapping[str, Array], side: Which) -> dict[str, Array]:
         """Return arrays of one side (weights or gradients) per pair, under the first side's names and with its axes."""
-        found = {}
+        aligned = {}
         for match in self.matches:
             tensor = match.tensor(side)
             if tensor.source in arrays:
                 array = tensor.take(arrays)
-                found[match.first.name] = array if is_first(side) else match.carry(array, "second")
-        return found
+                aligned[match.first.name] = array if is_first(side) else match.carry(array, "second")
+        return aligned
 
-    def drawn_as(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    def drawn_as(self, parameters: Mapping[str, SideWeight]) -> dict[str, SideWeight]:
         """Return the first side's parameters, as the statistic or state that either side takes them for."""
         others = {match.first.source: match.second.parameter.role for match in self.matches}
         rank = ("parameter", "state", "statistic").index
@@ -193,17 +193,17 @@ class Pairing:
 
     def _convert(self, arrays: Mapping[str, Array], source: Which) -> Arrays:
         target: Which = "second" if is_first(source) else "first"
-        found: Arrays = {}
+        arrays_of_target: Arrays = {}
         for match in self.matches:
-            here, there = match.tensor(source), match.tensor(target)
-            moved = match.carry(here.take(arrays), source)
-            if there.cut is None:
-                found[there.source] = moved if is_large(moved) else np.asarray(moved, order="C")
+            source_tensor, target_tensor = match.tensor(source), match.tensor(target)
+            moved = match.carry(source_tensor.take(arrays), source)
+            if target_tensor.cut is None:
+                arrays_of_target[target_tensor.source] = moved if is_large(moved) else np.asarray(moved, order="C")
                 continue
-            if there.source not in found:
-                found[there.source] = np.empty(there.parameter.shape, moved.dtype)
-            there.view(found[there.source])[...] = moved
-        return found
+            if target_tensor.source not in arrays_of_target:
+                arrays_of_target[target_tensor.source] = np.empty(target_tensor.parameter.shape, moved.dtype)
+            target_tensor.view(arrays_of_target[target_tensor.source])[...] = moved
+        return arrays_of_target
 
 
 def is_first(side: str) -> bool:
@@ -216,7 +216,7 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
+def whole(name: str, parameter: SideWeight, framework: str = "") -> Tensor:
     """Return the tensor that is a whole parameter.
 
     Args:
@@ -271,13 +271,13 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
     """
     if collections.Counter(map(_sizes, tensors)) == collections.Counter(map(_sizes, others)):
         return list(tensors)
-    found = list(tensors)
+    result = list(tensors)
     for _ in range(4):  # layers, experts inside them, and so on
-        stacks = {name: stack for stack in _stacks(found, others) for name in stack.names}
+        stacks = {name: stack for stack in _stacks(result, others) for name in stack.names}
         if not stacks:
             break
         parts = []
-        for tensor in found:
+        for tensor in result:
             stack = stacks.get(tensor.name)
             if stack is None:
                 parts.append(tensor)
@@ -286,8 +286,8 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
             for i in range(stack.count):
                 alias = ".".join(part for part in (stack.path, str(i), rest) if part)
                 parts.append(tensor.at(stack.axis, i, f"{tensor.name}[{i}]", alias))
-        found = parts
-    return found
+        result = parts
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,15 +310,15 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
         count = len(numbers)
         if count < 2 or not wanted[count, total]:
             continue
-        found = next((one for one in _below(tensors, count, total) if not one.names & taken), None)
-        if found is None:
+        stack = next((one for one in _below(tensors, count, total) if not one.names & taken), None)
+        if stack is None:
             layers = [one for one in others if one.spelled.startswith(prefix)]
             alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
-            found = LayerStack("", frozenset(alone), 0, count) if alone else None
-        if found is not None:
+            stack = LayerStack("", frozenset(alone), 0, count) if alone else None
+        if stack is not None:
             wanted[count, total] -= 1
-            taken |= found.names
-            yield found
+            taken |= stack.names
+            yield stack
 
 
 def _sizes(tensor: Tensor) -> tuple[int, ...]:
@@ -371,12 +371,12 @@ def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
         for number in re.finditer(r"[0-9]+(?=\.|$)", tensor.spelled):
             rest = tensor.spelled[number.end() :]
             layers[tensor.spelled[: number.start()]][int(number[0])].add((rest, tensor.shape))
-    found = {}
+    families = {}
     for prefix, some in layers.items():
         common = set.intersection(*some.values())
         if 2 * _elements(common) > max(map(_elements, some.values())):
-            found[prefix] = (set(some), len(some) * _elements(common))
-    return found
+            families[prefix] = (set(some), len(some) * _elements(common))
+    return families
 
 
 def _elements(layer: Collection[tuple[str, tuple[int, ...]]]) -> int:
@@ -385,9 +385,9 @@ def _elements(layer: Collection[tuple[str, tuple[int, ...]]]) -> int:
 
 def _paths(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     """Return every path -> the tensors below it, deepest first; "" is the root."""
-    found: dict[str, list[Tensor]] = collections.defaultdict(list)
+    tensors_below: dict[str, list[Tensor]] = collections.defaultdict(list)
     for tensor in tensors:
         words = tensor.spelled.split(".")
         for length in range(len(words)):
-            found[".".join(words[:length])].append(tensor)
-    return dict(sorted(found.items(), key=lambda item: (-item[0].count(".") - bool(item[0]), item[0])))
+            tensors_below[".".join(words[:length])].append(tensor)
+    return dict(sorted(tensors_below.items(), key=lambda item: (-item[0].count(".") - bool(item[0]), item[0])))

@@ -63,10 +63,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CELL not in metafunc.fixturenames:
         return
     try:
-        said = {**metafunc.config.stash[SETTINGS].values, **read_markers(metafunc.definition)}
+        settings = {**metafunc.config.stash[SETTINGS].values, **read_markers(metafunc.definition)}
     except ValueError as error:
         raise pytest.fail.Exception(f"{metafunc.definition.name}: {error}", pytrace=False) from None
-    axes = {one: said[plural] for plural, one in AXES.items() if plural in said}
+    axes = {one: settings[plural] for plural, one in AXES.items() if plural in settings}
     if axes:
         cells = [Combination(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
         metafunc.parametrize(CELL, cells, indirect=True, ids=map(str, cells))

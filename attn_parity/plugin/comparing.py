@@ -61,12 +61,12 @@ class Parity:
 
     def __init__(self, node: Any, cell: Combination):
         settings = node.config.stash[SETTINGS]
-        said = {**settings.values, **read_markers(node)}
+        given_settings = {**settings.values, **read_markers(node)}
         self.variant, self.dtype, self.device, self.mode = cell.variant, cell.dtype, cell.device, cell.mode
-        self.seeds: int | None = said.get("seeds")
-        self.first_seed: int | None = said.get("first_seed")
+        self.seeds: int | None = given_settings.get("seeds")
+        self.first_seed: int | None = given_settings.get("first_seed")
         self._node, self._settings, self._calls = node, settings, 0
-        self._options = {name: said[name] for name in (*WHOLE, *PASSED_ON) if name in said}
+        self._options = {name: given_settings[name] for name in (*WHOLE, *PASSED_ON) if name in given_settings}
         self._options |= {} if cell.dtype is None else {"dtypes": (cell.dtype,)}
         self._options |= {} if cell.device is None else {"device": cell.device}
         self._options |= {} if cell.mode is None else {"modes": (cell.mode,)}
@@ -108,9 +108,9 @@ class Parity:
         node = self._node
         node.stash.setdefault(FOUND, []).append(_told(report))
         node.user_properties.append(("parity_verdict", report.verdict))
-        for one in report.allowed:
-            if one.covers:
-                node.user_properties.append(("parity_allowed", f"{one.path}: {one.reason}"))
+        for allowance in report.allowed:
+            if allowance.covers:
+                node.user_properties.append(("parity_allowed", f"{allowance.path}: {allowance.reason}"))
         if report.first_divergence is not None:
             node.user_properties.append(("parity_first_divergence", str(report.first_divergence)))
         if report.passed:

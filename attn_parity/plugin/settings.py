@@ -110,17 +110,19 @@ class Settings:
         arguments: list[str] = []
         for name in ("seeds", "first_seed", "devices", "dtypes", "modes", "allow"):
             option = f"--parity-{AXES.get(name, name).replace('_', '-')}"
-            given = config.getoption(option)
-            if given not in (None, []):
-                values[name] = _checked(name, given, label=option)
-                arguments += itertools.chain(*((option, one) for one in ([given] if isinstance(given, str) else given)))
+            option_value = config.getoption(option)
+            if option_value not in (None, []):
+                values[name] = _checked(name, option_value, label=option)
+                arguments += itertools.chain(
+                    *((option, one) for one in ([option_value] if isinstance(option_value, str) else option_value))
+                )
             elif name != "first_seed" and config.getini(f"parity_{name}"):
                 values[name] = _checked(name, config.getini(f"parity_{name}"), label=f"parity_{name}")
-        here = config.invocation_params.dir
-        html = _folder("--parity-html", config.getoption("--parity-html"), here)
+        folder = config.invocation_params.dir
+        html = _folder("--parity-html", config.getoption("--parity-html"), folder)
         html = html or _folder("parity_html", config.getini("parity_html"), config.rootpath)
-        json = _folder("--parity-json", config.getoption("--parity-json"), here)
-        baseline = _folder("--parity-baseline", config.getoption("--parity-baseline"), here)
+        json = _folder("--parity-json", config.getoption("--parity-json"), folder)
+        baseline = _folder("--parity-baseline", config.getoption("--parity-baseline"), folder)
         return cls(values, html, json, tuple(arguments), baseline)
 
 
@@ -153,15 +155,15 @@ def _checked(name: str, value: Any, label: str) -> Any:
     if name == "devices":
         return tuple(_device(one, label) for one in values)
     allowed = {"dtypes": DTYPES, "modes": MODES}.get(name)
-    for one in values:
-        if allowed is not None and one not in allowed:
-            raise ValueError(f"{label} ({one}) must be one of {', '.join(allowed)}")
-        if not isinstance(one, str):
-            raise ValueError(f"{label} ({one!r}) must be a string")
+    for element in values:
+        if allowed is not None and element not in allowed:
+            raise ValueError(f"{label} ({element}) must be one of {', '.join(allowed)}")
+        if not isinstance(element, str):
+            raise ValueError(f"{label} ({element!r}) must be a string")
     return values
 
 
-def _device(value: Any, label: str) -> Device:
+def _device(value: object, label: str) -> Device:
     kinds = tuple(value) if isinstance(value, (tuple, list)) else tuple(str(value).split(","))
     match tuple("gpu" if kind == "cuda" else kind for kind in kinds):
         case (kind,) if kind in DEVICES:
@@ -170,8 +172,8 @@ def _device(value: Any, label: str) -> Device:
             return torch, flax
         case _:
             shown = ",".join(map(str, kinds))
-            known = ", ".join(DEVICES)
-            raise ValueError(f"{label} ({shown}) must be one of {known}, or two for torch and Flax, such as cpu,tpu")
+            devices = ", ".join(DEVICES)
+            raise ValueError(f"{label} ({shown}) must be one of {devices}, or two for torch and Flax, such as cpu,tpu")
 
 
 def _folder(label: str, value: str | None, base: Path) -> Path | None:
@@ -185,26 +187,26 @@ def _folder(label: str, value: str | None, base: Path) -> Path | None:
 
 def read_markers(node: Any) -> dict[str, Any]:
     """Return the settings from the markers of a test; the nearest marker wins."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for marker in node.iter_markers("parity"):
         if marker.args:
             raise ValueError(f"the marker parity takes keywords only, got {marker.args[0]!r}")
-        said: dict[str, Any] = {}
+        of_marker: dict[str, Any] = {}
         for name, value in marker.kwargs.items():
             several = next((plural for plural, one in AXES.items() if one == name), None)
             if name not in {*AXES, *WHOLE, *PASSED_ON} and several is None:
-                known = ", ".join((*AXES, *WHOLE, *PASSED_ON))
-                raise ValueError(f"the marker parity has no {name}; it takes {known}")
+                setting_names = ", ".join((*AXES, *WHOLE, *PASSED_ON))
+                raise ValueError(f"the marker parity has no {name}; it takes {setting_names}")
             if value is None:
                 continue
             label = f"{name} of the marker parity"
             if name == "allow":
-                said[name] = _checked(name, value, label)
+                of_marker[name] = _checked(name, value, label)
             elif name in PASSED_ON:
-                said[name] = value
+                of_marker[name] = value
             elif several is not None:
-                said[several] = _checked(several, (value,), label)
+                of_marker[several] = _checked(several, (value,), label)
             else:
-                said[name] = _checked(name, value, label)
-        found = said | found
-    return found
+                of_marker[name] = _checked(name, value, label)
+        settings = of_marker | settings
+    return settings

@@ -26,9 +26,9 @@ def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     """Move the results of a test's comparisons to its report."""
     if FOUND not in item.stash:
         return
-    found = item.stash[FOUND]
-    handed: dict[str, Any] = {"found": list(found)}
-    found.clear()
+    findings = item.stash[FOUND]
+    handed: dict[str, Any] = {"found": list(findings)}
+    findings.clear()
     error = _mismatch(call)
     if error is not None and call.excinfo is not None:
         own = Path(__file__).parents[1]
@@ -73,11 +73,13 @@ class Summary:
         handed = getattr(report, REPORT_ATTRIBUTE, None)
         if handed is None:
             return
-        for one in handed["found"]:
-            self.verdicts[one["verdict"]] += 1
-            self.allowing += one["verdict"] == "equal" and any(covers for _, _, covers, _ in one["allowed"])
-            for path, reason, covers, known in one["allowed"]:
-                self.allowances.setdefault((path, reason), _Allowed()).add(report.nodeid, covers, known, one["notes"])
+        for finding in handed["found"]:
+            self.verdicts[finding["verdict"]] += 1
+            self.allowing += finding["verdict"] == "equal" and any(covers for _, _, covers, _ in finding["allowed"])
+            for path, reason, covers, is_known in finding["allowed"]:
+                self.allowances.setdefault((path, reason), _Allowed()).add(
+                    report.nodeid, covers, is_known, finding["notes"]
+                )
         if report.failed and "message" in handed:
             self.annotations.append(_annotation(handed))
 
@@ -112,9 +114,9 @@ class _Allowed:
     known: bool = False
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
-    def add(self, test: str, covers: bool, known: bool, notes: Iterable[str]) -> None:
+    def add(self, test: str, covers: bool, is_known: bool, notes: Iterable[str]) -> None:
         """Add the result of one comparison."""
-        self.known |= known
+        self.known |= is_known
         if covers:
             self.tests[test] = None
             self.notes |= dict.fromkeys(notes)

@@ -50,7 +50,7 @@ def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> 
     return data
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):

@@ -121,36 +121,36 @@ class _Page:
     def _top(self) -> Lines:
         report, first = self.report, self.report.first_divergence
         most = (3 if report.message else 2) if report.tensors or report.passed else 8
-        found = self._wrapped(coloured(one_line(report.summary()), report.verdict), most)
+        lines = self._wrapped(coloured(one_line(report.summary()), report.verdict), most)
         if first is not None:
             inside = "" if first.between is not None else "in "
-            found += self._wrapped(Text(f"first divergence ({first.direction}) {inside}{first.place}", "bold"), 2)
-            found += self._wrapped(Text(f"  {first.message}"), 3) if first.message else []
-            found += self._wrapped(Text(f"not excluded: {first.others}"), 2) if first.others else []
-            found += self._wrapped(Text(f"hint: {first.hint}", "bold"), 3) if first.hint else []
-        return found
+            lines += self._wrapped(Text(f"first divergence ({first.direction}) {inside}{first.place}", "bold"), 2)
+            lines += self._wrapped(Text(f"  {first.message}"), 3) if first.message else []
+            lines += self._wrapped(Text(f"not excluded: {first.others}"), 2) if first.others else []
+            lines += self._wrapped(Text(f"hint: {first.hint}", "bold"), 3) if first.hint else []
+        return lines
 
     def _tensors(self, room: int) -> Lines:
         report = self.report
         failures = report.failures
         if not failures:
             return self._closest()
-        found = [Text(), Text(f"{len(failures)} of {len(report.tensors)} tensors are not equal:", "bold")]
+        page_lines = [Text(), Text(f"{len(failures)} of {len(report.tensors)} tensors are not equal:", "bold")]
         rows = 0
         for lines in self._rows(failures[:MAX]):
-            spare = room - len(found) - 1 - 2 * max(FEWEST - rows - 1, 0)
+            spare = room - len(page_lines) - 1 - 2 * max(FEWEST - rows - 1, 0)
             if len(lines) > spare and rows >= FEWEST:
                 break
             if len(lines) > spare:
                 lines = [lines[0], self._ended(lines[1])]
-            found += lines
+            page_lines += lines
             rows += 1
         left = len(report.tensors) - rows
         if left:
             more, equal = len(failures) - rows, sum(one.verdict == "equal" for one in report.tensors)
             parts = [f"{more} more not equal"] * bool(more) + [f"{equal} equal"] * bool(equal)
-            found.append(Text(f"... and {', '.join(parts)}", "dim"))
-        return found
+            page_lines.append(Text(f"... and {', '.join(parts)}", "dim"))
+        return page_lines
 
     def _rows(self, tensors: list[TensorVerdict]) -> Iterator[Lines]:
         """Yield the lines of each tensor: its name, verdict and number, then longer values, and the worst element."""
@@ -158,14 +158,16 @@ class _Page:
         space = max(len(value) if len(value) <= BESIDE else 0 for value in values)
         verdict = max(len(one.verdict) for one in tensors)
         name = max(12, min(self.width - space - verdict - 4, max(len(visible(one.name)) for one in tensors)))
-        for one, value in zip(tensors, values, strict=True):
-            head = f"{shortened(visible(one.name), name):<{name}}  "
+        for tensor, value in zip(tensors, values, strict=True):
+            head = f"{shortened(visible(tensor.name), name):<{name}}  "
             beside = f"  {value}" if len(value) <= BESIDE else ""
-            line = Text.assemble(head, (f"{one.verdict:<{verdict}}" if beside else one.verdict, STYLES[one.verdict]))
+            line = Text.assemble(
+                head, (f"{tensor.verdict:<{verdict}}" if beside else tensor.verdict, STYLES[tensor.verdict])
+            )
             line.append(beside)
             line.truncate(self.width, overflow="ellipsis")
             below = [] if beside else self._wrapped(Text(f"  {value}"), 2)
-            yield [line, *below, *self._place(where(one, self.report))]
+            yield [line, *below, *self._place(where(tensor, self.report))]
 
     def _place(self, text: str) -> Lines:
         """Return the worst element in one line, or the sample that it is of in another."""
@@ -181,42 +183,42 @@ class _Page:
             return []
         space = max(len(one.on) for one in rows)
         name = max(12, min(self.width - space - 10, max(len(visible(one.name)) for one in rows)))
-        found = self._wrapped(Text(f"{LEGEND}:"), 1)
-        for one in rows:
-            found.append(Text(f"  {shortened(visible(one.name), name):<{name}}  {share(one.used):>4}  {one.on}"))
-            found[-1].truncate(self.width, overflow="ellipsis")
-        return found
+        lines = self._wrapped(Text(f"{LEGEND}:"), 1)
+        for row in rows:
+            lines.append(Text(f"  {shortened(visible(row.name), name):<{name}}  {share(row.used):>4}  {row.on}"))
+            lines[-1].truncate(self.width, overflow="ellipsis")
+        return lines
 
     def _coverage(self, most: int) -> Lines:
-        report, found = self.report, []
+        report, lines = self.report, []
         for title, names in (
             ("reached by no comparison", report.unexercised),
             ("the outputs do not depend on", report.invariances),
             ("not covered", not_given(report.unreached, NAMES)),
         ):
-            found += self._listed(title, folded(names), most) if names else []
-        return found
+            lines += self._listed(title, folded(names), most) if names else []
+        return lines
 
     def _listed(self, title: str, items: list[str], most: int) -> Lines:
         """Return the items that fit into at most this many lines, and the count of the others."""
-        found: Lines = []
+        fitting: Lines = []
         for count in range(1, len(items) + 1):
             left = len(items) - count
             text = f"{title}: {'; '.join(items[:count])}{f'; and {left} more' if left else ''}"
             lines = self._wrapped(Text(text), most + 1)
             if len(lines) <= most:
-                found = lines
+                fitting = lines
             elif left != 1:  # the last item may be shorter than the words for it
                 break
-        return found or self._wrapped(Text(f"{title}: {'; '.join(items)}"), most)
+        return fitting or self._wrapped(Text(f"{title}: {'; '.join(items)}"), most)
 
     def _allowed(self, most: int) -> Lines:
         allowed = self.report.allowed
-        found = [line for one in allowed[:ALLOWED] for line in self._wrapped(Text(str(one), "bold"), most)]
+        lines = [line for one in allowed[:ALLOWED] for line in self._wrapped(Text(str(one), "bold"), most)]
         if len(allowed) > ALLOWED:
             rest = "; ".join(f"{one.path}: {one.reason}" for one in allowed[ALLOWED:])
-            found += self._wrapped(Text(f"allowed, {len(allowed) - ALLOWED} more: {rest}", "bold"), 2)
-        return found
+            lines += self._wrapped(Text(f"allowed, {len(allowed) - ALLOWED} more: {rest}", "bold"), 2)
+        return lines
 
     def _changes(self, most: int) -> Lines:
         changes = self.report.changes
@@ -224,14 +226,14 @@ class _Page:
 
     def _notes(self, most: int) -> tuple[Lines, int]:
         """Return the notes without repetitions, as many as fit in whole, and the number of those left out."""
-        found: Lines = []
+        shown_lines: Lines = []
         notes = telling_notes(self.report)
-        for place, note in enumerate(notes):
+        for position, note in enumerate(notes):
             lines = self._wrapped(Text(f"note: {one_line(note)}"), most)
-            if len(found) + len(lines) > most:
-                return found, len(notes) - place
-            found += lines
-        return found, 0
+            if len(shown_lines) + len(lines) > most:
+                return shown_lines, len(notes) - position
+            shown_lines += lines
+        return shown_lines, 0
 
     def _more(self, notes: int) -> Lines:
         report = self.report
@@ -324,27 +326,27 @@ def _facts(report: Report) -> Iterator[str]:
 
 def table(report: Report) -> rich.table.Table:
     """Return one row per tensor, failures first, with all that was measured."""
-    found = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    grid = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     both = f"{shown(report.first_label)} | {shown(report.second_label)}"
-    found.add_column("tensor", overflow="fold")
-    found.add_column("verdict", no_wrap=True)
-    found.add_column("float64 diff,\nrelative", justify="right", no_wrap=True)
-    found.add_column("error, % of\nwhat is allowed", justify="right", no_wrap=True)
-    found.add_column(f"ulps off\n{both}", justify="right", no_wrap=True)
+    grid.add_column("tensor", overflow="fold")
+    grid.add_column("verdict", no_wrap=True)
+    grid.add_column("float64 diff,\nrelative", justify="right", no_wrap=True)
+    grid.add_column("error, % of\nwhat is allowed", justify="right", no_wrap=True)
+    grid.add_column(f"ulps off\n{both}", justify="right", no_wrap=True)
     allowed = [one for one in report.tensors if one.allowed]
     passed = [one for one in report.tensors if one.verdict == "equal" and not one.allowed]
     for tensor in (*report.failures, *allowed, *passed):
         lines = [visible(tensor.name), *([f"allowed: {tensor.allowed}"] if tensor.allowed else [])]
         if tensor.worst is not None:
             lines.append(where(tensor, report))
-        found.add_row(
+        grid.add_row(
             Text(visible("\n".join(lines))),
             Text(tensor.verdict, style=STYLES[tensor.verdict]),
             Text(relative(tensor.relative)),
             Text(share(used(tensor, report))),
             Text(f"{ulps(tensor.first_ulps)} | {ulps(tensor.second_ulps)}"),
         )
-    return found
+    return grid
 
 
 def _print_pairing(report: Report, console: Console) -> None:

@@ -196,12 +196,12 @@ def not_given(lines: Iterable[str], most: int | None = None) -> list[str]:
     for line in lines:
         match = _NOT_GIVEN.fullmatch(line)
         texts.setdefault(match["side"] if match else line, []).extend([match["name"]] if match else [])
-    found = []
+    phrases = []
     for key, names in texts.items():
         named = [f"`{name}`" for name in names[:most]]
         named += [f"{len(names) - len(named)} more"] * (len(names) > len(named))
-        found.append(f"{key} {_listed(named)} (you gave none)" if names else key)
-    return found
+        phrases.append(f"{key} {_listed(named)} (you gave none)" if names else key)
+    return phrases
 
 
 def _listed(words: list[str]) -> str:
@@ -211,11 +211,11 @@ def _listed(words: list[str]) -> str:
 def telling_notes(report: Report) -> list[str]:
     """Return the notes without those that repeat the divergence or its hint."""
     first = report.first_divergence
-    said = f"{first.message} {first.hint}" if first is not None else ""
-    return [note for note in dict.fromkeys(report.notes) if note not in said]
+    divergence_text = f"{first.message} {first.hint}" if first is not None else ""
+    return [note for note in dict.fromkeys(report.notes) if note not in divergence_text]
 
 
 def closest(report: Report) -> list[TensorVerdict]:
     """Return the equal tensors that a number judged, the nearest to their limit first."""
     equal = [one for one in report.tensors if one.used is not None and one.verdict == "equal"]
-    return sorted(equal, key=lambda one: -(one.used or 0.0))
+    return sorted(equal, key=lambda tensor: -(tensor.used or 0.0))

@@ -20,15 +20,15 @@ def parse(texts: Sequence[str], what: str = "--allow") -> dict[str, str]:
     Raises:
         ValueError: one that has no path or no reason, or a path that is given twice.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for text in texts:
         path, equals, reason = (part.strip() for part in text.partition("="))
         if not (path and equals and reason):
             raise ValueError(f"{what} ({text}) must read PATH=REASON, such as blocks.3.norm=eps is 1e-6 on purpose")
-        if path in found:
+        if path in reasons:
             raise ValueError(f"{what} names {path} twice")
-        found[path] = reason
-    return found
+        reasons[path] = reason
+    return reasons
 
 
 def checked(allow: Mapping[str, str] | Sequence[str], what: str = "allow") -> dict[str, str]:
@@ -77,13 +77,13 @@ def accept(
                 covers[path].append(tensor.name)
                 tensor = dataclasses.replace(tensor, allowed=path)
         tensors.append(tensor)
-    known = _known(report)
-    found = [
-        Allowance(path, reason, tuple(covers[path]), bool(covers[path]) or path in known)
+    known_paths = _known(report)
+    allowances = [
+        Allowance(path, reason, tuple(covers[path]), bool(covers[path]) or path in known_paths)
         for path, reason in allow.items()
     ]
     verdict = worst([one.verdict for one in tensors if not one.allowed])
-    changed = dataclasses.replace(report, tensors=tensors, allowed=[*report.allowed, *found])
+    changed = dataclasses.replace(report, tensors=tensors, allowed=[*report.allowed, *allowances])
     if report.verdict in ("inconclusive", "equal") or not any(covers.values()):
         return changed
     first = report.first_divergence
@@ -112,20 +112,24 @@ def unknown(report: Report) -> Iterator[str]:
     names = _known(report)
     # Only a tree knows submodules that hold no parameter, and there is none where nothing differs.
     what = "nothing" if report.tree is not None else "no tensor and no submodule with parameters"
-    for one in report.allowed:
-        if not one.known:
-            near = difflib.get_close_matches(one.path, names)
-            yield f"{one.path}: {what} has that name" + (f"; the nearest: {', '.join(near)}" if near else "")
+    for allowance in report.allowed:
+        if not allowance.known:
+            near = difflib.get_close_matches(allowance.path, names)
+            yield f"{allowance.path}: {what} has that name" + (f"; the nearest: {', '.join(near)}" if near else "")
 
 
 def _noted(report: Report, follows: str, *, is_sure: bool) -> list[str]:
     if not follows:
         return report.notes
     inside = follows.rpartition(".")[0] or report.first_name
-    said = f"every difference follows from {follows}, which may differ: given the other side's numbers, all else agrees"
+    premise = (
+        f"every difference follows from {follows}, which may differ: given the other side's numbers, all else agrees"
+    )
     if not is_sure:
-        said = f"no other submodule than {follows} differs, which may; code of {inside} around it was not judged apart"
-    return [said, *report.notes]
+        premise = (
+            f"no other submodule than {follows} differs, which may; code of {inside} around it was not judged apart"
+        )
+    return [premise, *report.notes]
 
 
 def _covers(path: str, tensor: TensorVerdict) -> bool:
@@ -140,8 +144,8 @@ def _covers(path: str, tensor: TensorVerdict) -> bool:
 
 def _inside(path: str | None, paths: Iterable[str]) -> str:
     """Return the accepted path that equals or contains the submodule's, "" if none does."""
-    found = (one for one in paths if path is not None and (path == one or path.startswith(f"{one}.")))
-    return next(found, "")
+    containing = (one for one in paths if path is not None and (path == one or path.startswith(f"{one}.")))
+    return next(containing, "")
 
 
 def _follows(report: Report, covers: dict[str, list[str]]) -> str:
@@ -174,8 +178,8 @@ def _next(
     if report.tree is None or report.first_divergence is None:
         return None, report.tree
     if isinstance(left, Divergence):
-        there = next((one for one in report.tree.walk() if (one.path or "") == left.path), None)
-        return dataclasses.replace(left, second_label=report.second_label), _marked(report.tree, there)
+        node = next((one for one in report.tree.walk() if (one.path or "") == left.path), None)
+        return dataclasses.replace(left, second_label=report.second_label), _marked(report.tree, node)
     others = [one for one in _guilty(report.tree) if not (_inside(one.path, allow) or _inside(one.second_path, allow))]
     other = next(iter(others), None)
     tree = _marked(report.tree, other)

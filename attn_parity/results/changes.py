@@ -72,13 +72,13 @@ class Changes:
         before, now = self.verdict
         parts = [f"verdict {before} -> {now}" if before != now else f"verdict {now} as before"]
         parts += [f"{len(names)} {what} ({_some(names)})" for what, names in self._named if names]
-        found = [f"since the baseline: {'; '.join(parts) if not self.is_empty else 'nothing has changed'}"]
+        lines = [f"since the baseline: {'; '.join(parts) if not self.is_empty else 'nothing has changed'}"]
         if self.place[0] != self.place[1]:
-            found.append(f"  first divergence: {self.place[0] or 'none'} -> {self.place[1] or 'none'}")
+            lines.append(f"  first divergence: {self.place[0] or 'none'} -> {self.place[1] or 'none'}")
         if self.share is not None:
             name, old, new = self.share
-            found.append(f"  largest change: {name}, {_written(old)} -> {_written(new)} of the allowed error")
-        return found
+            lines.append(f"  largest change: {name}, {_written(old)} -> {_written(new)} of the allowed error")
+        return lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -117,11 +117,11 @@ def changes(before: Data, now: Data) -> Changes:
         return tuple(name for name in both if states[name] in moves)
 
     moved = [
-        (name, one, two)
+        (name, old_share, new_share)
         for name in both
-        if (one := _used(old[name])) is not None and (two := _used(new[name])) is not None
+        if (old_share := _used(old[name])) is not None and (new_share := _used(new[name])) is not None
     ]
-    largest = max(moved, key=lambda one: abs(one[2] - one[1]), default=None)
+    largest = max(moved, key=lambda old_share: abs(old_share[2] - old_share[1]), default=None)
     return Changes(
         (str(before["verdict"]), str(now["verdict"])),
         (_place(before), _place(now)),
@@ -135,7 +135,7 @@ def changes(before: Data, now: Data) -> Changes:
     )
 
 
-def is_report(data: Any) -> bool:
+def is_report(data: object) -> bool:
     """Return whether data has the fields of a report that the comparison reads."""
     if not isinstance(data, Mapping) or data.get("verdict") not in SEVERITY:
         return False
@@ -143,18 +143,18 @@ def is_report(data: Any) -> bool:
     return isinstance(tensors, list) and all(map(_is_tensor, tensors)) and (first is None or _is_place(first))
 
 
-def _is_tensor(data: Any) -> bool:
+def _is_tensor(data: object) -> bool:
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str) or data.get("verdict") not in SEVERITY:
         return False
     shares = [data.get(key) for keys in SHARES for key in keys]
     return all(one is None or _is_number(one) for one in shares)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _is_place(data: Any) -> bool:
+def _is_place(data: object) -> bool:
     if not isinstance(data, Mapping) or not isinstance(data.get("path"), str):
         return False
     between = data.get("between")
@@ -179,8 +179,8 @@ def _state(tensor: Data) -> str:
 
 
 def _used(tensor: Data) -> float | None:
-    found = [next((tensor[key] for key in keys if tensor.get(key) is not None), None) for keys in SHARES]
-    return max((float(one) for one in found if one is not None), default=None)
+    shares = [next((tensor[key] for key in keys if tensor.get(key) is not None), None) for keys in SHARES]
+    return max((float(one) for one in shares if one is not None), default=None)
 
 
 def _place(data: Data) -> str:

@@ -167,7 +167,7 @@ class Report:
 
         return as_text(self)
 
-    def changes_since(self, baseline: Report | Mapping[str, Any] | str | Path) -> Changes:
+    def changes_since(self, baseline: Report | Mapping[str, object] | str | Path) -> Changes:
         """Return the changes since an earlier report of the same pair.
 
         Args:

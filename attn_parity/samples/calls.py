@@ -16,7 +16,7 @@ MAX_AXES = 6
 """Most axes of an input that is looked for with its axes in another order."""
 
 
-def as_arguments(inputs: Any) -> Arguments:
+def as_arguments(inputs: object) -> Arguments:
     """Return inputs (one array, a tuple of positional ones, a dict of keyword ones) as a call on NumPy arrays.
 
     Raises:
@@ -25,24 +25,24 @@ def as_arguments(inputs: Any) -> Arguments:
     if isinstance(inputs, Arguments):
         return inputs
     if isinstance(inputs, Mapping):
-        found = Arguments((), {str(name): to_numpy(value) for name, value in inputs.items()})
+        arguments = Arguments((), {str(name): to_numpy(value) for name, value in inputs.items()})
     elif isinstance(inputs, (tuple, list)):
-        found = Arguments(tuple(to_numpy(value) for value in inputs))
+        arguments = Arguments(tuple(to_numpy(value) for value in inputs))
     else:
-        found = Arguments((to_numpy(inputs),))
-    if not found.leaves:
+        arguments = Arguments((to_numpy(inputs),))
+    if not arguments.leaves:
         raise ModuleFailedError(
             "inputs must be an array, a tuple of positional ones or a dict of keyword ones, "
             f"got {type(inputs).__name__}"
         )
-    for leaf in found.leaves:
+    for leaf in arguments.leaves:
         if not is_float(leaf) and leaf.dtype.kind not in "biu":
             hint = "; give real and imaginary parts as two" if leaf.dtype.kind == "c" else ""
             raise ModuleFailedError(f"inputs must hold numbers or bools, one has dtype {leaf.dtype}{hint}")
-    return found
+    return arguments
 
 
-def to_numpy(value: Any) -> Any:
+def to_numpy(value: object) -> Any:
     """Return arrays of any framework, at any depth, as NumPy's, and NumPy's bools as Python's; the rest as it is."""
     if isinstance(value, (tuple, list)) and not _is_foreign(value):
         return (
@@ -63,7 +63,7 @@ def to_numpy(value: Any) -> Any:
     return value
 
 
-def _is_foreign(value: Any) -> bool:
+def _is_foreign(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -109,64 +109,68 @@ Counterpart = int | Rearranged | None
 """The first side's array with the numbers of one of the second's, rearranged or not; None without one."""
 
 
-def place_index(place: Counterpart) -> int | None:
+def place_index(counterpart: Counterpart) -> int | None:
     """Return the position of the first side's array that one of the second holds."""
-    return place.index if isinstance(place, Rearranged) else place
+    return counterpart.index if isinstance(counterpart, Rearranged) else counterpart
 
 
 def alike(first: Arguments, second: Arguments) -> list[Counterpart]:
     """Return, per array of the second call, the counterpart with the same numbers in the first; None without one."""
     ours, theirs = first.leaves, second.leaves
-    found: list[Counterpart] = [None] * len(theirs)
+    counterparts: list[Counterpart] = [None] * len(theirs)
     free = list(range(len(ours)))
     own_paths, paths = first.paths, second.paths
     for j, leaf in enumerate(theirs):
         if paths[j] in own_paths and _same(ours[i := own_paths.index(paths[j])], leaf):
-            found[j] = i
+            counterparts[j] = i
             free.remove(i)
     for look in (_in_place, _rearranged):
         for j, leaf in enumerate(theirs):
-            if found[j] is None:
-                place = next((place for i in free if (place := look(i, ours[i], leaf)) is not None), None)
-                found[j], index = place, place_index(place)
+            if counterparts[j] is None:
+                counterpart = next(
+                    (counterpart for i in free if (counterpart := look(i, ours[i], leaf)) is not None), None
+                )
+                counterparts[j], index = counterpart, place_index(counterpart)
                 if index is not None:
                     free.remove(index)
-    return found
+    return counterparts
 
 
 def _in_place(index: int, first: Array, second: Array) -> Counterpart:
     return index if _same(first, second) else None
 
 
-def _rearranged(index: int, one: Array, two: Array) -> Counterpart:
-    if one.size != two.size or one.size < 2 or _class_of(one) != _class_of(two):
+def _rearranged(index: int, first: Array, second: Array) -> Counterpart:
+    if first.size != second.size or first.size < 2 or _class_of(first) != _class_of(second):
         return None
-    orders = [tuple(range(one.ndim))]
-    if one.ndim <= MAX_AXES:
-        wanted = [size for size in two.shape if size != 1]
+    orders = [tuple(range(first.ndim))]
+    if first.ndim <= MAX_AXES:
+        wanted = [size for size in second.shape if size != 1]
         orders += [
             order
-            for order in itertools.permutations(range(one.ndim))
-            if [one.shape[axis] for axis in order if one.shape[axis] != 1] == wanted
+            for order in itertools.permutations(range(first.ndim))
+            if [first.shape[axis] for axis in order if first.shape[axis] != 1] == wanted
         ]
-    places = [Rearranged(index, order, one.shape, two.shape) for order in orders]
-    found = [place for place in places if _same(place.to_second(one), two)]
-    if len(found) > 1:
-        positions = np.arange(one.size).reshape(one.shape)
-        plain = found[0].to_second(positions)
-        if any(not np.array_equal(plain, place.to_second(positions)) for place in found[1:]):
+    places = [Rearranged(index, order, first.shape, second.shape) for order in orders]
+    orders_that_fit = [place for place in places if _same(place.to_second(first), second)]
+    if len(orders_that_fit) > 1:
+        positions = np.arange(first.size).reshape(first.shape)
+        plain = orders_that_fit[0].to_second(positions)
+        if any(not np.array_equal(plain, place.to_second(positions)) for place in orders_that_fit[1:]):
             return None  # numbers that repeat: it can't be told which way it is turned
-    return found[0] if found else None
+    return orders_that_fit[0] if orders_that_fit else None
 
 
-def _same(one: Array, two: Array) -> bool:
-    if one.shape != two.shape or _class_of(one) != _class_of(two):
+def _same(first: Array, second: Array) -> bool:
+    if first.shape != second.shape or _class_of(first) != _class_of(second):
         return False
-    if not is_float(one):
-        return bool(np.array_equal(one, two))
-    for dtype in dict.fromkeys((one.dtype, two.dtype)):
+    if not is_float(first):
+        return bool(np.array_equal(first, second))
+    for dtype in dict.fromkeys((first.dtype, second.dtype)):
         # the coarser dtype is the one in which both agree
-        if np.array_equal(one.astype(dtype).astype(np.float64), two.astype(dtype).astype(np.float64), equal_nan=True):
+        if np.array_equal(
+            first.astype(dtype).astype(np.float64), second.astype(dtype).astype(np.float64), equal_nan=True
+        ):
             return True
     return False
 
@@ -178,10 +182,10 @@ def _class_of(array: Array) -> str:
 def masks(arguments: Arguments) -> list[bool]:
     """Return which arrays are masks; if all inputs look like masks, floating-point zeros and ones are plain inputs."""
     leaves = arguments.leaves
-    found = [is_mask(leaf) for leaf in leaves]
-    if all(found):
+    are_masks = [is_mask(leaf) for leaf in leaves]
+    if all(are_masks):
         return [not is_float(leaf) or bool((leaf.astype(np.float64) < 0).any()) for leaf in leaves]
-    return found
+    return are_masks
 
 
 def is_mask(leaf: Array) -> bool:
@@ -197,13 +201,17 @@ def is_mask(leaf: Array) -> bool:
 def like(arguments: Arguments, source: Arguments, matches: Sequence[Counterpart]) -> Arguments:
     """Return the arguments with the arrays that `source` has, too, taken from there."""
     leaves = source.leaves
-    found = []
-    for leaf, place in zip(arguments.leaves, matches, strict=True):
-        if place is None:
-            found.append(leaf)
+    replaced = []
+    for leaf, counterpart in zip(arguments.leaves, matches, strict=True):
+        if counterpart is None:
+            replaced.append(leaf)
         else:
-            found.append(place.to_second(leaves[place.index]) if isinstance(place, Rearranged) else leaves[place])
-    return arguments.with_leaves(found)
+            replaced.append(
+                counterpart.to_second(leaves[counterpart.index])
+                if isinstance(counterpart, Rearranged)
+                else leaves[counterpart]
+            )
+    return arguments.with_leaves(replaced)
 
 
 def common_dtype(arrays: Arrays) -> str | None:
@@ -238,7 +246,7 @@ def named_leaves(
             homes.append({shown, position, key, *argument_names[position : position + 1]})
         else:
             homes.append({shown, key.strip("'\"")})
-    found = set()
+    positions = set()
     if not isinstance(names, Iterable) and not isinstance(names, int):
         raise TypeError(f"{what} must hold positions or names of arguments, got {type(names).__name__}")
     for name in [names] if isinstance(names, (int, str)) else names:
@@ -248,5 +256,5 @@ def named_leaves(
         if not hits:
             every = ", ".join(dict.fromkeys(arguments.named(argument_names)))
             raise ValueError(f"{what} ({name}) must name one of the call's arrays: {every}")
-        found |= hits
-    return found
+        positions |= hits
+    return positions

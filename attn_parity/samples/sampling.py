@@ -16,7 +16,7 @@ import numpy as np
 
 from ..results.findings import Side
 from ..sides.dtypes import is_float, numpy_dtype
-from ..sides.subject import Arguments, Array, Arrays, Parameter
+from ..sides.subject import Arguments, Array, Arrays, SideWeight
 from .calls import masks
 
 OutputStructure = list[tuple[str, tuple[int, ...], str]]
@@ -129,10 +129,10 @@ class Effort:
 
     def first_look(self, seeds: int, first_seed: int, *, transfer: bool) -> list[Planned]:
         """Return the samples that every verdict begins with."""
-        held, own = FIRST, [Planned("own", 1 + s, 0, first_seed + s) for s in range(self.seeds(seeds))]
+        first_sample, own = FIRST, [Planned("own", 1 + s, 0, first_seed + s) for s in range(self.seeds(seeds))]
         if self.large:
-            return [own[0], held]
-        plan = [held, own[0], Planned("own stress", 1000, 0, first_seed), *own[1:]]
+            return [own[0], first_sample]
+        plan = [first_sample, own[0], Planned("own stress", 1000, 0, first_seed), *own[1:]]
         if not self.quick:
             return plan[:4]
         if transfer:
@@ -175,22 +175,22 @@ def draw_inputs(
         vary: arrays of integers to shuffle.
     """
     random = np.random.default_rng([*seed, 7])
-    found = []
+    drawn = []
     for i, (leaf, mask) in enumerate(zip(arguments.leaves, masks(arguments), strict=True)):
         if i in vary and leaf.dtype.kind in "biu":
-            found.append(random.permutation(leaf.ravel()).reshape(leaf.shape))
+            drawn.append(random.permutation(leaf.ravel()).reshape(leaf.shape))
         elif i in vary or not (mask or i in fixed or not is_float(leaf)):
-            found.append(_draw_like(leaf, random, stress))
+            drawn.append(_draw_like(leaf, random, stress))
         else:
-            found.append(leaf)
-    return arguments.with_leaves(found)
+            drawn.append(leaf)
+    return arguments.with_leaves(drawn)
 
 
 def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
     if leaf.size == 0:
         return leaf
-    given = leaf.astype(np.float64)
-    finite = given[np.isfinite(given)]
+    numbers = leaf.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
     mean, spread = (float(finite.mean()), float(finite.std())) if finite.size else (0.0, 1.0)
     spread = spread or abs(mean) or 1.0
     drawn: Array = np.asarray(random.normal(size=leaf.shape))
@@ -203,7 +203,10 @@ def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
 
 
 def draw_weights(
-    parameters: Mapping[str, Parameter], held: Mapping[str, Array], seed: tuple[int, ...], kept: Collection[str] = ()
+    parameters: Mapping[str, SideWeight],
+    weights: Mapping[str, Array],
+    seed: tuple[int, ...],
+    kept: Collection[str] = (),
 ) -> Arrays:
     """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike.
 
@@ -211,14 +214,14 @@ def draw_weights(
     """
 
     def draw(name: str) -> Array:
-        if name in kept or not is_float(held[name]):
-            return held[name]
+        if name in kept or not is_float(weights[name]):
+            return weights[name]
         random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
-        drawn = _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
+        drawn = _draw_weight(random, name, parameters[name]).astype(weights[name].dtype, copy=False)
         # A variance or a count has a root or a logarithm, which a negative number has not.
-        return np.asarray(np.abs(drawn)) if parameters[name].role == "state" and _is_positive(held[name]) else drawn
+        return np.asarray(np.abs(drawn)) if parameters[name].role == "state" and _is_positive(weights[name]) else drawn
 
-    if sum(array.size for array in held.values()) < MANY:
+    if sum(array.size for array in weights.values()) < MANY:
         return {name: draw(name) for name in parameters}
     with ThreadPoolExecutor() as pool:  # each tensor has a generator of its own, which draws without the lock
         return dict(zip(parameters, pool.map(draw, parameters), strict=True))
@@ -228,7 +231,7 @@ def _is_positive(array: Array) -> bool:
     return bool((array >= 0).all() and array.any())
 
 
-def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -> Array:
+def _draw_weight(random: np.random.Generator, name: str, parameter: SideWeight) -> Array:
     shape = parameter.shape
     if parameter.role == "statistic":
         is_mean = name.rpartition(".")[2].endswith("mean")
@@ -254,11 +257,11 @@ def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -
 
 def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE, kept: Collection[str] = ()) -> Arrays:
     """Return weights with every number moved at random by a small part of itself, but for the tensors in `kept`."""
-    found = {}
+    moved_weights = {}
     for name, array in arrays.items():
         random = np.random.default_rng([*seed, zlib.crc32(name.encode()), 1])
-        found[name] = array if name in kept else _moved(array, random, by)
-    return found
+        moved_weights[name] = array if name in kept else _moved(array, random, by)
+    return moved_weights
 
 
 def moved_inputs(
@@ -286,12 +289,14 @@ def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
 def cotangents(outputs: OutputStructure, seed: tuple[int, ...], dtype: str | None) -> list[Array]:
     """Draw a gradient of the loss for every output, as the precision of the run holds it."""
     random = np.random.default_rng([*(abs(one) for one in seed), 3])
-    found = []
+    drawn_cotangents = []
     for _, shape, own in outputs:
         drawn = random.normal(size=shape)
         wanted = numpy_dtype(own)
-        found.append(drawn.astype(numpy_dtype(dtype) if dtype else wanted) if is_float(np.empty(0, wanted)) else drawn)
-    return found
+        drawn_cotangents.append(
+            drawn.astype(numpy_dtype(dtype) if dtype else wanted) if is_float(np.empty(0, wanted)) else drawn
+        )
+    return drawn_cotangents
 
 
 def rounded(sample: Sample, dtype: str | None) -> Sample:

@@ -59,7 +59,7 @@ class Diagnosis:
     missing: dict[str, str]
     products: dict[str, dict[str, float]]
     implementations: dict[str, dict[str, str | None]]
-    switches: tuple[precision.Row, ...]
+    switches: tuple[precision.SettingRow, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -98,9 +98,9 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return the lines below the table, one fact per line."""
         lines = [", ".join(f"{name} {value}" for name, value in self.environment.items())]
-        for library, found in self.devices.items():
+        for library, names in self.devices.items():
             errors = ", ".join(f"{error:.1e} on {kind}" for kind, error in self.products[library].items())
-            lines.append(f"{library} devices: {'; '.join(found)}")
+            lines.append(f"{library} devices: {'; '.join(names)}")
             lines.append(f"{library} float32 product: off by {errors}")
             lines.append(f"{library} attention: {_list_implementations(self.implementations[library])}")
         return [*lines, *self.missing.values(), *self.remarks, *self.unsafe, self.summary()]
@@ -132,7 +132,7 @@ def examine() -> Diagnosis:
     kinds: dict[str, set[str]] = {}
     products: dict[str, dict[str, float]] = {}
     implementations: dict[str, dict[str, str | None]] = {}
-    rows: list[precision.Row] = []
+    rows: list[precision.SettingRow] = []
     findings: list[Finding] = []
     for framework, library in precision.LABELS.items():
         try:
@@ -173,14 +173,14 @@ def _judge_products(library: str, errors: Mapping[str, float]) -> list[Finding]:
 
 
 def _judge_versions(versions: Mapping[str, str]) -> list[Finding]:
-    found = []
+    findings = []
     for package, (oldest, newest) in TESTED.items():
         version = _release(versions[package])
         if version and not _release(oldest) <= version <= _release(newest):
             tested = oldest if oldest == newest else f"{oldest} to {newest}"
             text = f"{package} {versions[package]} is not what the tests were run with ({tested})"
-            found.append(Finding("warning", text, "a difference may be that of the versions"))
-    return found
+            findings.append(Finding("warning", text, "a difference may be that of the versions"))
+    return findings
 
 
 def _judge_devices(kinds: Mapping[str, set[str]], variables: Mapping[str, str]) -> list[Finding]:
@@ -204,18 +204,18 @@ def _judge_devices(kinds: Mapping[str, set[str]], variables: Mapping[str, str]) 
 
 
 def _judge_threads(variables: Mapping[str, str]) -> list[Finding]:
-    found = []
+    findings = []
     counts = {name: variables[name] for name in THREAD_COUNTS if variables.get(name)}
     if len(set(counts.values())) > 1:
         text = " and ".join(f"{name}={count}" for name, count in counts.items())
-        found.append(Finding("warning", f"{text} disagree", "torch takes either; set them alike or only the first"))
+        findings.append(Finding("warning", f"{text} disagree", "torch takes either; set them alike or only the first"))
     if variables.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1"):
         text = "KMP_DUPLICATE_LIB_OK lets two OpenMP libraries run in one process, which can give wrong numbers"
-        found.append(Finding("warning", text, "unset it, and install torch and NumPy from one source"))
-    return found
+        findings.append(Finding("warning", text, "unset it, and install torch and NumPy from one source"))
+    return findings
 
 
-def _judge_dtypes(rows: list[precision.Row]) -> list[Finding]:
+def _judge_dtypes(rows: list[precision.SettingRow]) -> list[Finding]:
     values = {(row.framework, row.name): row.value for row in rows}
     dtype, wide = values.get(("torch", "default_dtype")), values.get(("jax", "enable_x64"))
     if None in (dtype, wide) or (dtype == "float64") == (wide == "True"):
@@ -224,17 +224,17 @@ def _judge_dtypes(rows: list[precision.Row]) -> list[Finding]:
     return [Finding("warning", text, "give both sides their dtypes explicitly, or set the defaults alike")]
 
 
-def _describe(row: precision.Row) -> str:
+def _describe(row: precision.SettingRow) -> str:
     return f"{row.framework} {row.name} is {row.value or 'not set'}: {row.meaning}; {row.advice}"
 
 
 def _list_implementations(reasons: Mapping[str, str | None]) -> str:
     """Return the implementations that can run here, fastest first, then the others with their reasons."""
-    here = ", ".join(name for name, reason in reasons.items() if reason is None)
-    return "; ".join([here, *(f"not {name}: {reason}" for name, reason in reasons.items() if reason is not None)])
+    usable = ", ".join(name for name, reason in reasons.items() if reason is None)
+    return "; ".join([usable, *(f"not {name}: {reason}" for name, reason in reasons.items() if reason is not None)])
 
 
 def _release(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version, empty for other text."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, match.groups())) if match else ()

@@ -28,7 +28,7 @@ LABELS: dict[backends.Framework, str] = {framework: extra for framework, (_, ext
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One setting with its current value.
 
     Attributes:
@@ -93,7 +93,7 @@ class Switch:
             return False
         return True
 
-    def row(self, framework: str, present: Collection[str]) -> Row:
+    def row(self, framework: str, present: Collection[str]) -> SettingRow:
         """Return it as it is now, judged for the kinds of devices that are `present`."""
         value = self.read()
         state: SwitchState
@@ -108,7 +108,9 @@ class Switch:
         by_strict = f"attn_bridge.parity.strict() holds {self.safe}" if self.hold else ""
         advice = "; by hand: ".join(part for part in (by_strict, self.by_hand) if part)
         safe = "" if self.safe is None else str(self.safe)
-        return Row(framework, self.name, self.meaning, str(value), safe, state, bool(self.hold), self.key, advice)
+        return SettingRow(
+            framework, self.name, self.meaning, str(value), safe, state, bool(self.hold), self.key, advice
+        )
 
 
 @contextlib.contextmanager
@@ -124,7 +126,7 @@ def strict() -> Iterator[None]:
         yield
 
 
-def switches() -> list[Row]:
+def switches() -> list[SettingRow]:
     """Return every setting of the installed frameworks as it is now."""
     return [row for module in modules().values() for row in module.switches()]
 
@@ -138,11 +140,11 @@ def record() -> dict[str, str]:
 
 def modules() -> dict[str, ModuleType]:
     """Return ``torch`` and ``jax`` -> the ``precision`` of that room of `frameworks`, those that can be imported."""
-    found = {}
+    rooms = {}
     for framework, label in LABELS.items():
         with contextlib.suppress(backends.MissingBackendError):
-            found[label] = load_adapter(framework, "precision")
-    return found
+            rooms[label] = load_adapter(framework, "precision")
+    return rooms
 
 
 PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
@@ -150,10 +152,10 @@ PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
 
 def environment() -> dict[str, str]:
     """Return versions, processor and platform, for the head of a report."""
-    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    versions = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions

@@ -95,7 +95,7 @@ class Masks:
         return np.ascontiguousarray(mask.transpose(np.argsort(axes))).reshape(shape)
 
 
-class Plan:
+class MaskPlan:
     """Mask source for tracing: records the requested draws and returns traced operands as masks, in order."""
 
     def __init__(self) -> None:
@@ -116,9 +116,9 @@ def asking(owners: Mapping[int, Found]) -> Found | None:
     """Return the entry of the innermost object, by its id, whose method is being run; None outside of all."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        found = owners.get(id(frame.f_locals.get("self")))
-        if found is not None:
-            return found
+        entry = owners.get(id(frame.f_locals.get("self")))
+        if entry is not None:
+            return entry
         frame = frame.f_back
     return None
 
@@ -146,32 +146,32 @@ def differences(
 ) -> list[Difference]:
     """Compare the masks that the two sides requested: shapes, rates and counts."""
     ours, theirs = _by_shape(first), _by_shape(second)
-    found, spare, other = [], [], []
+    differing, spare, other = [], [], []
     for sizes in dict.fromkeys([*ours, *theirs]):
         mine, its = ours[sizes], theirs[sizes]
-        for one, two in zip(mine, its, strict=False):
-            if one.rate != two.rate:
+        for draw, match in zip(mine, its, strict=False):
+            if draw.rate != match.rate:
                 message = (
-                    f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, {two.rate:.4g} in {labels[1]}"
+                    f"masks of shape {draw.shape}: rate {draw.rate:.4g} in {labels[0]}, {match.rate:.4g} in {labels[1]}"
                 )
-                found.append(Difference(one, two, "different", message))
+                differing.append(Difference(draw, match, "different", message))
         spare += mine[len(its) :]
         other += its[len(mine) :]
-    for one in spare:
-        counterpart, verdict, message = _counterpart(one, other, labels)
+    for draw in spare:
+        counterpart, verdict, message = _counterpart(draw, other, labels)
         if counterpart is not None:
             other.remove(counterpart)
-        found.append(Difference(one, counterpart, verdict, message))
+        differing.append(Difference(draw, counterpart, verdict, message))
     ours_only, theirs_only = labels
-    return found + [
+    return differing + [
         Difference(None, one, "different", f"{theirs_only} draws a mask of {one}, {ours_only} none") for one in other
     ]
 
 
-def _counterpart(one: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> tuple[Draw | None, Verdict, str]:
+def _counterpart(draw: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> tuple[Draw | None, Verdict, str]:
     """Find the second side's mask that one of the first without its like was meant to be."""
-    for two in others:
-        sides = {labels[1]: (two, one, labels[0]), labels[0]: (one, two, labels[1])}
+    for other in others:
+        sides = {labels[1]: (other, draw, labels[0]), labels[0]: (draw, other, labels[1])}
         for side, (shared, whole, whole_side) in sides.items():
             axes = _shared(shared.shape, whole.shape)
             if axes:
@@ -179,15 +179,15 @@ def _counterpart(one: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> 
                 message = (
                     f"the mask is shared over {axes} in {side}{of}: {shared.shape}; {whole_side} draws {whole.shape}"
                 )
-                return two, "different", message
-    for two in others:
-        if two.size == one.size:
+                return other, "different", message
+    for other in others:
+        if other.size == draw.size:
             message = (
-                f"the masks hold as many elements, in an order that can't be told: {one.shape} in {labels[0]}, "
-                f"{two.shape} in {labels[1]}; have both sides drop arrays of the same axes"
+                f"the masks hold as many elements, in an order that can't be told: {draw.shape} in {labels[0]}, "
+                f"{other.shape} in {labels[1]}; have both sides drop arrays of the same axes"
             )
-            return two, "inconclusive", message
-    return None, "different", f"{labels[0]} draws a mask of {one}, {labels[1]} none"
+            return other, "inconclusive", message
+    return None, "different", f"{labels[0]} draws a mask of {draw}, {labels[1]} none"
 
 
 def _shared(part: Shape, whole: Shape) -> str:
@@ -206,7 +206,7 @@ def _order(shape: Shape) -> list[int]:
 
 
 def _by_shape(draws: Sequence[Draw]) -> dict[Shape, list[Draw]]:
-    found: dict[Shape, list[Draw]] = collections.defaultdict(list)
-    for one in draws:
-        found[tuple(one.shape[axis] for axis in _order(one.shape))].append(one)
-    return found
+    draws_of: dict[Shape, list[Draw]] = collections.defaultdict(list)
+    for draw in draws:
+        draws_of[tuple(draw.shape[axis] for axis in _order(draw.shape))].append(draw)
+    return draws_of

@@ -17,9 +17,9 @@ MAX_SHOWN = 8
 """Most entries that a message lists."""
 
 
-def words(place: str) -> list[str]:
+def words(path: str) -> list[str]:
     """Return the names of the steps that lead to a leaf: ``.hidden_states[0]`` gives ``hidden_states`` and ``0``."""
-    return [word[1:] if word.startswith(".") else word[1:-1].strip("'\"") for word in WORD.findall(place)]
+    return [word[1:] if word.startswith(".") else word[1:-1].strip("'\"") for word in WORD.findall(path)]
 
 
 def picked(leaves: Sequence[tuple[str, T]], entry: str, what: str) -> list[tuple[str, T]]:
@@ -37,9 +37,9 @@ def picked(leaves: Sequence[tuple[str, T]], entry: str, what: str) -> list[tuple
         return list(leaves)
     wanted = entry.split(".")
     inside = []
-    for place, leaf in leaves:
-        steps = WORD.findall(place)
-        if words(place)[: len(wanted)] == wanted:
+    for path, leaf in leaves:
+        steps = WORD.findall(path)
+        if words(path)[: len(wanted)] == wanted:
             inside.append(("".join(steps[len(wanted) :]), leaf))
     if not inside:
         raise ModuleFailedError(f"output ({entry}) must be one of the entries that {what} returns: {shown(leaves)}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import wide
-from .subject import Arguments, Array, Arrays, Call, DtypeCall, Parameter, Run, Subject, Substitute
+from .subject import Arguments, Array, Arrays, Call, DtypeCall, Run, SideWeight, Subject, Substitute
 
 _BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")
 
@@ -36,16 +36,21 @@ class Fold:
     summed: int
 
 
-def folds(parameters: Mapping[str, Parameter]) -> list[Fold]:
+def folds(parameters: Mapping[str, SideWeight]) -> list[Fold]:
     """Return the biases of a side that are added to each other."""
-    found = []
-    for name, one in parameters.items():
+    pairs = []
+    for name, parameter in parameters.items():
         other = name.replace("bias_ih", "bias_hh")
-        if one.framework != "torch" or one.owner not in _SUMMED or not _BIAS.fullmatch(name) or other not in parameters:
+        if (
+            parameter.framework != "torch"
+            or parameter.owner not in _SUMMED
+            or not _BIAS.fullmatch(name)
+            or other not in parameters
+        ):
             continue
-        summed = round(_SUMMED[one.owner] * one.shape[0])
-        found.append(Fold(other, name, summed) if summed == one.shape[0] else Fold(name, other, summed))
-    return found
+        summed = round(_SUMMED[parameter.owner] * parameter.shape[0])
+        pairs.append(Fold(other, name, summed) if summed == parameter.shape[0] else Fold(name, other, summed))
+    return pairs
 
 
 class FoldedSubject:
@@ -70,40 +75,40 @@ class FoldedSubject:
     def train(self, value: bool) -> None:
         self._subject.train = value
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name."""
-        found = self._subject.parameters()
-        for one in self.folds:
-            folded = found.pop(one.folded)
-            if one.summed < folded.shape[0]:
-                found[one.folded] = dataclasses.replace(folded, shape=(folded.shape[0] - one.summed,))
-        return found
+        parameters = self._subject.parameters()
+        for fold in self.folds:
+            folded = parameters.pop(fold.folded)
+            if fold.summed < folded.shape[0]:
+                parameters[fold.folded] = dataclasses.replace(folded, shape=(folded.shape[0] - fold.summed,))
+        return parameters
 
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds, biases added."""
-        found = self._subject.weights()
-        for one in self.folds:
-            folded = found.pop(one.folded)
-            kept = wide(found[one.kept]).copy()
-            kept[: one.summed] += wide(folded)[: one.summed]
-            found[one.kept] = kept.astype(folded.dtype)
-            if one.summed < folded.size:
-                found[one.folded] = folded[one.summed :].copy()
-        return found
+        arrays = self._subject.weights()
+        for fold in self.folds:
+            folded = arrays.pop(fold.folded)
+            kept = wide(arrays[fold.kept]).copy()
+            kept[: fold.summed] += wide(folded)[: fold.summed]
+            arrays[fold.kept] = kept.astype(folded.dtype)
+            if fold.summed < folded.size:
+                arrays[fold.folded] = folded[fold.summed :].copy()
+        return arrays
 
     def _unfolded(self, weights: Mapping[str, Array]) -> Arrays:
-        found = dict(weights)
-        for one in self.folds:
-            nothing = np.zeros(one.summed, found[one.kept].dtype)
-            found[one.folded] = np.concatenate([nothing, found[one.folded]]) if one.folded in found else nothing
-        return found
+        arrays = dict(weights)
+        for fold in self.folds:
+            nothing = np.zeros(fold.summed, arrays[fold.kept].dtype)
+            arrays[fold.folded] = np.concatenate([nothing, arrays[fold.folded]]) if fold.folded in arrays else nothing
+        return arrays
 
     def _folded(self, run: Run) -> Run:
         gradients = dict(run.parameter_gradients)
-        for one in self.folds:
-            gradient = gradients.pop(one.folded, None)
-            if gradient is not None and one.summed < gradient.size:
-                gradients[one.folded] = gradient[one.summed :]
+        for fold in self.folds:
+            gradient = gradients.pop(fold.folded, None)
+            if gradient is not None and fold.summed < gradient.size:
+                gradients[fold.folded] = gradient[fold.summed :]
         return dataclasses.replace(run, parameter_gradients=gradients)
 
     def run(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> Run:
@@ -112,8 +117,8 @@ class FoldedSubject:
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
         """Return weight -> number of the first operation that combines it with values that depend on inputs."""
-        found: dict[str, int] = self._subject.uses(self._unfolded(weights), arguments)
-        return found
+        uses: dict[str, int] = self._subject.uses(self._unfolded(weights), arguments)
+        return uses
 
     def describe_outputs(
         self, weights: Mapping[str, Array], arguments: Arguments

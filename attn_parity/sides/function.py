@@ -60,7 +60,7 @@ class Function:
         return called.pop()
 
 
-def function(call: Callable[..., Any], weights: Any, *, framework: str | None = None) -> Function:
+def function(call: Callable[..., Any], weights: object, *, framework: str | None = None) -> Function:
     """Return a side of a comparison: a pure function and its weights.
 
     Args:
@@ -119,7 +119,7 @@ _MAX_CALLEES = 200
 """Most functions that are searched for calls of a framework."""
 
 
-def frameworks_called(call: Any) -> set[Framework]:
+def frameworks_called(call: object) -> set[Framework]:
     """Return the frameworks that the code of a function uses, itself or through functions that it calls."""
     frameworks: set[Framework] = set()
     seen: set[int] = set()
@@ -137,17 +137,17 @@ def frameworks_called(call: Any) -> set[Framework]:
     return frameworks
 
 
-def _library(value: Any) -> Framework | None:
+def _library(value: object) -> Framework | None:
     """Return the framework that a module, class, function or object comes from; `jax.jit` makes functions of JAX."""
     home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     homes = [home, type(value).__module__]
     return next((_LIBRARIES[top] for one in homes if one and (top := str(one).partition(".")[0]) in _LIBRARIES), None)
 
 
-def _wrapped(value: Any) -> Any:
+def _wrapped(value: object) -> Any:
     """Return the function inside a partial, a bound method or a decorated function (jax.jit, torch.compile)."""
     names = ("__wrapped__", "__func__", *(("func",) if isinstance(value, functools.partial) else ()))
-    return next((one for name in names if (one := getattr(value, name, None)) is not None), None)
+    return next((inner for name in names if (inner := getattr(value, name, None)) is not None), None)
 
 
 def _used_by(value: Any) -> Iterator[Any]:
@@ -180,7 +180,7 @@ def _used_by(value: Any) -> Iterator[Any]:
             yield types.ModuleType(name)
 
 
-def _called(value: Any) -> Iterator[Any]:
+def _called(value: object) -> Iterator[Any]:
     if callable(value) or isinstance(value, types.ModuleType) or _library(value) is not None:
         yield value
 

@@ -31,7 +31,7 @@ def is_large(array: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lent:
+class LargeWeight:
     """A large weight that counts as float64; every operation that reads it promotes it again."""
 
     array: Array
@@ -41,8 +41,8 @@ class Lent:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        found: tuple[int, ...] = self.array.shape
-        return found
+        shape: tuple[int, ...] = self.array.shape
+        return shape
 
     @property
     def ndim(self) -> int:
@@ -79,12 +79,12 @@ def spilled(array: Array) -> Array:
 def release(*arrays: Array | None) -> None:
     """Give the memory back that was needed to read arrays on disk."""
     for array in arrays:
-        found = None if array is None else mapping_of(array)
-        if found is not None and hasattr(mmap, "MADV_DONTNEED"):
-            found.madvise(mmap.MADV_DONTNEED)
+        mapping = None if array is None else mapping_of(array)
+        if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def mapping_of(array: Any) -> mmap.mmap | None:
+def mapping_of(array: object) -> mmap.mmap | None:
     """Return the file that an array's memory is, if it is one."""
     while array is not None and not isinstance(array, mmap.mmap):
         array = getattr(array, "base", None)

@@ -39,17 +39,17 @@ def given_modes(arguments: Arguments, names: Sequence[str], defaults: Mapping[st
         names: of the positional arguments.
         defaults: name -> default of the arguments that switch modes.
     """
-    given = dict(zip(names, arguments.args, strict=False)) | dict(arguments.kwargs)
-    return {name: value for name, value in given.items() if name in defaults}
+    passed = dict(zip(names, arguments.args, strict=False)) | dict(arguments.kwargs)
+    return {name: value for name, value in passed.items() if name in defaults}
 
 
-def contradicted(given: Collection[str], defaults: Mapping[str, bool], *, train: bool) -> dict[str, bool]:
+def contradicted(passed: Collection[str], defaults: Mapping[str, bool], *, train: bool) -> dict[str, bool]:
     """Return name -> value of the arguments that were not given, and whose defaults are those of the other mode."""
-    wanted = {name: IN_TRAIN_MODE[name] is train for name in defaults if name not in given}
+    wanted = {name: IN_TRAIN_MODE[name] is train for name in defaults if name not in passed}
     return {name: value for name, value in wanted.items() if value is not defaults[name]}
 
 
-def called_with(arguments: Arguments, names: Sequence[str], values: Mapping[str, Any]) -> Arguments:
+def called_with(arguments: Arguments, names: Sequence[str], values: Mapping[str, object]) -> Arguments:
     """Return a call with other values of some arguments, by position where they are given by position."""
     positional = names[: len(arguments.args)]
     args = [values.get(name, one) for name, one in zip(positional, arguments.args, strict=False)]

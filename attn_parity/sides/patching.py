@@ -32,16 +32,16 @@ class _Patch:
         """The replacements of the running thread."""
         if not hasattr(self.here, "stack"):
             self.here.stack = []
-        found: list[Callable[..., Any]] = self.here.stack
-        return found
+        stack: list[Callable[..., Any]] = self.here.stack
+        return stack
 
     def install(self) -> None:
         """Put the function that looks up the thread's replacement into the library."""
-        original, here = self.original, self.here
+        original, thread_state = self.original, self.here
 
         @functools.wraps(original)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            stack = getattr(here, "stack", None)
+        def dispatch(*args: object, **kwargs: object) -> Any:
+            stack = getattr(thread_state, "stack", None)
             return (stack[-1] if stack else original)(*args, **kwargs)
 
         setattr(self.home, self.name, dispatch)
@@ -55,7 +55,7 @@ class _Patch:
 
 
 @contextlib.contextmanager
-def replaced(home: Any, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(home: object, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Replace the function `name` of a module or a class, for the running thread.
 
     Args:
@@ -68,11 +68,11 @@ def replaced(home: Any, name: str, build: Callable[[Callable[..., Any]], Callabl
     pushed = False
     try:
         with _LOCK:
-            found = _INSTALLED.get(key)
-            if found is None:
-                found = _INSTALLED[key] = _Patch(home, name)
-            found.users += 1
-            patch = found
+            installed = _INSTALLED.get(key)
+            if installed is None:
+                installed = _INSTALLED[key] = _Patch(home, name)
+            installed.users += 1
+            patch = installed
             if patch.users == 1:
                 patch.install()
         patch.stack.append(build(patch.original))
@@ -89,7 +89,7 @@ def replaced(home: Any, name: str, build: Callable[[Callable[..., Any]], Callabl
                     del _INSTALLED[key]
 
 
-def original(home: Any, name: str) -> Any:
+def original(home: object, name: str) -> Any:
     """Return the library's own function, replaced or not."""
     with _LOCK:
         patch = _INSTALLED.get((id(home), name))

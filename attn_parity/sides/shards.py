@@ -21,7 +21,7 @@ MAX_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class ShardCut:
     """How devices share an array.
 
     Attributes:
@@ -37,13 +37,13 @@ class Cut:
 
     def numbers(self, shape: Sequence[int]) -> Array:
         """Return, for each element of an array, the number of the shard that it is in, as a float."""
-        found = np.zeros(tuple(shape))
+        numbers = np.zeros(tuple(shape))
         for position, (size, cuts) in enumerate(zip(shape, self.axes, strict=True)):
             parts = math.prod(count for _, count in cuts)
             per_part = max(-(-size // parts), 1)
             along = np.arange(size) // per_part
-            found = found * parts + along.reshape(-1, *[1] * (len(shape) - position - 1))
-        return found
+            numbers = numbers * parts + along.reshape(-1, *[1] * (len(shape) - position - 1))
+        return numbers
 
     def name(self, number: int) -> str:
         """Return the name of the shard with this number, such as ``tensor=1``."""
@@ -70,8 +70,8 @@ class Shares:
         apart: one line for each result whose copies differ.
     """
 
-    outputs: tuple[Cut, ...] = ()
-    parameters: dict[str, Cut] = dataclasses.field(default_factory=dict)
+    outputs: tuple[ShardCut, ...] = ()
+    parameters: dict[str, ShardCut] = dataclasses.field(default_factory=dict)
     apart: tuple[str, ...] = ()
 
     @property
@@ -86,25 +86,25 @@ class Shares:
         return any(one.is_cut for one in (*self.outputs, *self.parameters.values()))
 
 
-def where(differs: Array, numbers: Array, cut: Cut) -> str:
+def where(differs: Array, numbers: Array, cut: ShardCut) -> str:
     """Return the shards in which elements differ, as text; "" if all of them, or none.
 
     Args:
         differs: bool, True for elements that differ.
-        numbers: of `Cut.numbers`, perhaps moved as the elements were.
+        numbers: of `ShardCut.numbers`, perhaps moved as the elements were.
         cut: names the shards.
     """
-    found = np.unique(numbers[differs]).astype(int).tolist()
-    if not found or len(found) == cut.count:
+    shards = np.unique(numbers[differs]).astype(int).tolist()
+    if not shards or len(shards) == cut.count:
         return ""
-    return f"only in {named(found, cut)}"
+    return f"only in {named(shards, cut)}"
 
 
-def named(found: Sequence[int], cut: Cut) -> str:
+def named(shards: Sequence[int], cut: ShardCut) -> str:
     """Return the names of some shards, by their numbers."""
-    names = "; ".join(cut.name(number) for number in found[:MAX_NAMED])
-    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return f"shard{'s' * (len(found) > 1)} {names}{more} of {cut.count}"
+    names = "; ".join(cut.name(number) for number in shards[:MAX_NAMED])
+    more = f" and {len(shards) - MAX_NAMED} more" if len(shards) > MAX_NAMED else ""
+    return f"shard{'s' * (len(shards) > 1)} {names}{more} of {cut.count}"
 
 
 def differing_copies(copies: Iterable[tuple[str, Array]]) -> str:

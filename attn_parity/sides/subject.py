@@ -32,7 +32,7 @@ class ModuleFailedError(ValueError):
     """The user's module, or its return value, cannot be compared; the message is one line."""
 
 
-def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: object, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
     """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing.
 
     Mappings are walked in the order of their sorted keys, as JAX does, so that two that hold the same are walked alike.
@@ -42,7 +42,7 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[t
     return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
 
 
-def plain_values(tree: Any) -> dict[str, Any]:
+def plain_values(tree: object) -> dict[str, Any]:
     """Return path -> value of the Python numbers, bools and strings that a call returned."""
     return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
 
@@ -57,39 +57,39 @@ def culprit(
         path_of: the path of a submodule; None for anything else.
         held_by: name -> weight that a submodule holds itself.
     """
-    found, at = "", error.__traceback__
+    description, at = "", error.__traceback__
     while at is not None:
-        code, known = at.tb_frame.f_code, at.tb_frame.f_locals
-        owner = known.get("self")
+        code, variables = at.tb_frame.f_code, at.tb_frame.f_locals
+        owner = variables.get("self")
         path = None if owner is None or code.co_name not in ("forward", "__call__") else path_of(owner)
         if path is not None:
             count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-            given = [_shapes({name: known[name]}) for name in code.co_varnames[1:count] if name in known]
-            weights, given = _shapes(held_by(owner)), [one for one in given if one]
-            what = [f"holds {weights}"] * bool(weights) + [f"was called with {', '.join(given)}"] * bool(given)
-            found = (
+            shapes = [_shapes({name: variables[name]}) for name in code.co_varnames[1:count] if name in variables]
+            weights, shapes = _shapes(held_by(owner)), [one for one in shapes if one]
+            what = [f"holds {weights}"] * bool(weights) + [f"was called with {', '.join(shapes)}"] * bool(shapes)
+            description = (
                 f"{f'{path} ({type(owner).__name__})' if path else 'the module itself'} {' and '.join(what)}".strip()
             )
         at = at.tb_next
-    return found
+    return description
 
 
-def _shapes(named: Mapping[str, Any]) -> str:
+def _shapes(named: Mapping[str, object]) -> str:
     """Return ``name float32 (2, 3)`` of every array; those of a tuple or list by their position."""
-    found = []
+    phrases = []
     for name, value in named.items():
         places = enumerate(value) if isinstance(value, (tuple, list)) else ()
         parts = {f"{name}[{place}]": one for place, one in places} or {name: value}
         arrays = {key: one for key, one in parts.items() if hasattr(one, "shape") and hasattr(one, "dtype")}
-        found += [f"{key} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in arrays.items()]
-    return ", ".join(found)
+        phrases += [f"{key} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in arrays.items()]
+    return ", ".join(phrases)
 
 
-def replace(tree: Any, is_leaf: Callable[[Any], bool], leaves: Sequence[Any]) -> Any:
+def replace(tree: object, is_leaf: Callable[[Any], bool], leaves: Sequence[object]) -> Any:
     """Return the tree with its leaves replaced, in order, and everything else as it is."""
     rest = list(leaves)
 
-    def walk(node: Any) -> Any:
+    def walk(node: object) -> Any:
         if is_leaf(node):
             return rest.pop(0)
         if isinstance(node, Mapping):
@@ -116,15 +116,15 @@ def _like_mapping(node: Any, changed: dict[Any, Any]) -> Any:
         return changed
 
 
-def _sorted(keys: Iterable[Any]) -> list[Any]:
-    found = list(keys)
+def _sorted(keys: Iterable[object]) -> list[Any]:
+    listed = list(keys)
     try:
-        return sorted(found)
+        return sorted(listed)
     except TypeError:  # of several types
-        return sorted(found, key=lambda key: (type(key).__name__, repr(key)))
+        return sorted(listed, key=lambda key: (type(key).__name__, repr(key)))
 
 
-def _children(node: Any) -> list[tuple[str, Any]]:
+def _children(node: object) -> list[tuple[str, Any]]:
     if isinstance(node, Mapping):
         return [(f"[{key!r}]", node[key]) for key in _sorted(node)]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -148,7 +148,7 @@ def signature_of(function: Any) -> dict[str, bool]:
     }
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Return whether a leaf of arguments is a NumPy array."""
     return isinstance(value, np.ndarray)
 
@@ -172,10 +172,10 @@ class Arguments:
 
     @property
     def _flat(self) -> list[tuple[str, Array]]:
-        found = flatten(self.args, is_array)
+        leaves = flatten(self.args, is_array)
         for key, value in self.kwargs.items():
-            found += flatten(value, is_array, f"[{key!r}]")
-        return found
+            leaves += flatten(value, is_array, f"[{key!r}]")
+        return leaves
 
     def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
         """Return the same call with other arrays (of any framework)."""
@@ -184,23 +184,23 @@ class Arguments:
 
     def named(self, names: Sequence[str]) -> list[str]:
         """Return a name for each array, given the names of positional arguments."""
-        found = []
+        leaf_names = []
         for path, _ in flatten(self.args, is_array):
             position, _, rest = path[1:].partition("]")
-            found.append((names[int(position)] if int(position) < len(names) else f"inputs[{position}]") + rest)
+            leaf_names.append((names[int(position)] if int(position) < len(names) else f"inputs[{position}]") + rest)
         for key, value in self.kwargs.items():
-            found += [f"{key}{path}" for path, _ in flatten(value, is_array)]
-        return found
+            leaf_names += [f"{key}{path}" for path, _ in flatten(value, is_array)]
+        return leaf_names
 
     def plain(self, names: Sequence[str]) -> list[str]:
         """Return the names of the arguments that are Python numbers, bools or strings instead of arrays."""
         positional = [(names[i] if i < len(names) else f"inputs[{i}]", one) for i, one in enumerate(self.args)]
-        given = (*positional, *self.kwargs.items())
-        return [name for name, one in given if isinstance(one, (bool, int, float, complex, str))]
+        passed = (*positional, *self.kwargs.items())
+        return [name for name, one in passed if isinstance(one, (bool, int, float, complex, str))]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameter:
+class SideWeight:
     """A weight of a module: shape, dtype, role, and the class and path of the module that owns it.
 
     `role` is ``parameter`` (trainable), ``statistic`` (a running mean or variance) or ``state`` (any other numbers kept
@@ -333,10 +333,10 @@ class Subject(Protocol):
     def holds_float64(self) -> bool:
         """Whether modules can hold float64: JAX makes it float32 unless ``jax_enable_x64`` is set."""
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return name -> buffer, variable or collection's leaf that holds numbers and is not among the parameters."""
 
     def carry(self, names: Collection[str]) -> None:

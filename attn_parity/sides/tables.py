@@ -85,8 +85,8 @@ class Collector:
 
 
 def _tolerance(values: Array) -> Array:
-    found: Array = SAME * values + SAME_BY_SIZE * max(1.0, float(values.max(initial=0.0)))
-    return found
+    tolerance: Array = SAME * values + SAME_BY_SIZE * max(1.0, float(values.max(initial=0.0)))
+    return tolerance
 
 
 ROUNDOFF = 2.0**-24
@@ -125,9 +125,11 @@ def moved(value: float, seed: int) -> float:
     return value - slack(value) if down else value + slack(value)
 
 
-def close(one: Array, two: Array) -> Array:
+def close(first: Array, second: Array) -> Array:
     """Return a mask of the elements at which two branches differ by less than float32 resolves."""
     with np.errstate(all="ignore"):
-        apart = np.abs(one - two)
-        found: Array = (apart > 0.0) & (apart <= ROUNDOFF * np.maximum(np.abs(one), np.abs(two))) & np.isfinite(apart)
-    return found
+        apart = np.abs(first - second)
+        is_close: Array = (
+            (apart > 0.0) & (apart <= ROUNDOFF * np.maximum(np.abs(first), np.abs(second))) & np.isfinite(apart)
+        )
+    return is_close

@@ -46,12 +46,12 @@ from .stepping import SIDE_OF, State, Step
 
 
 def train(
-    torch_module: Any,
-    flax_module: Any,
-    data: Iterable[tuple[Any, Any]],
+    torch_module: object,
+    flax_module: object,
+    data: Iterable[tuple[object, object]],
     *,
     steps: int = 20,
-    optimizer: str | tuple[Any, Any] = "adamw",
+    optimizer: str | tuple[object, object] = "adamw",
     dropout: bool | float = True,
     loss: str | tuple[Callable[..., Any], Callable[..., Any]] = "mse",
     lr: float = 1e-3,
@@ -183,9 +183,9 @@ class _Training:
 
     def run(self) -> TrainingReport:
         """Take all steps and return the report."""
-        held = self.first_weights
-        held = cast(held, "float64") if self.precise else held
-        runs = self.runs = free_runs.start(self.pair, self.low, self.exact, held, self.seed)
+        weights = self.first_weights
+        weights = cast(weights, "float64") if self.precise else weights
+        runs = self.runs = free_runs.start(self.pair, self.low, self.exact, weights, self.seed)
         growth: dict[str, list[float]] = {}
         order: list[int] = []
         for step in range(self.steps):
@@ -193,34 +193,34 @@ class _Training:
             if not order:
                 order = list(map(int, self.random.permutation(len(self.batches))))
             inputs, targets = self.batches[order.pop(0)]
-            given = calls.in_dtype(calls.as_arguments(inputs), str(self.pair.dtype))
+            arguments = calls.in_dtype(calls.as_arguments(inputs), str(self.pair.dtype))
             if isinstance(targets, np.ndarray) and is_float(targets):
                 targets = targets.astype(wide(targets).dtype if self.precise else numpy_dtype(self.dtype))
             try:
-                self._step(step, given, targets)
+                self._step(step, arguments, targets)
             except CannotPromoteError as error:
                 raise ModuleFailedError(str(error)) from error
-            for one, two in free_runs.pairs_of(runs):
-                apart = free_runs.distance(self.pairing, runs[one], runs[two])
-                growth.setdefault(f"{one} and {two}", []).append(apart)
+            for run, other_run in free_runs.pairs_of(runs):
+                apart = free_runs.distance(self.pairing, runs[run], runs[other_run])
+                growth.setdefault(f"{run} and {other_run}", []).append(apart)
             self.live.show(lambda: self._so_far(growth))
         return self._report(growth)
 
-    def _step(self, step: int, given: Arguments, targets: Any) -> None:
+    def _step(self, step: int, arguments: Arguments, targets: object) -> None:
         ours = self.runs["torch"]
         weights, state = ours.weights, ours.state
         masks = {name: Masks(self.seed, step) for name in self.runs}
-        steps = {name: one.step(given, targets, masks[name]) for name, one in self.runs.items()}
+        steps = {name: one.step(arguments, targets, masks[name]) for name, one in self.runs.items()}
         self.foreign = self.foreign or next((run.side for name, run in self.runs.items() if steps[name].foreign), "")
         apart = differences(masks["torch"].draws, masks["flax"].draws, ("torch", "Flax"))
         self.unclear = self.unclear or next((one.message for one in apart if one.verdict == "inconclusive"), "")
         worst_of = next((one for one in apart if one.verdict == "different"), None)
         if worst_of is not None and self.judge.first is None:
             self.judge.first = FirstDifference(step + 1, *worst_of.names(), message=worst_of.message)
-        self._measure_step(step, weights, state, steps["torch"], given, targets)
+        self._measure_step(step, weights, state, steps["torch"], arguments, targets)
 
     def _measure_step(
-        self, step: int, weights: Arrays, state: State, torch: Step, given: Arguments, targets: Any
+        self, step: int, weights: Arrays, state: State, torch: Step, arguments: Arguments, targets: object
     ) -> None:
         """Take the step again from the torch side's numbers: first the gradients, then the update they make."""
         ours = self.runs["torch"]
@@ -232,13 +232,13 @@ class _Training:
             if self.precise and precise:
                 continue
             start = cast(starts[key[0]], "float64") if precise else starts[key[0]]
-            runs[key] = trainer.gradients(start, given, targets, Masks(self.seed, step))
+            runs[key] = trainer.gradients(start, arguments, targets, Masks(self.seed, step))
         if self.precise:
             runs |= {(side, True): runs[side, False] for side in ("torch", "flax")}
-        known = self.judge.first
+        first_difference = self.judge.first
         self.judge.gradients(step, runs)
-        if known is None and self.judge.first is not None:
-            self.judge.first = self._explained(self.judge.first, weights, runs, given)
+        if first_difference is None and self.judge.first is not None:
+            self.judge.first = self._explained(self.judge.first, weights, runs, arguments)
 
         # The update is made of the same gradients on both sides.
         gradients = {"torch": torch.gradients, "flax": self._gradients_to_flax(torch.gradients)}
@@ -260,7 +260,7 @@ class _Training:
         self.judge.update(step, before, updates)
 
     def _explained(
-        self, first: FirstDifference, before: Arrays, runs: Mapping[tuple[str, bool], Step], given: Arguments
+        self, first: FirstDifference, before: Arrays, runs: Mapping[tuple[str, bool], Step], arguments: Arguments
     ) -> FirstDifference:
         """Return a first difference; for a running statistic, with a cause that its numbers are consistent with."""
         kind, _, name = first.tensor.partition(" ")
@@ -268,22 +268,22 @@ class _Training:
             return first
         old = self.pairing.aligned(cast(before, "float64"), "first")
         new = [self.pairing.aligned(runs[side, True].statistics, SIDE_OF[side]) for side in ("torch", "flax")]
-        rows = max((len(leaf) for leaf in given.leaves if leaf.ndim), default=1)
+        rows = max((len(leaf) for leaf in arguments.leaves if leaf.ndim), default=1)
         hint = of_statistic(name, old[name], new[0][name], new[1][name], rows) if name in old else ""
         return dataclasses.replace(first, message=f"{first.message}; {hint}") if hint else first
 
     def _to_flax(self, weights: Arrays) -> Arrays:
         converted = self.pairing.to_second(weights)
-        held = self.runs["flax"].weights
-        return {name: converted.get(name, one) for name, one in held.items()}
+        flax_weights = self.runs["flax"].weights
+        return {name: converted.get(name, one) for name, one in flax_weights.items()}
 
     def _gradients_to_flax(self, arrays: Arrays) -> Arrays:
         """Convert what belongs to trainable parameters; frozen ones have none."""
-        known = {match.first.source for match in self.pairing.matches}
-        zeros = {name: np.zeros_like(one) for name, one in self.runs["torch"].weights.items() if name in known}
-        found = self.pairing.to_second({**zeros, **arrays})
+        sources = {match.first.source for match in self.pairing.matches}
+        zeros = {name: np.zeros_like(one) for name, one in self.runs["torch"].weights.items() if name in sources}
+        gradients = self.pairing.to_second({**zeros, **arrays})
         trained = self.runs["flax"].trainer.trainable
-        return {name: one for name, one in found.items() if name in trained}
+        return {name: one for name, one in gradients.items() if name in trained}
 
     def _so_far(self, growth: dict[str, list[float]]) -> TrainingReport:
         """Return an intermediate report, with the verdict ``inconclusive`` because the training is not finished."""

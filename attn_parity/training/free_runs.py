@@ -41,24 +41,24 @@ class FreeRun:
     state: State
     losses: list[float] = dataclasses.field(default_factory=list)
 
-    def step(self, arguments: Arguments, targets: Any, masks: Masks) -> Step:
+    def step(self, arguments: Arguments, targets: object, masks: Masks) -> Step:
         """Take a step."""
-        found: Step = self.trainer.gradients(self.weights, arguments, targets, masks)
-        self.weights, self.state = self.trainer.update(
-            {**self.weights, **found.statistics}, found.gradients, self.state
-        )
-        self.losses.append(float(wide(found.loss)))
-        return found
+        step: Step = self.trainer.gradients(self.weights, arguments, targets, masks)
+        self.weights, self.state = self.trainer.update({**self.weights, **step.statistics}, step.gradients, self.state)
+        self.losses.append(float(wide(step.loss)))
+        return step
 
 
-def start(pair: Pair, low: Sequence[Any], exact: Sequence[Any], held: Arrays, seed: int) -> dict[str, FreeRun]:
+def start(
+    pair: Pair, low: Sequence[Any], exact: Sequence[Any], initial_weights: Arrays, seed: int
+) -> dict[str, FreeRun]:
     """Return all free runs by name, before their first step.
 
     Args:
         pair: both sides.
         low: the trainers of both in the precision of the training.
         exact: those in float64; the same where that is the precision.
-        held: the first weights, with torch names.
+        initial_weights: the first weights, with torch names.
         seed: of the move by one unit in the last place.
     """
 
@@ -69,27 +69,27 @@ def start(pair: Pair, low: Sequence[Any], exact: Sequence[Any], held: Arrays, se
         weights = cast(weights, trainer.precision) if trainer.precision else weights
         return FreeRun(trainer, trainer.framework, weights, trainer.first_state())
 
-    found = {"torch": free_run(low[0], held), "flax": free_run(low[1], held)}
-    found["torch moved"] = free_run(low[0], _one_ulp(held, seed, pair.kept))
+    runs = {"torch": free_run(low[0], initial_weights), "flax": free_run(low[1], initial_weights)}
+    runs["torch moved"] = free_run(low[0], _one_ulp(initial_weights, seed, pair.kept))
     if low is not exact:
-        found["torch float64"] = free_run(exact[0], held)
-        found["flax float64"] = free_run(exact[1], held)
-        found["torch float64 moved"] = free_run(exact[0], _one_ulp(cast(held, "float64"), seed, pair.kept))
-    return found
+        runs["torch float64"] = free_run(exact[0], initial_weights)
+        runs["flax float64"] = free_run(exact[1], initial_weights)
+        runs["torch float64 moved"] = free_run(exact[0], _one_ulp(cast(initial_weights, "float64"), seed, pair.kept))
+    return runs
 
 
 def pairs_of(runs: Mapping[str, FreeRun]) -> list[tuple[str, str]]:
     """Return the names of the runs whose distance is followed."""
-    found = [("torch", "flax"), ("torch", "torch moved")]
+    pairs = [("torch", "flax"), ("torch", "torch moved")]
     if "torch float64" in runs:
-        found += [("torch", "torch float64"), ("flax", "flax float64")]
-        found += [("torch float64", "flax float64"), ("torch float64", "torch float64 moved")]
-    return found
+        pairs += [("torch", "torch float64"), ("flax", "flax float64")]
+        pairs += [("torch float64", "flax float64"), ("torch float64", "torch float64 moved")]
+    return pairs
 
 
-def distance(pairing: Pairing, one: FreeRun, two: FreeRun) -> float:
+def distance(pairing: Pairing, first_run: FreeRun, second_run: FreeRun) -> float:
     """Return the distance of the weights of two runs, relative to the weights."""
-    first, second = (pairing.aligned(run.weights, SIDE_OF[run.side]) for run in (one, two))
+    first, second = (pairing.aligned(run.weights, SIDE_OF[run.side]) for run in (first_run, second_run))
     first = {name: array.astype(np.float64) for name, array in first.items()}
     square = sum(float(np.square(array - second[name]).sum()) for name, array in first.items())
     whole = sum(float(np.square(array).sum()) for array in first.values())
@@ -101,10 +101,10 @@ def drift(
 ) -> tuple[Verdict, int, str]:
     """Judge the free runs by losses and distances: verdict, number of the step, and what drifts."""
     is_precise = dtype == "float64"
-    one, two = ("torch", "flax") if is_precise else ("torch float64", "flax float64")
-    moved = f"{one} moved"
-    apart, noise = growth[f"{one} and {two}"], np.maximum.accumulate(growth[f"{one} and {moved}"])
-    first, second, third = (np.array(losses[name]) for name in (one, two, moved))
+    first_name, second_name = ("torch", "flax") if is_precise else ("torch float64", "flax float64")
+    moved = f"{first_name} moved"
+    apart, noise = growth[f"{first_name} and {second_name}"], np.maximum.accumulate(growth[f"{first_name} and {moved}"])
+    first, second, third = (np.array(losses[name]) for name in (first_name, second_name, moved))
     relative = _relative(first, second)
     of_noise = np.maximum.accumulate(_relative(first, third))
     for step in range(len(apart)):
@@ -148,17 +148,19 @@ def cast(arrays: Mapping[str, Array], dtype: str) -> Arrays:
 def _one_ulp(arrays: Mapping[str, Array], seed: int, kept: Collection[str]) -> Arrays:
     """Return the weights, all but those in `kept`, moved by one unit in the last place, up or down at random."""
     random = np.random.default_rng((seed, 1))
-    found = {}
-    for name, one in arrays.items():
-        found[name] = one
-        if is_float(one) and name not in kept:
-            eps = unit_of(one.dtype.name)
-            sign = random.integers(0, 2, one.shape) * 2 - 1
-            found[name] = (wide(one) * (1.0 + eps * sign)).astype(one.dtype)
-    return found
+    moved = {}
+    for name, array in arrays.items():
+        moved[name] = array
+        if is_float(array) and name not in kept:
+            eps = unit_of(array.dtype.name)
+            sign = random.integers(0, 2, array.shape) * 2 - 1
+            moved[name] = (wide(array) * (1.0 + eps * sign)).astype(array.dtype)
+    return moved
 
 
-def _relative(one: Array, two: Array) -> Array:
-    scale = np.maximum(np.abs(one), np.finfo(np.float64).tiny)
-    apart: Array = np.where((one == two) | (np.isnan(one) & np.isnan(two)), 0.0, np.abs(one - two) / scale)
+def _relative(first: Array, second: Array) -> Array:
+    scale = np.maximum(np.abs(first), np.finfo(np.float64).tiny)
+    apart: Array = np.where(
+        (first == second) | (np.isnan(first) & np.isnan(second)), 0.0, np.abs(first - second) / scale
+    )
     return apart

@@ -70,38 +70,38 @@ class Judge:
         return [self._decide(name, found) for name, found in self._measures.items()]
 
     def _named(self, side: str, step: Step) -> dict[str, tuple[str, Array]]:
-        found = {"loss": ("loss", step.loss)}
-        for name, one in self.pairing.aligned(step.gradients, SIDE_OF[side]).items():
-            found[f"grad {name}"] = ("matrix gradient" if one.ndim > 1 else "vector gradient", one)
-        for name, one in self.pairing.aligned(step.statistics, SIDE_OF[side]).items():
-            found[f"statistic {name}"] = ("statistic", one if is_float(one) else one.astype(np.float64))
-        return found
+        named = {"loss": ("loss", step.loss)}
+        for name, array in self.pairing.aligned(step.gradients, SIDE_OF[side]).items():
+            named[f"grad {name}"] = ("matrix gradient" if array.ndim > 1 else "vector gradient", array)
+        for name, array in self.pairing.aligned(step.statistics, SIDE_OF[side]).items():
+            named[f"statistic {name}"] = ("statistic", array if is_float(array) else array.astype(np.float64))
+        return named
 
     def _named_update(self, side: str, before: Arrays, after: Arrays, state: State) -> dict[str, tuple[str, Array]]:
-        found = {}
+        named = {}
         for slot, arrays in sorted(state.slots.items()):
-            for name, one in self.pairing.aligned(arrays, SIDE_OF[side]).items():
-                found[f"{slot} {name}"] = (f"{slot}", one)
+            for name, array in self.pairing.aligned(arrays, SIDE_OF[side]).items():
+                named[f"{slot} {name}"] = (f"{slot}", array)
         old = self.pairing.aligned(before, SIDE_OF[side])
-        for name, one in self.pairing.aligned(after, SIDE_OF[side]).items():
+        for name, array in self.pairing.aligned(after, SIDE_OF[side]).items():
             if self._about.get(f"grad {name}"):
-                found[f"update {name}"] = ("update", wide(one) - wide(old[name]))
-                self._weight_scales[f"update {name}"] = scale_of([wide(one)])
-        return found
+                named[f"update {name}"] = ("update", wide(array) - wide(old[name]))
+                self._weight_scales[f"update {name}"] = scale_of([wide(array)])
+        return named
 
     def _judge(self, step: int, runs: Mapping[Key, Mapping[str, tuple[str, Array]]]) -> None:
         flax_names = {match.first.name: match.second.name for match in self.pairing.matches}
         ours, theirs = runs["torch", False], runs["flax", False]
         exact = (runs["torch", True], runs["flax", True])
         scales: dict[str, float] = {}
-        for kind, one in exact[0].values():
-            scales[kind] = max(scales.get(kind, 0.0), scale_of([wide(one)]))
+        for kind, array in exact[0].values():
+            scales[kind] = max(scales.get(kind, 0.0), scale_of([wide(array)]))
         largest: dict[str, float] = {}
-        for name, (kind, one) in ours.items():
+        for name, (kind, array) in ours.items():
             if any(name not in found for found in (theirs, *exact)):
                 continue
-            found = measure(
-                one,
+            measured = measure(
+                array,
                 theirs[name][1],
                 exact[0][name][1],
                 exact[1][name][1],
@@ -114,11 +114,11 @@ class Judge:
             )
             what, _, of = name.partition(" ")
             flax_name = f"{what} {flax_names.get(of, of)}".strip()
-            self._about.setdefault(name, (kind, flax_name, one.shape))
-            self._measures.setdefault(name, []).append(found)
-            largest[kind] = max(largest.get(kind, 0.0), found.meaning or 0.0)
+            self._about.setdefault(name, (kind, flax_name, array.shape))
+            self._measures.setdefault(name, []).append(measured)
+            largest[kind] = max(largest.get(kind, 0.0), measured.meaning or 0.0)
             if self.first is None:
-                verdict = self._decide(name, [found])
+                verdict = self._decide(name, [measured])
                 if verdict.verdict == "different":
                     self.first = FirstDifference(step + 1, name, flax_name, verdict.message)
         missing = sorted(ours.keys() ^ theirs.keys())

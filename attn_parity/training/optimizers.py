@@ -11,7 +11,7 @@ from .stepping import Hyperparameters
 
 
 def optimizers_of(
-    optimizer: str | tuple[Any, Any], lr: float, matches: Sequence[Match]
+    optimizer: str | tuple[object, object], lr: float, matches: Sequence[Match]
 ) -> tuple[tuple[Any, Any], list[str]]:
     """Return both sides' optimizers, and how they were reconciled.
 

@@ -136,16 +136,16 @@ def _with_token_changed(pair: Pair, sample: Sample, output: Array, at: int) -> S
 
 def _changed(leaf: Array, at: int) -> Array:
     """Return tokens of which the first or last is one that the sequence has elsewhere, or numbers turned and moved."""
-    found = leaf.copy()
+    changed = leaf.copy()
     if is_float(leaf):
-        found[:, at] = np.asarray(0.5 - wide(leaf[:, at]) * 1.5).astype(leaf.dtype)
-        return found
+        changed[:, at] = np.asarray(0.5 - wide(leaf[:, at]) * 1.5).astype(leaf.dtype)
+        return changed
     others = leaf[:, 1:] if at == 0 else leaf[:, :-1]
     differs = others != leaf[:, at, None]  # a token that the sequence has elsewhere is one that the model knows
     rows = np.flatnonzero(differs.any(axis=1)) if leaf.ndim == 2 else ()
     for row in rows:
-        found[row, at] = others[row, np.argmax(differs[row])]
-    return found
+        changed[row, at] = others[row, np.argmax(differs[row])]
+    return changed
 
 
 # ---- scales
@@ -179,8 +179,8 @@ def _is_query(match: Match) -> bool:
 
 def _widths(sizes: Collection[int]) -> list[int]:
     """Return the widths that heads of queries may have; of large ones those that models have."""
-    found = {width for size in sizes for width in range(2, size + 1) if size % width == 0}
-    return sorted(width for width in found if max(sizes) <= ALL_WIDTHS or width in range(*LIKELY_WIDTHS))
+    widths = {width for size in sizes for width in range(2, size + 1) if size % width == 0}
+    return sorted(width for width in widths if max(sizes) <= ALL_WIDTHS or width in range(*LIKELY_WIDTHS))
 
 
 def _with_queries_times(runner: Live, side: Side, sample: Sample, matches: list[Match], scale: float) -> list[Array]:

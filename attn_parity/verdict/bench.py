@@ -161,13 +161,13 @@ class Bench:
         self.held = {side: run.outputs for side, run in runs.items()}
         tensors = self.pair.aligned(runs["first"], runs["second"])
         scales: dict[str, float] = {}
-        for one in tensors.values():
-            scales[one.kind] = max(scales.get(one.kind, 0.0), scale_of([one.first]))
-        for name, one in tensors.items():
-            known = self.measures.get((name, self.modes[0]), [])
-            if not is_float(one.first) or not is_float(one.second):
-                self._compare_exactly(name, one.first, one.second)
-            elif not known or not agree(one.first, one.second, self.dtype, scales[one.kind], known):
+        for tensor in tensors.values():
+            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale_of([tensor.first]))
+        for name, tensor in tensors.items():
+            earlier = self.measures.get((name, self.modes[0]), [])
+            if not is_float(tensor.first) or not is_float(tensor.second):
+                self._compare_exactly(name, tensor.first, tensor.second)
+            elif not earlier or not agree(tensor.first, tensor.second, self.dtype, scales[tensor.kind], earlier):
                 return False
         self.count += 1
         return True
@@ -187,7 +187,7 @@ class Bench:
                 self._compare_exactly(name, exact.get("first", tensor.first), exact.get("second", tensor.second))
                 continue
             oracle, other = (truths[side][name][1] if side in truths else None for side in SIDES)
-            found = measure(
+            measured = measure(
                 tensor.first,
                 tensor.second,
                 oracle,
@@ -200,7 +200,7 @@ class Bench:
                 stress=sample.stress,
                 title=sample.title(),
             )
-            self.measures.setdefault((name, mode), []).append(found)
+            self.measures.setdefault((name, mode), []).append(measured)
             if tensor.kind.endswith("matrix gradient") and mode == self.modes[0]:
                 self.reached.note(name, tensor.first if oracle is None else oracle)
             if not self.count and mode == self.modes[0]:
@@ -222,15 +222,17 @@ class Bench:
         if len(taken.exact) == len(SIDES) and beyond(last, self.dtype):
             kinds = {name: kind for name, (kind, _, _) in self.about.items()}
             allowed, explained = self._probing.explain(taken.sample, taken.exact, last, kinds)
-            for key, one in allowed.items():
-                self.measures[key][-1] = one
+            for key, measured in allowed.items():
+                self.measures[key][-1] = measured
             self.explained.join(explained)
 
     def _remember(self, sample: Sample) -> None:
         """Remember the sample on which the sides are furthest apart."""
         for measures in self.measures.values():
-            one = measures[-1]
-            distance = max((one.meaning or 0.0) - one.given, 0.0) * 1e6 + max(one.first_max, one.second_max) * 1e-9
+            latest = measures[-1]
+            distance = (
+                max((latest.meaning or 0.0) - latest.given, 0.0) * 1e6 + max(latest.first_max, latest.second_max) * 1e-9
+            )
             if len(measures) == len(self.planned) and distance > self._furthest:
                 self._furthest, self.furthest = distance, sample
 
@@ -238,14 +240,14 @@ class Bench:
 
     def verdicts(self) -> list[TensorVerdict]:
         """Return the verdict on every tensor."""
-        found = []
+        verdicts = []
         for name, (kind, second_name, shape) in self.about.items():
             if name in self.exactly:
                 verdict: Verdict = "different" if self.exactly[name] else "equal"
-                found.append(TensorVerdict(name, second_name, kind, shape, self.dtype, verdict, self.exactly[name]))
+                verdicts.append(TensorVerdict(name, second_name, kind, shape, self.dtype, verdict, self.exactly[name]))
             else:
-                found.append(max((self._decide(name, mode) for mode in self.modes), key=_badness))
-        return found
+                verdicts.append(max((self._decide(name, mode) for mode in self.modes), key=_badness))
+        return verdicts
 
     def _decide(self, name: str, mode: str) -> TensorVerdict:
         kind, second_name, shape = self.about[name]
@@ -261,9 +263,9 @@ class Bench:
             labels=self.pair.labels,
         )
         judged = self.pair.judged
-        one: TensorVerdict = decided(self.measures.get((name, mode), []), sides=judged)
-        if one.verdict != "precision" or not self.probed:
-            return one
+        verdict: TensorVerdict = decided(self.measures.get((name, mode), []), sides=judged)
+        if verdict.verdict != "precision" or not self.probed:
+            return verdict
         # Each side by what the other one loses when its roundings are drawn again: where softmax saturates, one may be
         # exact by luck of its roundings, and the other is not to blame then.
         ways = ((side, other) for side, other in (SIDES, SIDES[::-1]) if side in judged)
@@ -312,8 +314,10 @@ class Bench:
         return probed + self.measures[name, mode][len(probed) :]
 
 
-def _badness(one: TensorVerdict) -> tuple[int, float]:
-    return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.first_used or 0.0, one.second_used or 0.0)
+def _badness(verdict: TensorVerdict) -> tuple[int, float]:
+    return SEVERITY.index(verdict.verdict), max(
+        verdict.meaning_used or 0.0, verdict.first_used or 0.0, verdict.second_used or 0.0
+    )
 
 
 def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, first_seed: int) -> Findings:
@@ -348,10 +352,10 @@ def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
     If the weights are too large to be stored twice and are not transferred, held weights are judged in full, and drawn
     ones only if a gradient is zero on the held ones.
     """
-    own, held = plan
+    own, held_sample = plan
     runner, pair = bench.runner, bench.pair
     if runner.live and not pair.transfer and any(map(is_large, pair.held["first"].values())):
-        bench.take(held)
+        bench.take(held_sample)
         if bench.zero:
             bench.take(own)
         bench.probe_doubted()
@@ -360,8 +364,8 @@ def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
     bench.probe_doubted()
     pair.progress(f"comparing in {bench.dtype}", 1, 2)
     needed = not runner.live or bool(pair.lacks) or not pair.transfer
-    if needed or not bench.agrees(held):
-        bench.take(held)
+    if needed or not bench.agrees(held_sample):
+        bench.take(held_sample)
 
 
 def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
@@ -393,10 +397,10 @@ def _cleared(
 ) -> list[str]:
     """Return a note on each side whose loss exceeds that of the plain formula, but is explained by other roundings."""
     largest: dict[Side, tuple[float, str]] = {}
-    for one in doubted:
-        if second[one.name].verdict == "equal":
-            for side, used in zip(SIDES, (one.first_used, one.second_used), strict=True):
-                largest[side] = max(largest.get(side, (1.0, "")), (used or 0.0, one.name))
+    for tensor in doubted:
+        if second[tensor.name].verdict == "equal":
+            for side, used in zip(SIDES, (tensor.first_used, tensor.second_used), strict=True):
+                largest[side] = max(largest.get(side, (1.0, "")), (used or 0.0, tensor.name))
     return [
         f"the {shown[side]} side loses up to {used:.1f} times its share of precision against the other one's "
         f"arithmetic, most in {name}; other roundings, or softmax recomputed from its log-sum-exp as fused attention "

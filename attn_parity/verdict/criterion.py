@@ -77,10 +77,10 @@ def decide(
     judged = [used for side, used in (("first", first_used), ("second", second_used)) if side in sides]
     meaning_used = max(shares, default=0.0)
     by_meaning = int(np.argmax(shares)) if shares else 0
-    furthest = max(plain, key=lambda one: max(one.first_max, one.second_max), default=None)
+    furthest = max(plain, key=lambda worst: max(worst.first_max, worst.second_max), default=None)
     if furthest is not None:
         furthest = dataclasses.replace(furthest, worst=furthest.rounded or furthest.worst)
-    known = [one.meaning for one in measures if one.meaning is not None]
+    distances = [one.meaning for one in measures if one.meaning is not None]
     base = TensorVerdict(
         name=name,
         second_name=second_name,
@@ -89,8 +89,8 @@ def decide(
         dtype=dtype,
         verdict="equal",
         mode=mode,
-        relative=max(known) if known else None,
-        meaning_used=meaning_used if known else None,
+        relative=max(distances) if distances else None,
+        meaning_used=meaning_used if distances else None,
         first_used=first_used,
         second_used=second_used,
         first_ulps=_rms([one.first_square for one in plain]),
@@ -105,41 +105,41 @@ def decide(
     if not any(one.finite for one in measures) and base.count:
         return _with(base, "inconclusive", measures[0], "no element is finite on both sides, so nothing was compared")
     if meaning_used > 1.0:
-        one = measures[by_meaning]
+        worst = measures[by_meaning]
         message = (
-            f"float64 results differ by {one.meaning:.2g} of the largest value, allowed {allowed[by_meaning]:.1g}"
-            f"{_at(one, labels)}"
+            f"float64 results differ by {worst.meaning:.2g} of the largest value, allowed {allowed[by_meaning]:.1g}"
+            f"{_at(worst, labels)}"
         )
-        return _with(base, "different", one, message, bad=sum(one.beyond for one in measures))
+        return _with(base, "different", worst, message, bad=sum(one.beyond for one in measures))
     if max(judged, default=0.0) > 1.0 and furthest is not None:
-        one = furthest
+        worst = furthest
         side: Side = "first" if first_used > second_used or "second" not in sides else "second"
         mine, other = (base.first_ulps, base.second_ulps) if side == "first" else (base.second_ulps, base.first_ulps)
         verdict: Verdict = "precision"
         side_or_none: str | None = None
         message = (
             f"{shown(labels[side])} loses more than its share: its rounding error is {mine:.3g} ulps, "
-            f"the other side's {other:.3g}{_at(one, labels)}"
+            f"the other side's {other:.3g}{_at(worst, labels)}"
         )
-        if not known and max(judged) > 100.0:
+        if not distances and max(judged) > 100.0:
             verdict = "different"
-            message = f"the results differ by far more than rounding{_at(one, labels)}"
+            message = f"the results differ by far more than rounding{_at(worst, labels)}"
         else:
             side_or_none = labels[side]
-        return dataclasses.replace(_with(base, verdict, one, message), side=side_or_none)
+        return dataclasses.replace(_with(base, verdict, worst, message), side=side_or_none)
     if furthest is None:
         return base
     return dataclasses.replace(base, worst=furthest.worst, sample=furthest.title)
 
 
-def agree(first: Array, second: Array, dtype: str, kind_scale: float, known: Sequence[Measure]) -> bool:
+def agree(first: Array, second: Array, dtype: str, kind_scale: float, earlier: Sequence[Measure]) -> bool:
     """Return whether two results are about as close as their rounding errors in other samples predict.
 
     Non-finite differences count as disagreement.
     """
     own_scale = scale_of([first])
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
-    allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in known) + FLOOR_ULPS
+    allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in earlier) + FLOOR_ULPS
     limit = allowed * unit_of(dtype) * scale
     first, second = first.reshape(-1), second.reshape(-1)
     for start in range(0, first.size, CHUNK):
@@ -151,8 +151,8 @@ def agree(first: Array, second: Array, dtype: str, kind_scale: float, known: Seq
 def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[float, float]:
     """Return the shares of the precision allowance that the first and the second side took."""
     groups = collections.defaultdict(list)
-    for one in measures:
-        groups[one.group, one.weights].append(one)
+    for measure in measures:
+        groups[measure.group, measure.weights].append(measure)
     floor = FLOOR_ULPS + noise
     shares = []
     for mine, other in (("first", "second"), ("second", "first")):
@@ -178,9 +178,12 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
     return shares[0], shares[1]
 
 
-def allowed_meaning(one: Measure, dtype: str) -> float:
+def allowed_meaning(measure: Measure, dtype: str) -> float:
     """Return the float64 difference that a measure is allowed, as a part of the scale of its kind."""
-    return meaning_limit((one.first_max, one.second_max), one.scale, one.meaning_scale, dtype) + one.given
+    return (
+        meaning_limit((measure.first_max, measure.second_max), measure.scale, measure.meaning_scale, dtype)
+        + measure.given
+    )
 
 
 def beyond(last: Mapping[MeasureKey, Measure], dtype: str) -> dict[MeasureKey, float]:
@@ -189,16 +192,16 @@ def beyond(last: Mapping[MeasureKey, Measure], dtype: str) -> dict[MeasureKey, f
     return {key: more for key, more in excess.items() if more > 0.0}
 
 
-def _with(base: TensorVerdict, verdict: Verdict, one: Measure, message: str, bad: int = 0) -> TensorVerdict:
-    found = {"weights": one.weights, "worst": one.worst, "sample": one.title}
-    return dataclasses.replace(base, verdict=verdict, message=message, bad=bad, **found)  # type: ignore[arg-type]
+def _with(base: TensorVerdict, verdict: Verdict, measure: Measure, message: str, bad: int = 0) -> TensorVerdict:
+    fields = {"weights": measure.weights, "worst": measure.worst, "sample": measure.title}
+    return dataclasses.replace(base, verdict=verdict, message=message, bad=bad, **fields)  # type: ignore[arg-type]
 
 
-def _at(one: Measure, labels: Mapping[Side, str]) -> str:
-    worst = one.worst
+def _at(measure: Measure, labels: Mapping[Side, str]) -> str:
+    worst = measure.worst
     index = "" if not worst.index else f" at {worst.index}"
     values = f"{shown(labels['first'])} {worst.first:.9g}, {shown(labels['second'])} {worst.second:.9g}"
-    return f"; worst{index}: {values} ({one.title or f'{one.weights} weights'})"
+    return f"; worst{index}: {values} ({measure.title or f'{measure.weights} weights'})"
 
 
 def _rms(squares: Sequence[float]) -> float:

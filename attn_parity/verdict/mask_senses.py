@@ -52,8 +52,8 @@ def _changed(runner: Live, sample: Sample) -> Iterator[tuple[Side, str, Sample]]
             mask = call.leaves[i]
             if not (mask.dtype == bool or ("mask" in name.lower() and np.isin(mask, (0, 1)).all())) or mask.ndim < 2:
                 continue
-            one = "True" if mask.dtype == bool else "1"
-            senses = f"{one} hides a key on one side, and shows it on the other"
+            hidden_value = "True" if mask.dtype == bool else "1"
+            senses = f"{hidden_value} hides a key on one side, and shows it on the other"
             inverted = f"inverting `{name}` of {label} makes both sides agree: {senses}"
             ways = [(inverted, np.logical_not(mask).astype(mask.dtype))]
             if mask.shape[-1] == mask.shape[-2]:

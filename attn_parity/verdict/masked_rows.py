@@ -77,8 +77,11 @@ def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> 
 def are_same(first: list[Array], second: list[Array]) -> bool:
     """Return whether arrays are the same, relative to the largest number of all."""
     scale = scale_of([*first, *second]) or 1.0
-    for one, two in zip(first, second, strict=True):
-        if one.shape != two.shape or not float(np.abs(wide(one) - wide(two)).max(initial=0.0)) <= AGREE * scale:
+    for array, other_array in zip(first, second, strict=True):
+        if (
+            array.shape != other_array.shape
+            or not float(np.abs(wide(array) - wide(other_array)).max(initial=0.0)) <= AGREE * scale
+        ):
             return False
     return True
 

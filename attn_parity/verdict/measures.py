@@ -222,7 +222,7 @@ def measure(
     meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
     errors = [_part(largest, atom) for largest in tally.largest]
     meant = meaning is not None and meaning > meaning_limit(errors, scale, meaning_scale, dtype)
-    place = tally.apart_at if meant else tally.error_at
+    flat_index = tally.apart_at if meant else tally.error_at
     values = (first_oracle, second_oracle) if meant else (first, second)
     oracle = None if first_oracle is None and second_oracle is None else truths[0]
     return Measure(
@@ -239,7 +239,7 @@ def measure(
         finite=tally.finite,
         mismatched=tally.mismatched,
         beyond=tally.beyond,
-        worst=_worst(sample, tally.mismatch_at if tally.mismatched else place, values, oracle, first.shape),
+        worst=_worst(sample, tally.mismatch_at if tally.mismatched else flat_index, values, oracle, first.shape),
         is_zero=own_scale <= ZERO * meaning_scale,
         stress=stress,
         title=title,
@@ -249,29 +249,33 @@ def measure(
     )
 
 
-def with_table_error(one: Measure, moved: float) -> Measure:
+def with_table_error(measured: Measure, moved: float) -> Measure:
     """Return the measure with the allowance for float32 tables: how far moving them by one unit moves the result."""
-    return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
+    return dataclasses.replace(measured, given=TABLE_FACTOR * _part(moved, measured.meaning_scale))
 
 
-def with_literal_error(one: Measure, moved: float) -> Measure:
+def with_literal_error(measured: Measure, moved: float) -> Measure:
     """Return the measure with an allowance for literals and branches that float32 cannot show."""
-    return dataclasses.replace(one, given=one.given + _part(moved, one.meaning_scale))
+    return dataclasses.replace(measured, given=measured.given + _part(moved, measured.meaning_scale))
 
 
-def with_flash_loss(one: Measure, lost: float) -> Measure:
+def with_flash_loss(measured: Measure, lost: float) -> Measure:
     """Return the measure with an allowance for the loss that the formula of fused attention causes in float64."""
-    allowed = min(FLASH_FACTOR * _part(lost, one.meaning_scale), FLASH_LIMIT)
-    return dataclasses.replace(one, given=one.given + allowed)
+    allowed = min(FLASH_FACTOR * _part(lost, measured.meaning_scale), FLASH_LIMIT)
+    return dataclasses.replace(measured, given=measured.given + allowed)
 
 
-def with_error(one: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:
+def with_error(measured: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:
     """Return the measure with at least the error that a side makes under other roundings: its rms and its largest."""
-    atom = math.inf if one.is_flushed else unit_of(dtype) * one.scale
+    atom = math.inf if measured.is_flushed else unit_of(dtype) * measured.scale
     square, top = _part(rms, atom) ** 2, _part(largest, atom)
     if side == "first":
-        return dataclasses.replace(one, first_square=max(one.first_square, square), first_max=max(one.first_max, top))
-    return dataclasses.replace(one, second_square=max(one.second_square, square), second_max=max(one.second_max, top))
+        return dataclasses.replace(
+            measured, first_square=max(measured.first_square, square), first_max=max(measured.first_max, top)
+        )
+    return dataclasses.replace(
+        measured, second_square=max(measured.second_square, square), second_max=max(measured.second_max, top)
+    )
 
 
 class _Tally:
@@ -290,10 +294,10 @@ class _Tally:
         first, second, first_oracle, second_oracle = pieces
         assert first is not None
         assert second is not None
-        known = [piece for piece in pieces if piece is not None]
+        present = [piece for piece in pieces if piece is not None]
         finite: Array | None = None
-        if not all(np.isfinite(piece.sum()) or np.isfinite(piece).all() for piece in known):
-            finite = np.logical_and.reduce([np.isfinite(piece) for piece in known])
+        if not all(np.isfinite(piece.sum()) or np.isfinite(piece).all() for piece in present):
+            finite = np.logical_and.reduce([np.isfinite(piece) for piece in present])
             pairs = [(first, second)] + (
                 [(first_oracle, second_oracle)] if first_oracle is not None and second_oracle is not None else []
             )
@@ -319,8 +323,8 @@ class _Tally:
             first_oracle if first_oracle is not None else second_oracle if second_oracle is not None else first,
             second_oracle if second_oracle is not None else first_oracle if first_oracle is not None else first,
         )
-        for side, (one, truth) in enumerate(zip((first, second), truths, strict=True)):
-            error = _apart(one, truth, finite)
+        for side, (result, truth) in enumerate(zip((first, second), truths, strict=True)):
+            error = _apart(result, truth, finite)
             top = int(np.argmax(error))
             self.squares[side] += float(np.square(error).sum())
             self.largest[side] = max(self.largest[side], float(error[top]))
@@ -338,11 +342,11 @@ def _overflown(pieces: Sequence[Array | None]) -> Array:
     assert second is not None
     if any(one is None for one in truths):
         return np.zeros(first.shape, np.bool_)
-    found: Array = ~np.isfinite(first) & ~np.isfinite(second)
-    for one in truths:
-        assert one is not None
-        found &= np.isfinite(one)
-    return found
+    overflown: Array = ~np.isfinite(first) & ~np.isfinite(second)
+    for truth in truths:
+        assert truth is not None
+        overflown &= np.isfinite(truth)
+    return overflown
 
 
 def chunk(array: Array, start: int) -> Array:
@@ -365,22 +369,22 @@ def _largest(array: Array) -> float:
     return largest
 
 
-def _apart(one: Array, two: Array, finite: Array | None) -> Array:
+def _apart(result: Array, truth: Array, finite: Array | None) -> Array:
     if finite is not None:
-        one, two = np.where(finite, one, 0.0), np.where(finite, two, 0.0)
-    difference = np.subtract(one, two)
+        result, truth = np.where(finite, result, 0.0), np.where(finite, truth, 0.0)
+    difference = np.subtract(result, truth)
     np.abs(difference, out=difference)
     return difference
 
 
 def _worst(
-    sample: int, place: int, values: Sequence[Array | None], oracle: Array | None, shape: tuple[int, ...]
+    sample: int, flat_index: int, values: Sequence[Array | None], oracle: Array | None, shape: tuple[int, ...]
 ) -> Worst:
     if not math.prod(shape):
         return Worst(sample, (), math.nan, math.nan, None)
-    index = tuple(int(i) for i in np.unravel_index(place, shape))
-    one, two = (float(value[index]) if value is not None else math.nan for value in values)
-    return Worst(sample, index, one, two, None if oracle is None else float(oracle[index]))
+    index = tuple(int(i) for i in np.unravel_index(flat_index, shape))
+    first_number, second_number = (float(value[index]) if value is not None else math.nan for value in values)
+    return Worst(sample, index, first_number, second_number, None if oracle is None else float(oracle[index]))
 
 
 def _part(value: float, whole: float) -> float:

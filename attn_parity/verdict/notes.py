@@ -77,11 +77,11 @@ def on_stress(
 ) -> Iterator[str]:
     """Report a side that loses much precision on hard inputs only, which is not a fault."""
     largest: tuple[float, Side, str] = (NOTED, "first", "")
-    for one in verdicts:
-        hard = [found for found in measures.get((one.name, mode), []) if found.stress]
-        if one.verdict == "equal" and hard:
+    for verdict in verdicts:
+        hard = [found for found in measures.get((verdict.name, mode), []) if found.stress]
+        if verdict.verdict == "equal" and hard:
             for side, used in zip(SIDES, precision_used(hard), strict=True):
-                largest = max(largest, (used, side, one.name))
+                largest = max(largest, (used, side, verdict.name))
     used, side, name = largest
     if name:
         yield (
@@ -141,13 +141,13 @@ def on_flash(allowed: float) -> str:
 
 def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
     """Report elements that are not finite on both sides alike, which were not compared."""
-    for (name, ran), found in measures.items():
-        bad = [one for one in found if one.finite < one.count and not one.mismatched]
+    for (name, ran), measured in measures.items():
+        bad = [one for one in measured if one.finite < one.count and not one.mismatched]
         if bad and ran == mode:
-            one = bad[0]
+            first = bad[0]
             yield (
-                f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
-                f"({one.title}), and were not compared"
+                f"{name}: {first.count - first.finite} of {first.count} elements are NaN or infinite on both sides "
+                f"({first.title}), and were not compared"
             )
 
 
@@ -174,18 +174,18 @@ class Reached:
     def note(self, name: str, gradient: Array) -> None:
         """Keep which rows and columns of a matrix have had a gradient."""
         moved = gradient != 0
-        found = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
+        reached = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
         release(gradient)
-        self._join(name, found)
+        self._join(name, reached)
 
     def join(self, other: Reached) -> None:
         """Add the gradients reached in other samples."""
-        for name, found in other._found.items():
-            self._join(name, found)
+        for name, reached in other._found.items():
+            self._join(name, reached)
 
-    def _join(self, name: str, found: list[Array]) -> None:
-        before = self._found.get(name, found)
-        self._found[name] = [one | two for one, two in zip(before, found, strict=True)]
+    def _join(self, name: str, reached: list[Array]) -> None:
+        before = self._found.get(name, reached)
+        self._found[name] = [one | two for one, two in zip(before, reached, strict=True)]
 
     def unreached(self) -> Iterator[str]:
         """Yield the rows and columns of matrices that no gradient reached, for matrices that a gradient did reach."""
@@ -230,14 +230,14 @@ class Coverage:
 
     def applied(self, tensors: Sequence[TensorVerdict]) -> list[TensorVerdict]:
         """Return the verdicts with those of parameters that one side does not use made ``different``."""
-        found = []
-        for one in tensors:
-            label = self.unused.get(one.name.removeprefix("grad ")) if one.name.startswith("grad ") else None
+        verdicts = []
+        for verdict in tensors:
+            label = self.unused.get(verdict.name.removeprefix("grad ")) if verdict.name.startswith("grad ") else None
             if label is not None:
                 message = f"the {label} side has this parameter and does not use it"
-                one = dataclasses.replace(one, verdict="different", message=message)
-            found.append(one)
-        return found
+                verdict = dataclasses.replace(verdict, verdict="different", message=message)
+            verdicts.append(verdict)
+        return verdicts
 
 
 def covered(runner: Runner, findings: Findings) -> Coverage:
@@ -247,18 +247,23 @@ def covered(runner: Runner, findings: Findings) -> Coverage:
         runner: runs the pair.
         findings: the findings in one precision.
     """
-    zero, held = findings.zero, findings.held
-    pair, found = runner.pair, Coverage()
-    known = {match.first.name: match for match in pair.pairing.matches}
+    zero, outputs = findings.zero, findings.held
+    pair, coverage = runner.pair, Coverage()
+    matches = {match.first.name: match for match in pair.pairing.matches}
     if pair.effort.large:
-        _cover_large(runner, [known[name] for name in zero], held, found)
+        _cover_large(runner, [matches[name] for name in zero], outputs, coverage)
     else:
-        _cover(runner, {name: known[name] for name in zero[:MAX_PROBES]}, found)
-    found.unreached = [*_unreached(pair), *findings.unreached, *_not_compared(pair, findings.compared), *_given(pair)]
-    return found
+        _cover(runner, {name: matches[name] for name in zero[:MAX_PROBES]}, coverage)
+    coverage.unreached = [
+        *_unreached(pair),
+        *findings.unreached,
+        *_not_compared(pair, findings.compared),
+        *_given(pair),
+    ]
+    return coverage
 
 
-def _cover(runner: Runner, matches: dict[str, Match], found: Coverage) -> None:
+def _cover(runner: Runner, matches: dict[str, Match], coverage: Coverage) -> None:
     if not matches:
         return
     before = {side: runner.changed(side, [], 0.0) for side in SIDES}
@@ -267,23 +272,23 @@ def _cover(runner: Runner, matches: dict[str, Match], found: Coverage) -> None:
         reached = {side: runner.reaches(side, before, [match], np.nan) for side in SIDES}
         if all(reached.values()):
             if still or not any(runner.reaches(side, before, [match], 1.0) for side in SIDES):
-                found.invariances.append(name)
+                coverage.invariances.append(name)
             else:
-                found.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
+                coverage.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
         elif any(reached.values()):
             idle = next(side for side, used in reached.items() if not used)
-            found.unused[name] = runner.pair.shown[idle]
+            coverage.unused[name] = runner.pair.shown[idle]
         else:
-            found.unexercised.append(name)
+            coverage.unexercised.append(name)
 
 
-def _cover_large(runner: Runner, matches: list[Match], held: OutputArrays, found: Coverage) -> None:
+def _cover_large(runner: Runner, matches: list[Match], outputs: OutputArrays, coverage: Coverage) -> None:
     """Do the same with one run of one side: all parameters without a gradient change at once."""
     names = [match.first.name for match in matches]
-    if matches and held and runner.reaches("first", held, matches, 1.0):
-        found.notes.append(f"{', '.join(names)}: the output depends on some of them, but their gradient is zero")
+    if matches and outputs and runner.reaches("first", outputs, matches, 1.0):
+        coverage.notes.append(f"{', '.join(names)}: the output depends on some of them, but their gradient is zero")
     else:
-        found.invariances = names
+        coverage.invariances = names
 
 
 def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:

@@ -113,31 +113,31 @@ def _lost_by_flash(runner: Live, side: Side, sample: Sample, dtype: str) -> dict
     if not still.moved:
         return {}
     plain = runner.pair.named(side, still)
-    found: dict[str, Moved] = {}
+    moves: dict[str, Moved] = {}
     for seed in range(FLASH_SEEDS):
         other = runner.pair.named(side, runner.exact(side, sample, dtype, "flash", seed))
         for name, (what, array) in plain.items():
             if what != "output" and is_float(array):
                 moved = moved_by(array, other[name][1])
-                found[name] = moved.joined(found.get(name, moved))
-    return found
+                moves[name] = moved.joined(moves.get(name, moved))
+    return moves
 
 
 def moved_by(plain: Array, other: Array) -> Moved:
     """Return how far a result is from the plain one, where both are finite."""
-    one, two = plain.reshape(-1), other.reshape(-1)
+    flat_plain, flat_other = plain.reshape(-1), other.reshape(-1)
     square = largest = 0.0
-    for start in range(0, one.size, CHUNK):
+    for start in range(0, flat_plain.size, CHUNK):
         with np.errstate(invalid="ignore"):
-            error = np.abs(chunk(two, start) - chunk(one, start))
+            error = np.abs(chunk(flat_other, start) - chunk(flat_plain, start))
         if not math.isfinite(top := float(error.max())):
-            both = np.isfinite(chunk(one, start)) & np.isfinite(chunk(two, start))
+            both = np.isfinite(chunk(flat_plain, start)) & np.isfinite(chunk(flat_other, start))
             error = np.where(both, error, 0.0)
             top = float(error.max())
         square += float(error @ error)
         largest = max(largest, top)
     release(plain, other)
-    return Moved(math.sqrt(square / max(one.size, 1)), largest)
+    return Moved(math.sqrt(square / max(flat_plain.size, 1)), largest)
 
 
 class Probing:
@@ -262,22 +262,22 @@ class Probing:
 
     def unfused(self, sample: Sample) -> dict[Side, Run]:
         """Return the float64 results of the sides that run fused attention, with plain softmax instead."""
-        found: dict[Side, Run] = {}
+        runs: dict[Side, Run] = {}
         for side in SIDES:
             if side not in self.pair.lacks and self._has.get(("flash", side), True):
                 run = self.runner.exact(side, sample, self.dtype, "flash", STILL)
                 self._has["flash", side] = run.moved > 0
                 if run.moved:
-                    found[side] = run
-        return found
+                    runs[side] = run
+        return runs
 
     def flash_losses(self, sample: Sample, sides: Iterable[Side]) -> dict[str, float]:
         """Return the loss of float64 gradients to the formula of fused attention, summed over some sides."""
-        found: dict[str, float] = {}
+        losses: dict[str, float] = {}
         for side in sides:
             for name, moved in self.runner.probe("flash", side, sample, self.dtype, 0).items():
-                found[name] = found.get(name, 0.0) + moved.largest
-        return found
+                losses[name] = losses.get(name, 0.0) + moved.largest
+        return losses
 
     # ---- what is less precise
 
@@ -296,7 +296,7 @@ class Probing:
             measures: tensor and mode -> a measure per sample.
             floors: tensor -> units of the last place that the sides differ from themselves.
         """
-        found: dict[MeasureKey, list[Measure]] = {}
+        raised_measures: dict[MeasureKey, list[Measure]] = {}
         for position, planned in enumerate(plan):
             self.pair.progress(f"redrawing the roundings of {self.pair.shown[side]}", position, len(plan))
             sample = self.runner.sample(planned)
@@ -306,10 +306,10 @@ class Probing:
                 raised = plain[position]
                 for moved in [probe[name] for probe in probes if name in probe]:
                     raised = with_error(raised, side, moved.rms, moved.largest, self.dtype)
-                found.setdefault((name, mode), []).append(raised)
-            if not position and _is_hopeless(side, found, floors):
+                raised_measures.setdefault((name, mode), []).append(raised)
+            if not position and _is_hopeless(side, raised_measures, floors):
                 break
-        return found
+        return raised_measures
 
     def roundings(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
         """Yield the effects of other roundings.
@@ -318,17 +318,17 @@ class Probing:
         from its log-sum-exp, as the backward pass of fused kernels recomputes it, and tables in float32 are moved.
         """
         yield self.runner.probe("jitter", side, sample, self.dtype, seed)
-        for one in SIDES:
-            yield self._probe("logsumexp", one, sample, seed)
-            yield {} if one in self.pair.lacks else self._probe("tables", one, sample, seed)
+        for probed_side in SIDES:
+            yield self._probe("logsumexp", probed_side, sample, seed)
+            yield {} if probed_side in self.pair.lacks else self._probe("tables", probed_side, sample, seed)
 
 
 def _largest_meaning(measures: Mapping[MeasureKey, Measure], keys: Iterable[MeasureKey]) -> float:
     return max((measures[key].meaning or 0.0 for key in keys), default=0.0)
 
 
-def _is_hopeless(side: Side, found: Mapping[MeasureKey, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
+def _is_hopeless(side: Side, measures_of: Mapping[MeasureKey, Sequence[Measure]], floors: Mapping[str, float]) -> bool:
     """Return whether the first sample rules out that other roundings of one side explain the loss of the other."""
     accused = 1 if side == "first" else 0
-    shares = [precision_used(measures, floors.get(key[0], 0.0))[accused] for key, measures in found.items()]
+    shares = [precision_used(measures, floors.get(key[0], 0.0))[accused] for key, measures in measures_of.items()]
     return min(shares, default=0.0) > HOPELESS

@@ -100,20 +100,20 @@ class MeshConfig:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all parameters by their torch names."""
         inner, inner_kv, width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.d_model
-        found: dict[str, tuple[int, ...]] = {"attention_norm.weight": (width,)}
+        shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (width,)}
         sizes = {"q_proj": (inner, width), "k_proj": (inner_kv, width), "v_proj": (inner_kv, width)}
         for name, shape in {**sizes, "out_proj": (width, inner)}.items():
-            found[f"attention.{name}.weight"] = shape
+            shapes[f"attention.{name}.weight"] = shape
             if self.bias:
-                found[f"attention.{name}.bias"] = shape[:1]
+                shapes[f"attention.{name}.bias"] = shape[:1]
         if self.sinks:
-            found["attention.sinks"] = (self.num_heads,)
+            shapes["attention.sinks"] = (self.num_heads,)
         if self.inner_norm:
-            found["attention.inner_norm.weight"] = (inner,)
-        found["mlp_norm.weight"] = (width,)
+            shapes["attention.inner_norm.weight"] = (inner,)
+        shapes["mlp_norm.weight"] = (width,)
         for name, shape in {"fc_in": (self.hidden, width), "fc_out": (width, self.hidden)}.items():
-            found |= {f"mlp.{name}.weight": shape, f"mlp.{name}.bias": shape[:1]}
-        return found
+            shapes |= {f"mlp.{name}.weight": shape, f"mlp.{name}.bias": shape[:1]}
+        return shapes
 
     def inputs(self) -> Arrays:
         """Draw the arguments of a call."""
@@ -132,7 +132,7 @@ def draw_mesh_config(seed: int, sizes: Mapping[str, int]) -> MeshConfig:
     random = np.random.default_rng([seed, 7])
     tensor, context = sizes.get("tensor", 1), sizes.get("context", 1)
 
-    def one_of(*values: Any) -> Any:
+    def one_of(*values: object) -> Any:
         return values[int(random.integers(len(values)))]
 
     def chance(probability: float) -> bool:

@@ -139,7 +139,7 @@ def _judged(
     sizes: Mapping[str, int], trials: list[MeshTrial], configs: int, seed: int, plants: int, progress: Progress | None
 ) -> MeshMutationReport:
     started = time.perf_counter()
-    found: list[MeshResult] = []
+    results: list[MeshResult] = []
     for framework in FRAMEWORKS:
         own = tuple(trial for trial in trials if trial.framework == framework)
         if not own:
@@ -148,10 +148,10 @@ def _judged(
             plain: Framework = "torch" if "torch" in installed() else framework
             task = MutationTask(framework, plain, tuple(sizes.items()), Path(folder), 0, own)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
-            with told(Path(folder), progress, len(found), len(trials)):
-                found += results_of(run_process, tasks)
+            with told(Path(folder), progress, len(results), len(trials)):
+                results += results_of(run_process, tasks)
     return MeshMutationReport(
-        tuple(found), dict(sizes), configs, plants, seed, environment(), time.perf_counter() - started
+        tuple(results), dict(sizes), configs, plants, seed, environment(), time.perf_counter() - started
     )
 
 
@@ -179,11 +179,11 @@ def _fits(fault: MeshFault, sizes: Mapping[str, int], seed: int) -> bool:
 
 def run_process(task: MutationTask) -> list[MeshResult]:
     """Judge all pairs in one process of a mesh."""
-    found = []
+    results = []
     with joined(task) as mesh:
         for number, trial in enumerate(task.trials):
-            found.append(run_trial(trial, mesh, dict(task.sizes), task.plain))
+            results.append(run_trial(trial, mesh, dict(task.sizes), task.plain))
             tell_done(task, f"{task.framework} {trial.fault or 'right pairs'}")
             if task.framework == "flax" and (number + 1) % PROGRAMS_OF == 0:
                 load_mutants("flax", "mutants").forget_programs()
-    return found
+    return results

@@ -34,8 +34,8 @@ class RightPair:
     def described(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
         shapes = {name: list(one.shape) for name, one in self.case.numbers.inputs.items()}
-        said = {"module": self.case.name, "config": repr(self.case.config), "inputs": shapes}
-        return {**said, "method": self.method, "dtype": self.dtype}
+        fields = {"module": self.case.name, "config": repr(self.case.config), "inputs": shapes}
+        return {**fields, "method": self.method, "dtype": self.dtype}
 
 
 def draw_right(seed: int, sizes: Mapping[str, int]) -> RightPair:

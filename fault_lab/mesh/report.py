@@ -98,13 +98,13 @@ class MeshMutationReport:
     def summary(self) -> str:
         """Return the last line of the report."""
         visible = self.visible
-        found = sum(one.outcome == "detected" for one in visible)
+        num_detected = sum(one.outcome == "detected" for one in visible)
         named = sum(one.outcome == "detected" and one.is_named for one in visible)
         count = len({one.trial.fault for one in visible})
         alarms = sum(one.outcome == "false alarm" for one in self.right)
         outcomes = collections.Counter(one.outcome for one in self.results)
         parts = [
-            f"{found} of {len(visible)} visible plants of {count} distributed faults detected",
+            f"{num_detected} of {len(visible)} visible plants of {count} distributed faults detected",
             f"{named} named by shard or kind",
             f"{alarms} false alarms on {len(self.right)} right pairs",
         ]
@@ -114,14 +114,14 @@ class MeshMutationReport:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return per fault its name, its description, the counts per framework, and an example of a finding."""
-        found = []
+        rows = []
         frameworks = self._frameworks()
         for name in dict.fromkeys(one.trial.fault for one in self.results if one.trial.fault):
             planted = [one for one in self.results if one.trial.fault == name]
             cells = [_counts([one for one in planted if one.trial.framework == side]) for side in frameworks]
-            said = next((one.shard or one.kind for one in planted if one.is_named), "")
-            found.append((name, find_mesh_fault(name).about, *cells, said))
-        return found
+            example = next((one.shard or one.kind for one in planted if one.is_named), "")
+            rows.append((name, find_mesh_fault(name).about, *cells, example))
+        return rows
 
     def headings(self) -> list[str]:
         """Return the headings of the rows."""
@@ -185,8 +185,8 @@ class MeshMutationReport:
 
 def _counts(planted: Sequence[MeshResult]) -> str:
     visible = [one for one in planted if one.is_visible]
-    found = [one for one in visible if one.outcome == "detected"]
-    return f"{len(found)}/{len(visible)}, {sum(one.is_named for one in found)}" if visible else "-"
+    detections = [one for one in visible if one.outcome == "detected"]
+    return f"{len(detections)}/{len(visible)}, {sum(one.is_named for one in detections)}" if visible else "-"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -108,7 +108,7 @@ class MeshResult:
         }
 
 
-def run_trial(trial: MeshTrial, mesh: Any, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
+def run_trial(trial: MeshTrial, mesh: object, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
     """Judge one pair on a mesh.
 
     Args:
@@ -125,7 +125,7 @@ def run_trial(trial: MeshTrial, mesh: Any, sizes: Mapping[str, int], plain: Fram
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
-def _block(trial: MeshTrial, mesh: Any, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
+def _block(trial: MeshTrial, mesh: object, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
     config = draw_mesh_config(trial.seed, sizes)
     weights = mutants.draw_weights(config.shapes(), trial.seed, 1.0)
     first = _builder(plain)(config, weights)
@@ -147,7 +147,7 @@ def _builder(framework: Framework) -> Any:
     return load_mutants(framework, "mesh_mutants.block").build
 
 
-def _ours(trial: MeshTrial, mesh: Any, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
+def _ours(trial: MeshTrial, mesh: object, sizes: Mapping[str, int], plain: Framework) -> MeshResult:
     pair = draw_right(trial.seed, sizes)
     result = MeshResult(trial, pair.described(), "refused", outcome="refused")
     sharded, roles = build(trial.framework, pair.case), {name: name for name in sizes}
@@ -159,19 +159,19 @@ def _ours(trial: MeshTrial, mesh: Any, sizes: Mapping[str, int], plain: Framewor
     return dataclasses.replace(result, outcome="right" if result.verdict == "equal" else "false alarm")
 
 
-def _judged(result: MeshResult, first: Any, second: Any, inputs: Mapping[str, Any], dtype: str) -> MeshResult:
+def _judged(result: MeshResult, first: object, second: object, inputs: Mapping[str, object], dtype: str) -> MeshResult:
     try:
         report = compare(first, second, dict(inputs), seeds=SEEDS, first_seed=result.trial.seed, dtypes=(dtype,))
     except Exception as error:  # a fault may make a module raise anything; the run goes on and reports it
         return dataclasses.replace(result, verdict="crashed", message=f"{type(error).__name__}: {error}")
-    place = report.first_divergence
+    divergence = report.first_divergence
     return dataclasses.replace(
         result,
         verdict=report.verdict,
         message=report.message or " | ".join(str(one) for one in report.failures[:3]),
         shard=shard_of(report),
-        kind="" if place is None else place.hint,
-        place="" if place is None else str(place),
+        kind="" if divergence is None else divergence.hint,
+        place="" if divergence is None else str(divergence),
     )
 
 
@@ -181,14 +181,14 @@ def shard_of(report: Report) -> str:
     return next(iter([*copies, *(f"{one.name} {one.shards}" for one in report.failures if one.shards)]), "")
 
 
-def _change(trial: MeshTrial, config: MeshConfig, wrong: Any) -> Change:
+def _change(trial: MeshTrial, config: MeshConfig, wrong: object) -> Change:
     """Measure the effect of a fault, against the same block on one device."""
     subject_of = load_adapter(trial.framework).subject_of
     weights = mutants.draw_weights(config.shapes(), trial.seed, 1.0)
     right = subject_of(_builder(trial.framework)(config, weights))
     random = np.random.default_rng([trial.seed, 5])
     inputs = config.inputs()
-    held = right.weights()
-    shapes = [shape for _, shape, _ in right.describe_outputs(held, Arguments((), dict(inputs)))]
+    module_weights = right.weights()
+    shapes = [shape for _, shape, _ in right.describe_outputs(module_weights, Arguments((), dict(inputs)))]
     cotangents = [np.asarray(random.normal(size=shape)) for shape in shapes]
-    return measure_change(right, subject_of(wrong), [Numbers(held, held, inputs, cotangents)])
+    return measure_change(right, subject_of(wrong), [Numbers(module_weights, module_weights, inputs, cotangents)])

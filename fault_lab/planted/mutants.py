@@ -139,7 +139,7 @@ def draw_config(seed: int) -> BlockConfig:
     """Draw a configuration."""
     random = np.random.default_rng([seed, 0])
 
-    def one_of(*values: Any) -> Any:
+    def one_of(*values: object) -> Any:
         return values[int(random.integers(len(values)))]
 
     def chance(probability: float) -> bool:

@@ -111,7 +111,7 @@ class _Draw:
     def pair(
         self,
         name: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         inputs: Mapping[str, Array],
         flax_inputs: Mapping[str, Array] | None = None,
     ) -> Pair:

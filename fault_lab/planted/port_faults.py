@@ -47,7 +47,7 @@ Wrong = Changes | Reads
 """The fault of a port: its changes to the config, or its wrong reads."""
 
 
-def _nothing(config: Any) -> Mapping[str, Any]:
+def _nothing(config: object) -> Mapping[str, Any]:
     del config
     return {}
 
@@ -151,7 +151,7 @@ _whole_head = _other_position(lambda rope: rope if rope.axes else dataclasses.re
 def _otherwise(field: str, value: Callable[[Any], Any]) -> Changes:
     """Set a field to what `value` makes of the config, where that is something else."""
 
-    def changed(config: Any) -> Mapping[str, Any]:
+    def changed(config: object) -> Mapping[str, Any]:
         other = value(config)
         return {} if other == getattr(config, field) else {field: other}
 

@@ -37,31 +37,31 @@ class Read:
     is_transposed: bool = False
 
 
-def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) -> dict[str, Any]:
+def read(reads: tuple[Read, ...], tensors: Mapping[str, Any], *, transposed: bool) -> dict[str, Any]:
     """Return the tensors that replace others.
 
     Args:
         reads: the replacements.
-        held: all tensors, of either framework, by their names there.
+        tensors: all tensors, of either framework, by their names there.
         transposed: whether the axes of layers' matrices are reversed, as in Flax; a bare matrix has the same axes in
             both frameworks.
     """
-    found = {}
-    for one in reads:
-        for name in held:
+    replacements = {}
+    for replacement in reads:
+        for name in tensors:
             layer, _, last = name.rpartition(".")
-            if one.target not in (name, layer):
+            if replacement.target not in (name, layer):
                 continue
-            source = one.source if name == one.target else f"{one.source}.{last}"
-            tensor = held.get(source, held[name])
-            if one.order and not (one.axis and tensor.ndim == 1):
-                turned = transposed and tensor.ndim > 1 and name != one.target
+            source = replacement.source if name == replacement.target else f"{replacement.source}.{last}"
+            tensor = tensors.get(source, tensors[name])
+            if replacement.order and not (replacement.axis and tensor.ndim == 1):
+                turned = transposed and tensor.ndim > 1 and name != replacement.target
                 tensor = tensor.T if turned else tensor
-                order = np.array(one.order)
-                tensor = tensor[order] if one.axis == 0 else tensor[..., order]
+                order = np.array(replacement.order)
+                tensor = tensor[order] if replacement.axis == 0 else tensor[..., order]
                 tensor = tensor.T if turned else tensor
-            found[name] = tensor.T if one.is_transposed else tensor
-    return found
+            replacements[name] = tensor.T if replacement.is_transposed else tensor
+    return replacements
 
 
 def _order(pattern: str, **sizes: int) -> tuple[int, ...]:
@@ -170,8 +170,8 @@ def rope_first(config: Any) -> tuple[Read, ...]:
     if config.position is None:
         return ()
     width = config.nope_dim + config.rope_dim
-    one = [*range(config.rope_dim, width), *range(config.rope_dim)]
-    order = tuple(head * width + channel for head in range(config.num_heads) for channel in one)
+    head_channels = [*range(config.rope_dim, width), *range(config.rope_dim)]
+    order = tuple(head * width + channel for head in range(config.num_heads) for channel in head_channels)
     return (Read("W_query", "W_query", order),)
 
 

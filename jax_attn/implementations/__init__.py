@@ -15,9 +15,9 @@ import jax
 from jax.interpreters import ad
 
 from . import blocked, cpu_flash, cudnn, few_queries, reference, tpu_flash
-from .call import Call
+from .call import KernelCall
 
-__all__ = ["IMPLEMENTATIONS", "Call", "choose", "choose_with_sums", "explain", "unavailable"]
+__all__ = ["IMPLEMENTATIONS", "KernelCall", "choose", "choose_with_sums", "explain", "unavailable"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "cudnn": cudnn,
@@ -30,7 +30,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
 """Fastest first: the first that supports a call, and pays, serves it."""
 
 
-def choose(call: Call, name: str | None = None) -> ModuleType:
+def choose(call: KernelCall, name: str | None = None) -> ModuleType:
     """Return the implementation of that name, or the first that supports the call.
 
     Raises:
@@ -44,7 +44,7 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
     return IMPLEMENTATIONS[name]
 
 
-def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
+def choose_with_sums(call: KernelCall, name: str | None = None) -> ModuleType:
     """Like `choose`, among implementations with ``attend_with_lse``, which can combine parts of the keys.
 
     Raises:
@@ -59,19 +59,19 @@ def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
     return choose(call, name)
 
 
-def explain(call: Call) -> dict[str, str | None]:
+def explain(call: KernelCall) -> dict[str, str | None]:
     """Return, fastest first, why each implementation isn't picked for the call; None for those that may be."""
     return {name: _against(one, call) for name, one in IMPLEMENTATIONS.items()}
 
 
-def _against(implementation: ModuleType, call: Call) -> str | None:
+def _against(implementation: ModuleType, call: KernelCall) -> str | None:
     reason = _unsupported(implementation, call)
     if reason is None and hasattr(implementation, "unprofitable"):
         reason = implementation.unprofitable(call)
     return reason
 
 
-def _unsupported(implementation: ModuleType, call: Call) -> str | None:
+def _unsupported(implementation: ModuleType, call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can; all but the reference have limits in common."""
     if implementation is not reference:
         if not all(isinstance(size, int) for size in call.scores_shape[2:]):

@@ -16,13 +16,13 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .call import Call
+from .call import KernelCall
 
 REASON = "has no forward-mode derivatives (jax.jvp, jax.jacfwd, jax.hessian)"
 ADVICE = f"{REASON}: name 'blocked' or 'reference', by implementation= or functional.use_implementation"
 
 
-def with_gradients_alone(name: str, call: Call) -> Call:
+def with_gradients_alone(name: str, call: KernelCall) -> KernelCall:
     """Return a call whose arrays refuse derivatives that go forward, for the kernel of that name."""
     line = f"implementation {name!r} {ADVICE}"
     mark = functools.partial(backward_only, line)

@@ -14,7 +14,7 @@ from einops import rearrange
 from jax import Array, lax
 from jax.extend import random as generators
 
-from .block_plan import Columns, Plan
+from .block_plan import BlockPlan, Columns
 
 PARTS = 16
 """Parts that keys are summed in: the rounding error of a sum grows with the root of its length."""
@@ -87,7 +87,7 @@ class Operands:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BlockPlan,
         query: Array,
         key: Array,
         value: Array,

@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """A call without its arrays, and the sizes of a block."""
 
     shape: Shape
@@ -75,7 +75,7 @@ class Plan:
         """How many blocks of columns there are."""
         return -(-self.shape.keys // self.columns)
 
-    def whole(self) -> Plan:
+    def whole(self) -> BlockPlan:
         """Return the plan with everything in one block."""
         shape = self.shape
         return dataclasses.replace(self, together=shape.batch * shape.heads, rows=shape.queries, columns=shape.keys)

@@ -32,12 +32,12 @@ from .block_operands import (
     times_transposed,
     transposed_times,
 )
-from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
-from .call import Call
+from .block_plan import SMALL_BLOCK, BlockPlan, Columns, Shape, block_sizes
+from .call import KernelCall
 from .differentiation import Passes, attention, gradient_of_sinks
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can: it makes no weights, and knows the masks of Threefry alone."""
     if call.return_weights:
         return "it never holds the attention weights (return_weights=True)"
@@ -48,7 +48,7 @@ def unsupported(call: Call) -> str | None:
     return refuses_dropout(call)
 
 
-def refuses_dropout(call: Call) -> str | None:
+def refuses_dropout(call: KernelCall) -> str | None:
     """Return why the dropout mask of a call can't be drawn block by block, None if it can or there is none."""
     if call.dropout and call.rng is None:
         return f"dropout ({call.dropout}) needs rng"
@@ -57,7 +57,7 @@ def refuses_dropout(call: Call) -> str | None:
     return None
 
 
-def unprofitable(call: Call) -> str | None:
+def unprofitable(call: KernelCall) -> str | None:
     """Return why it isn't picked: few scores are computed as fast at once, and compile faster."""
     queries, keys = call.scores_shape[2:]
     if queries * keys < SMALL_BLOCK * SMALL_BLOCK:
@@ -67,12 +67,12 @@ def unprofitable(call: Call) -> str | None:
     return None
 
 
-def attend(call: Call) -> Float[Array, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     return attend_with_lse(call)[0]
 
 
-def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
+def attend_with_lse(call: KernelCall) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, sinks included.
 
     The second is minus infinity where a row sees no key. With it, attention over parts of the keys can be put
@@ -84,7 +84,9 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     softcap = None if call.softcap is None else float(call.softcap)
-    plan = Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **block_sizes(shape, bias is not None))
+    plan = BlockPlan(
+        shape, mask, float(call.scale), softcap, float(call.dropout), **block_sizes(shape, bias is not None)
+    )
     masks = tuple(map(_of_mask, arrays))
     return attention(PASSES, plan, call.query, call.key, call.value, bias, call.sinks, masks, seed)
 
@@ -122,7 +124,7 @@ def _of_mask(array: Array) -> Array:
 def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a plan and arrays; with blocks written out, `jax.vmap` of it still holds one head's."""
 
-    def run(plan: Plan, *arrays: Any) -> Any:
+    def run(plan: BlockPlan, *arrays: Any) -> Any:
         planned = functools.partial(function, plan)
         return (jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned)(*arrays)
 
@@ -130,7 +132,7 @@ def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forward(
-    plan: Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+    plan: BlockPlan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
 ) -> tuple[Array, Array, Array]:
     """Return the context, unrounded, and per row the largest score and the sum of ``exp(scores - largest)``.
 
@@ -193,7 +195,7 @@ def forward(
 
 
 def backward(
-    plan: Plan,
+    plan: BlockPlan,
     query: Array,
     key: Array,
     value: Array,
@@ -315,7 +317,7 @@ def backward(
 
 
 def at_once(
-    plan: Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+    plan: BlockPlan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
 ) -> tuple[Array, Array]:
     """Return context and sums of `forward` (the top cancels) by code that JAX can differentiate, also twice."""
     plan = plan.whole()

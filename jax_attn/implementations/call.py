@@ -16,7 +16,7 @@ from attn_bridge.masks import Mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class KernelCall:
     """One call of attention; shapes, dtypes and devices are checked, ``scale`` is a number."""
 
     query: Float[Array, "B T H D"]

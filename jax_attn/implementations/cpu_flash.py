@@ -24,8 +24,8 @@ from attn_kernels import words
 from attn_kernels.description import intervals
 
 from . import blocked, few_queries
-from .block_plan import Plan, Shape, block_sizes, count_cores
-from .call import Call
+from .block_plan import BlockPlan, Shape, block_sizes, count_cores
+from .call import KernelCall
 from .differentiation import attention
 from .flash_primitives import PASSES, register
 
@@ -55,7 +55,7 @@ def _lacks() -> str | None:
     )
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can."""
     reason = _lacks()
     if reason is not None:
@@ -86,7 +86,7 @@ def unsupported(call: Call) -> str | None:
     return blocked.refuses_dropout(call)
 
 
-def unprofitable(call: Call) -> str | None:
+def unprofitable(call: KernelCall) -> str | None:
     """Return why it isn't picked: few scores, an exported program, or devices that JAX shares a batch out to."""
     if few_queries.is_open(call):
         return "a program with open sizes (jax.export) is for any processor, and would have `blocked` in its place"
@@ -101,7 +101,7 @@ def unprofitable(call: Call) -> str | None:
     return _fails_to_load()
 
 
-def too_small(call: Call) -> str | None:
+def too_small(call: KernelCall) -> str | None:
     """Return why the sizes of a call alone make others faster, None if they don't."""
     if call.query.shape[1] > words.FEW:
         return blocked.unprofitable(call)
@@ -110,12 +110,12 @@ def too_small(call: Call) -> str | None:
     return None
 
 
-def attend(call: Call) -> Float[Array, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     return attend_with_lse(call)[0]
 
 
-def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
+def attend_with_lse(call: KernelCall) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`.
 
     Raises:
@@ -131,7 +131,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     seed = blocked.key_words(call.rng) if call.dropout else None
     softcap = None if call.softcap is None else float(call.softcap)
     sizes = block_sizes(shape, bias is not None)
-    plan = Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **sizes)
+    plan = BlockPlan(shape, mask, float(call.scale), softcap, float(call.dropout), **sizes)
     return attention(PASSES, plan, call.query, call.key, call.value, bias, call.sinks, arrays, seed)
 
 
@@ -145,7 +145,7 @@ def _fails_to_load() -> str | None:
     return None
 
 
-def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
+def _described(call: KernelCall) -> tuple[Mask | None, tuple[Array, ...]]:
     """Return the mask as intervals, one array and documents, apart from each other as `Mask.separate` does it."""
     pieces = None if call.mask is None else as_pieces(call.mask)
     if pieces is None:
@@ -158,6 +158,6 @@ def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
     return functools.reduce(Mask.restrict, parts).separate() if parts else (None, ())
 
 
-def _array_of(call: Call, mask: Mask) -> Any:
+def _array_of(call: KernelCall, mask: Mask) -> Any:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
     return jnp.array(mask.allowed(None, np.arange(call.key.shape[1])[None]), ndmin=4, copy=False)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from attn_bridge import masks
 
 from .backward_only import with_gradients_alone
-from .call import Call
+from .call import KernelCall
 
 
 def unavailable() -> str | None:
@@ -20,7 +20,7 @@ def unavailable() -> str | None:
     return None
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can."""
     width, value_width = call.query.shape[-1], call.value.shape[-1]
     reasons = {
@@ -40,7 +40,7 @@ def unsupported(call: Call) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None) or unavailable()
 
 
-def attend(call: Call) -> Float[Array, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     call = with_gradients_alone("cudnn", call)
     size = None if call.mask is None else _size_of_band(call.mask)
@@ -55,7 +55,7 @@ def attend(call: Call) -> Float[Array, "B T H Dv"]:
     )
 
 
-def _is_16_bit(call: Call) -> bool:
+def _is_16_bit(call: KernelCall) -> bool:
     dtypes = {call.query.dtype, call.key.dtype, call.value.dtype}
     return len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
 

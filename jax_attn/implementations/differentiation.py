@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
 from .block_operands import false_of
-from .block_plan import Plan
+from .block_plan import BlockPlan
 from .slopes import INPUTS, Slopes, tangents_of
 
 
@@ -35,7 +35,7 @@ class Passes(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def attention(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array]:
+def attention(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array, Array]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``; both have gradients."""
     if jax.sharding.get_abstract_mesh().manual_axes:
         never = false_of(operands)
@@ -47,12 +47,12 @@ def attention(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _differentiable(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array, Array]:
+def _differentiable(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array, Array, Array]:
     return passes.forward(plan, *operands)
 
 
 @functools.partial(_differentiable.defjvp, symbolic_zeros=True)
-def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> Any:
+def _differentiate(passes: Passes, plan: BlockPlan, operands: Any, tangents: Any) -> Any:
     # A bias is often constant, and its gradient as large as the scores.
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
     asking = dataclasses.replace(plan, differentiates_bias=is_asked)
@@ -65,23 +65,23 @@ def _differentiate(passes: Passes, plan: Plan, operands: Any, tangents: Any) -> 
     return (results[0].astype(dtype), *results[1:]), (slopes[0].astype(dtype), *slopes[1:])
 
 
-def _at_once(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array | None, ...]:
+def _at_once(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array | None, ...]:
     context, total = passes.at_once(plan, *operands)
     return context, None, total
 
 
-def _backward(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+def _backward(passes: Passes, plan: BlockPlan, operands: Any, results: Any, cotangents: Any) -> Any:
     return _gradients(passes, plan, operands, results, (cotangents[0], cotangents[2]))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _gradients(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+def _gradients(passes: Passes, plan: BlockPlan, operands: Any, results: Any, cotangents: Any) -> Any:
     """Return the gradients of query, key, value, bias (if asked for) and sinks; theirs take T times S, being rare."""
     return passes.backward(plan, *operands, *results, *cotangents)
 
 
 @_gradients.defjvp
-def _differentiate_gradients(passes: Passes, plan: Plan, primals: Any, tangents: Any) -> Any:
+def _differentiate_gradients(passes: Passes, plan: BlockPlan, primals: Any, tangents: Any) -> Any:
     operands, _, cotangents = primals
     *inputs, arrays, seed = operands
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from attn_bridge.masks import ArrayMask
 
 from . import reference
-from .call import Call
+from .call import KernelCall
 from .slopes import Slopes, tangents_of
 
 MAX_QUERIES = 16
@@ -35,7 +35,7 @@ MAX_SCORES = 1 << 28
 """Scores, of all heads, that a GPU computes at once rather than block by block: 1 GiB of them."""
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can."""
     if call.return_weights:
         return "it never holds the attention weights (return_weights=True)"
@@ -46,7 +46,7 @@ def unsupported(call: Call) -> str | None:
     return None
 
 
-def unprofitable(call: Call) -> str | None:
+def unprofitable(call: KernelCall) -> str | None:
     """Return why it isn't picked: many queries, keys that make one block, or a GPU that needs no blocks."""
     queries, keys = call.scores_shape[2:]
     if queries > MAX_QUERIES:
@@ -56,7 +56,7 @@ def unprofitable(call: Call) -> str | None:
     return f"no more than {BLOCK} keys" if keys <= BLOCK else None
 
 
-def is_at_once(call: Call) -> bool:
+def is_at_once(call: KernelCall) -> bool:
     """Return whether the reference is faster: 0.05 to 0.17 ms for 8,192 to 32,768 keys of bfloat16 on an H100.
 
     Blocks of 8,192 keys take 0.15 to 0.32 ms there, those of `blocked` 0.43 to 1.1 ms.
@@ -69,12 +69,12 @@ def is_at_once(call: Call) -> bool:
     )
 
 
-def is_open(call: Call) -> bool:
+def is_open(call: KernelCall) -> bool:
     """Return whether `jax.export` leaves a size open, so that comparisons with it cannot be evaluated."""
     return not all(isinstance(size, int) for size in (*call.query.shape, *call.key.shape, *call.value.shape))
 
 
-def attend(call: Call) -> Float[Array, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     bias, allowed = (
         None if one is None else jnp.array(one, ndmin=4, copy=False) for one in (call.bias, call.allowed())
@@ -150,7 +150,7 @@ def _plain(scale: float, softcap: float | None, *operands: Any) -> tuple[Array]:
     *inputs, allowed = operands
     query, key, value, bias, sinks = inputs
     mask = None if allowed is None else ArrayMask(allowed)
-    return (reference.attend(Call(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)),)
+    return (reference.attend(KernelCall(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)),)
 
 
 def _backward(scale: float, softcap: float | None, operands: Any, results: Any, cotangents: Any) -> Any:

@@ -20,11 +20,11 @@ from attn_kernels import words
 from attn_kernels.description import describe, intervals
 
 from . import blocked
-from .block_plan import Plan, count_cores
+from .block_plan import BlockPlan, count_cores
 from .differentiation import Passes, gradient_of_sinks
 
 
-def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
+def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
     bias, sinks, masks, seed = others
     if _adds_too_much(plan, bias):
@@ -35,7 +35,7 @@ def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) ->
     return context, top, total
 
 
-def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
+def backward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
     """Return the gradients of query, key, value, bias, if it is asked for, and sinks."""
     bias, sinks, masks, seed, context, top, total, d_context, d_total = others
     if _adds_too_much(plan, bias):
@@ -51,7 +51,7 @@ def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -
     return d_query, d_key, d_value, d_bias, d_sinks
 
 
-def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
+def _adds_too_much(plan: BlockPlan, bias: Array | None) -> bool:
     """Return whether too few tasks could share the requested gradient of a bias; `blocked` runs then.
 
     If heads or sequences share a bias of queries and keys, one task sums its gradient. The forward pass then runs in
@@ -63,7 +63,7 @@ def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
     return bias.shape[1] < plan.shape.heads or 2 * tasks < count_cores()
 
 
-def _given(plan: Plan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
+def _given(plan: BlockPlan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
     """Return the names and arrays of an operation's optional last arguments, in the order of `words.OPTIONAL`."""
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     of_mask = ("mask",) if pieces is not None and pieces.arrays else ()
@@ -97,14 +97,14 @@ def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
     return given.get("bias"), sinks, masks, given.get("seed")
 
 
-def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
+def _forward_by_blocks(plan: BlockPlan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Compute the forward operation by `blocked`."""
     inputs, given = _apart(arrays, names)
     context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(given))
     return context.astype(inputs[0].dtype), top, total
 
 
-def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
+def _backward_by_blocks(plan: BlockPlan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Compute the backward operation by `blocked`."""
     (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
     others = _as_blocks_take(given)
@@ -125,19 +125,21 @@ def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> t
     return d_query, d_key, d_value, slope, first
 
 
-def _shape_of_gradient(plan: Plan, bias: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_of_gradient(plan: BlockPlan, bias: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the gradient of a bias, for each head, and if queries share a row, for each sequence."""
     *outer, sequences, _, queries, keys = bias
     return (*outer, plan.shape.batch if queries == 1 else sequences, plan.shape.heads, queries, keys)
 
 
-def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
+def _forward_results(
+    query: Any, key: Any, value: Any, *others: Any, plan: BlockPlan, names: tuple[str, ...]
+) -> list[Any]:
     *before, queries, heads, _ = query.shape
     per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
     return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
 
 
-def _backward_results(*arrays: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
+def _backward_results(*arrays: Any, plan: BlockPlan, names: tuple[str, ...]) -> list[Any]:
     (query, key, value, _, per_row, *_), given = _apart(arrays, names)
     bias = [given["bias"]] if "bias" in given and plan.differentiates_bias else []
     return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
@@ -160,7 +162,7 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
 
     operation.def_impl(run)
 
-    def over_axes(*arrays: Array, plan: Plan, names: tuple[str, ...]) -> tuple[Array, ...]:
+    def over_axes(*arrays: Array, plan: BlockPlan, names: tuple[str, ...]) -> tuple[Array, ...]:
         blocks = functools.partial(by_blocks, plan, names)
         for _ in range(arrays[0].ndim - 4):
             blocks = jax.vmap(blocks)
@@ -243,7 +245,7 @@ def register_target(name: str, compiled: Callable[[], Any]) -> None:
             _REGISTERED.add(name)
 
 
-def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
     """Return the description of a call that a kernel receives, as words."""
     (query, key, value, *_), given = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)

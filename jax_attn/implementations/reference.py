@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from ..random import Rngs, TorchRngs
-from .call import Call
+from .call import KernelCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,19 +26,19 @@ class Drawn:
     mask: Bool[Array, "..."]
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None, as it serves every one."""
     return None
 
 
-def attend(call: Call) -> Array | tuple[Array, Array]:
+def attend(call: KernelCall) -> Array | tuple[Array, Array]:
     """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
     weights = masked_softmax(_scores(call), call.allowed(), call.sinks)
     context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype)).astype(call.query.dtype)
     return (context, weights.astype(call.query.dtype)) if call.return_weights else context
 
 
-def attend_with_lse(call: Call) -> tuple[Array, Array]:
+def attend_with_lse(call: KernelCall) -> tuple[Array, Array]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`."""
     scores = _scores(call)
     allowed = call.allowed()
@@ -60,7 +60,7 @@ def attend_with_lse(call: Call) -> tuple[Array, Array]:
     return context.astype(call.query.dtype), sums
 
 
-def _scores(call: Call) -> Float[Array, "B H T S"]:
+def _scores(call: KernelCall) -> Float[Array, "B H T S"]:
     """Return the scores with their cap and bias, not masked yet."""
     query, key = call.query, call.key
     compute_dtype = jnp.promote_types(query.dtype, jnp.float32)

@@ -23,7 +23,7 @@ from attn_bridge.masks import Band, Mask, as_band, as_pieces
 
 from . import blocked
 from .backward_only import with_gradients_alone
-from .call import Call
+from .call import KernelCall
 
 LANES = 128
 """Lengths of blocks and widths of heads are multiples of it."""
@@ -51,7 +51,7 @@ def unavailable() -> str | None:
     return f"it needs a TPU, and JAX runs on {jax.default_backend()}"
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can."""
     pieces = None if call.mask is None else as_pieces(call.mask)
     dtypes = {array.dtype.name for array in (call.query, call.key, call.value)}
@@ -78,7 +78,7 @@ def unsupported(call: Call) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None) or unavailable()
 
 
-def unprofitable(call: Call) -> str | None:
+def unprofitable(call: KernelCall) -> str | None:
     """Return why it isn't picked: interpreted, or with several devices, over which XLA can't share out a kernel."""
     if _INTERPRETED.get():
         return "it is interpreted, which is for checks"
@@ -87,7 +87,7 @@ def unprofitable(call: Call) -> str | None:
     return None
 
 
-def attend(call: Call) -> Float[Array, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     call = with_gradients_alone("tpu_flash", call)
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
@@ -178,7 +178,7 @@ def _described_class() -> type:
     return Described
 
 
-def _segments(call: Call, rows: int, columns: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]] | None:
+def _segments(call: KernelCall, rows: int, columns: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]] | None:
     """Return segment numbers of queries and keys; a query sees the keys with its number. None where it sees all.
 
     Numbers encode documents, and padding among the keys, the user's or ours: those have 0, which no query has.
@@ -209,7 +209,7 @@ def _ranked(queries: Int[Array, "T"], keys: Int[Array, "S"]) -> tuple[Int[Array,
     return of_queries.astype(jnp.int32), (jnp.searchsorted(ordered, keys) + 1).astype(jnp.int32)
 
 
-def _keys_of(call: Call, mask: Mask) -> Array:
+def _keys_of(call: KernelCall, mask: Mask) -> Array:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
     keys = call.key.shape[1]
     allowed = jnp.array(mask.allowed(None, np.arange(keys)[None]), ndmin=4, copy=False)

@@ -20,7 +20,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
-from ..implementations import Call, reference
+from ..implementations import KernelCall, reference
 from . import all_gather, balance, ulysses
 from .block_masks import without_moved_arrays
 from .heads import heads_to_hold
@@ -48,7 +48,7 @@ class Cuts:
     method: str | None
 
     @classmethod
-    def of(cls, plan: Plan, call: Call) -> Cuts:
+    def of(cls, plan: Plan, call: KernelCall) -> Cuts:
         """Return the cuts of a call by a plan: every size that divides."""
         batch, heads, queries, keys = call.scores_shape
 
@@ -101,7 +101,7 @@ class Cuts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
+class SharedCall:
     """The static part of a call over devices.
 
     Attributes:
@@ -129,7 +129,7 @@ class Shared:
     implementation: str | None
 
 
-def attend(mesh: Mesh, plan: Plan, call: Call, implementation: str | None) -> Any:
+def attend(mesh: Mesh, plan: Plan, call: KernelCall, implementation: str | None) -> Any:
     """Like the `implementations`, computed by all devices of a mesh."""
     cuts = Cuts.of(plan, call)
     whole = None if call.mask is None else without_moved_arrays(call.mask)
@@ -139,7 +139,7 @@ def attend(mesh: Mesh, plan: Plan, call: Call, implementation: str | None) -> An
     softcap = None if call.softcap is None else float(call.softcap)
     heads = (call.query.shape[2], call.key.shape[2])
     options = (float(call.scale), softcap, float(call.dropout), call.return_weights, implementation)
-    shared = Shared(mesh, plan, cuts, mask, heads, *options)
+    shared = SharedCall(mesh, plan, cuts, mask, heads, *options)
     value = None if call.value is call.key else call.value
     return _attend(shared, call.query, call.key, value, bias, call.sinks, tuple(map(_as_scores, arrays)), keep)
 
@@ -147,7 +147,14 @@ def attend(mesh: Mesh, plan: Plan, call: Call, implementation: str | None) -> An
 # Known by its name alone, so that modules that are called one operation at a time compile it once.
 @functools.partial(jax.jit, static_argnums=0)
 def _attend(
-    shared: Shared, query: Array, key: Array, value: Any, bias: Any, sinks: Any, arrays: tuple[Array, ...], keep: Any
+    shared: SharedCall,
+    query: Array,
+    key: Array,
+    value: Any,
+    bias: Any,
+    sinks: Any,
+    arrays: tuple[Array, ...],
+    keep: Any,
 ) -> Any:
     cuts = shared.cuts
 
@@ -226,7 +233,7 @@ def _exchange(part: Part, axis: str, devices: int) -> Part:
     return part.replace(query=query, bias=rows(part.bias), arrays=tuple(map(rows, part.arrays)), keep=rows(part.keep))
 
 
-def _pick_heads(shared: Shared, array: Array) -> Array:
+def _pick_heads(shared: SharedCall, array: Array) -> Array:
     """Return the key heads that a device's query heads read, where it holds those of all devices."""
     if shared.cuts.heads is None or shared.cuts.key_heads is not None:
         return array
@@ -241,7 +248,7 @@ def _as_scores(array: Array) -> Array:
     return jnp.array(array, ndmin=4, copy=False)
 
 
-def _draw(call: Call, sharding: NamedSharding) -> Array:
+def _draw(call: KernelCall, sharding: NamedSharding) -> Array:
     """Return the dropout mask of all devices, each of which draws its part of the numbers."""
     rng = reference.source_of(call.dropout, call.rng)
     if isinstance(rng, Array):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import ArrayMask, Mask
 
 from .. import implementations
-from ..implementations import Call
+from ..implementations import KernelCall
 from ..implementations.block_plan import SMALL_BLOCK
 from ..implementations.reference import Drawn
 from .ring import Ring
@@ -106,7 +106,7 @@ class Part:
 
     def _run(self, mask: Mask | None) -> Any:
         rng = None if self.keep is None else Drawn(self.keep)
-        call = Call(
+        call = KernelCall(
             self.query,
             self.key,
             self.value,

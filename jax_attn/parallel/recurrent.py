@@ -31,7 +31,7 @@ state, both linear in value and state, channel by channel of them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
+class SharedRecurrence:
     """The static part of a recurrence over devices.
 
     Attributes:
@@ -75,12 +75,12 @@ def recur(
 
     rows, context, by_head = cut("fsdp", batch), cut("context", tokens), cut("tensor", heads)
     devices = 1 if context is None else plan.size("context")
-    shared = Shared(run, mesh, context, devices, P(rows, context, by_head), P(rows, by_head), chunk_size)
+    shared = SharedRecurrence(run, mesh, context, devices, P(rows, context, by_head), P(rows, by_head), chunk_size)
     return _recur(shared, sequences, state)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _recur(shared: Shared, sequences: tuple[Array, ...], state: Array) -> tuple[Array, Array]:
+def _recur(shared: SharedRecurrence, sequences: tuple[Array, ...], state: Array) -> tuple[Array, Array]:
     def run(sequences: tuple[Array, ...], state: Array) -> tuple[Array, Array]:
         if shared.context is None:
             return shared.run(*sequences, state, shared.chunk_size)
@@ -91,7 +91,9 @@ def _recur(shared: Shared, sequences: tuple[Array, ...], state: Array) -> tuple[
     return jax.shard_map(run, mesh=shared.mesh, in_specs=in_specs, out_specs=out_specs)(sequences, state)
 
 
-def _along_the_ring(shared: Shared, axis: str, sequences: tuple[Array, ...], state: Array) -> tuple[Array, Array]:
+def _along_the_ring(
+    shared: SharedRecurrence, axis: str, sequences: tuple[Array, ...], state: Array
+) -> tuple[Array, Array]:
     query, key, value, *others = sequences
     width = key.shape[3]
     beside = jnp.zeros((*value.shape[:3], width), value.dtype)

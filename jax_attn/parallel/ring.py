@@ -25,7 +25,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
 
 from .. import implementations
-from ..implementations import Call
+from ..implementations import KernelCall
 from ..implementations.backward_only import REASON, backward_only
 from ..implementations.block_operands import false_of
 from ..implementations.reference import Drawn
@@ -254,7 +254,7 @@ class Block:
         query, key, value = (array.astype(wide) for array in (query, key, value))
         mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
         rng = None if self.keep is None else Drawn(self.keep)
-        call = Call(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
+        call = KernelCall(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 

@@ -13,7 +13,7 @@ from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
-from ..implementations import Call
+from ..implementations import KernelCall
 from . import attention, recurrent
 
 
@@ -49,7 +49,7 @@ class Sharding:
         """Return itself: a copy of a module is on the same devices."""
         return self
 
-    def attend(self, call: Call, implementation: str | None = None) -> Any:
+    def attend(self, call: KernelCall, implementation: str | None = None) -> Any:
         """Like `functional.dot_product_attention`, computed by all devices."""
         return attention.attend(self.mesh, self.plan, call, implementation)
 

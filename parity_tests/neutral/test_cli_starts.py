@@ -22,7 +22,7 @@ def test_console_module_runs_as_a_program_without_a_framework():
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-m", "attn_bridge", "bogus"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: No such command 'bogus'.\n")
+    assert (done.returncode, done.stderr) == (2, "error: No such command 'bogus'. See attn-bridge --help\n")
 
 
 @pytest.mark.parametrize(

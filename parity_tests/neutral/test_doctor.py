@@ -32,7 +32,7 @@ def lanes(*, both: bool):
 def row(state="safe", **changes):
     """Return one setting as a table would show it."""
     known = {"framework": "torch", "name": "a.b", "meaning": "what it does", "value": "tf32", "safe": "ieee"}
-    return precision.Row(**(known | {"state": state, "held": True, "key": False, "advice": "do this"} | changes))
+    return precision.SettingRow(**(known | {"state": state, "held": True, "key": False, "advice": "do this"} | changes))
 
 
 def diagnosis(*rows, findings=(), missing=None):
@@ -101,7 +101,10 @@ def test_json_goes_to_stdout_or_to_a_file(capsys, tmp_path):
 
 def test_an_unwritable_json_file_is_status_2(capsys):
     assert run(["doctor", "--json", "/no/such/folder/x.json"]) == 2
-    assert capsys.readouterr().err == "error: --json /no/such/folder/x.json cannot be written\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --json /no/such/folder/x.json cannot be written: there is no folder /no/such/folder\n"
+    )
 
 
 def test_help_gives_an_example_and_the_statuses(capsys):

@@ -12,7 +12,7 @@ import numpy as np
 from attn_bridge import whole_folders as folders
 from attn_parity.dumps import format as dumps
 from attn_parity.dumps import recording
-from attn_parity.sides.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
+from attn_parity.sides.subject import Arguments, Call, CannotPromoteError, Run, SideWeight, Submodule
 
 INPUTS = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 NAMES = {"torch": "fc.weight", "flax": "fc.kernel"}
@@ -51,11 +51,11 @@ class Net:
         del arguments
         return {}
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters by name."""
         shapes = {NAMES[self.framework]: SHAPES[self.framework], "fc.bias": (3,), "shift": (3,), "spare": (3,)}
         return {
-            name: Parameter(
+            name: SideWeight(
                 shape,
                 "float32",
                 "Linear" if "." in name else "Net",
@@ -65,7 +65,7 @@ class Net:
             for name, shape in shapes.items()
         }
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return no state."""
         return {}
 
@@ -153,7 +153,7 @@ def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seed
         patch.setattr(recording, "load_adapter", lambda framework, module: stub)
         other = None if like is None else dumps.of_side(like, "torch")
         dtypes, inputs = options.pop("dtypes", ("float32",)), options.pop("inputs", None if like else INPUTS)
-        made = recording.Recorder(net, inputs, other, dumps.Writer(target), **options)
+        made = recording.DumpRecorder(net, inputs, other, dumps.DumpWriter(target), **options)
         with np.errstate(all="ignore"):
             made.record(seeds, 0, ("eager",), dtypes)
     return folder

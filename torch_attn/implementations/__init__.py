@@ -11,9 +11,9 @@ from __future__ import annotations
 from types import ModuleType
 
 from . import by_rows, cpu_flash, flex, reference, sdpa, windowed
-from .call import Call
+from .call import KernelCall
 
-__all__ = ["IMPLEMENTATIONS", "Call", "choose", "choose_with_sums", "explain", "unavailable"]
+__all__ = ["IMPLEMENTATIONS", "KernelCall", "choose", "choose_with_sums", "explain", "unavailable"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "cpu_flash": cpu_flash,
@@ -26,7 +26,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
 """Fastest first: the first that supports a call, and pays, serves it."""
 
 
-def choose(call: Call, name: str | None = None) -> ModuleType:
+def choose(call: KernelCall, name: str | None = None) -> ModuleType:
     """Return the implementation of that name, or the first that supports the call.
 
     Raises:
@@ -44,7 +44,7 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
     return IMPLEMENTATIONS[name]
 
 
-def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
+def choose_with_sums(call: KernelCall, name: str | None = None) -> ModuleType:
     """Like `choose`, among implementations with ``attend_with_lse``, which can combine parts of the keys.
 
     Raises:
@@ -59,17 +59,17 @@ def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
     return choose(call, name)
 
 
-def explain(call: Call) -> dict[str, str | None]:
+def explain(call: KernelCall) -> dict[str, str | None]:
     """Return, fastest first, why each implementation isn't picked for the call; None for those that may be."""
     return {name: _against(one, call) for name, one in IMPLEMENTATIONS.items()}
 
 
-def _is_too_small(implementation: ModuleType, call: Call) -> bool:
+def _is_too_small(implementation: ModuleType, call: KernelCall) -> bool:
     """Return whether sizes alone rule an implementation out: a small call takes less time than all of its checks."""
     return hasattr(implementation, "too_small") and implementation.too_small(call) is not None
 
 
-def _against(implementation: ModuleType, call: Call) -> str | None:
+def _against(implementation: ModuleType, call: KernelCall) -> str | None:
     reason: str | None = implementation.unsupported(call)
     if reason is None and hasattr(implementation, "unprofitable"):
         reason = implementation.unprofitable(call)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attn_bridge.masks import Mask
 
-from .call import Call
+from .call import KernelCall
 from .reference import masked_softmax, softmax
 
 MIN_ROWS, MAX_ROWS = 16, 128
@@ -27,7 +27,7 @@ MAX_SCORES = 2**22
 """Scores of a block: 16 MiB. Beyond 32 glibc gives memory back at once and has it cleared for the next block."""
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None if it can."""
     if call.return_weights:
         return "it does not return the weights"
@@ -42,7 +42,7 @@ def unsupported(call: Call) -> str | None:
     return None
 
 
-def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     batch, heads, queries, keys = call.scores_shape
@@ -82,7 +82,7 @@ def _softmax(
     return softmax(torch.cat([scores, column], -1))[..., :-1]
 
 
-def _may_hide_rows(call: Call) -> bool:
+def _may_hide_rows(call: KernelCall) -> bool:
     """Return whether there may be a query that sees no key, as far as that is known without a look at arrays."""
     if call.bias is not None:
         return True
@@ -93,7 +93,7 @@ def _may_hide_rows(call: Call) -> bool:
     return seen is None or bool((np.maximum(seen[0], 0) >= np.minimum(seen[1], keys)).any())
 
 
-def _rows(call: Call) -> int:
+def _rows(call: KernelCall) -> int:
     batch, heads, _, keys = call.scores_shape
     return min(MAX_ROWS, max(MIN_ROWS, MAX_SCORES // (batch * heads * keys)))
 

@@ -24,7 +24,7 @@ from attn_kernels.description import intervals
 from .. import recomputation
 from ..random import RngStream
 from . import flash_operation, masks, sdpa
-from .call import Call
+from .call import KernelCall
 from .reference import draw, source_of
 
 MIN_SCORES = 128 * 128
@@ -61,7 +61,7 @@ def _lacks() -> str | None:
     )
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call, None if it can."""
     reason = _here("lacks")
     if reason is not None:
@@ -86,7 +86,7 @@ def unsupported(call: Call) -> str | None:
     return (None if call.mask is None else _refuses(call, call.mask)) or sdpa.in_forward_mode()
 
 
-def _refuses(call: Call, mask: Mask) -> str | None:
+def _refuses(call: KernelCall, mask: Mask) -> str | None:
     """Return why it can't serve a mask, None if it can."""
     pieces = as_pieces(mask)
     if pieces is None:
@@ -102,7 +102,7 @@ def _refuses(call: Call, mask: Mask) -> str | None:
     return None
 
 
-def unprofitable(call: Call) -> str | None:
+def unprofitable(call: KernelCall) -> str | None:
     """Return why it isn't picked: few scores, few heads for many threads, or something of torch that is faster."""
     reason = too_small(call)
     if reason is not None:
@@ -124,7 +124,7 @@ def unprofitable(call: Call) -> str | None:
     return _is_off() or _here("fails to load")
 
 
-def too_small(call: Call) -> str | None:
+def too_small(call: KernelCall) -> str | None:
     """Return why the sizes of a call alone make others faster, None if they don't."""
     if torch.jit.is_tracing():  # whose sizes are tensors; `unsupported` refuses the call
         return None
@@ -143,12 +143,12 @@ def _is_off() -> str | None:
     return None if _here("fused attention") else "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
 
 
-def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     return _attend(call)[0]
 
 
-def attend_with_lse(call: Call) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T"]]:
+def attend_with_lse(call: KernelCall) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T"]]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `reference.attend_with_lse`.
 
     Raises:
@@ -160,7 +160,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor
     return context, torch.where(seen, top.detach() + torch.log(torch.where(seen, total, 1.0)), -torch.inf)
 
 
-def _attend(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _attend(call: KernelCall) -> tuple[Tensor, Tensor, Tensor]:
     reason = _here("fails to load")
     if reason is not None:
         raise NotImplementedError(f"implementation 'cpu_flash' does not run here: {reason}")
@@ -191,7 +191,7 @@ def _fails_to_load() -> str | None:
     return None
 
 
-def _described(call: Call) -> dict[str, Tensor | None]:
+def _described(call: KernelCall) -> dict[str, Tensor | None]:
     """Return the mask as intervals, one array and documents."""
     arrays: dict[str, Tensor | None] = dict.fromkeys(("bounds", "mask", "query_ids", "key_ids"))
     pieces = None if call.mask is None else as_pieces(call.mask)
@@ -210,13 +210,13 @@ def _described(call: Call) -> dict[str, Tensor | None]:
     return arrays
 
 
-def _array_of(call: Call, mask: Mask) -> Tensor:
+def _array_of(call: KernelCall, mask: Mask) -> Tensor:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
     array: Tensor = mask.allowed(None, torch.arange(call.key.shape[1])[None])
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
-def _dropout_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
+def _dropout_of(call: KernelCall) -> tuple[Tensor | None, Tensor | None]:
     """Return the seed of the weights that are dropped, or the mask of those that are kept; nothing without dropout."""
     if not call.dropout:
         return None, None

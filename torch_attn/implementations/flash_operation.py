@@ -25,7 +25,7 @@ from attn_kernels.description import describe
 
 from ..random import bernoulli
 from . import reference
-from .call import Call
+from .call import KernelCall
 
 _LIBRARY = torch.library.Library("attn_bridge", "DEF")
 
@@ -343,7 +343,7 @@ def _at_once(
         raise NotImplementedError("second derivatives need sinks that all sequences share")
     sinks = None if sinks is None else sinks[0]
     rng = None if kept is None else reference.Drawn(kept)
-    call = Call(query, key, value, ArrayMask(allowed), bias, scale, softcap, sinks, dropout, rng, False)
+    call = KernelCall(query, key, value, ArrayMask(allowed), bias, scale, softcap, sinks, dropout, rng, False)
     context, sums = reference.attend_with_lse(call)
     return context, torch.exp(sums - top)
 

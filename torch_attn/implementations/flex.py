@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from attn_bridge.masks import Mask
 
 from . import sdpa, second_derivatives
-from .call import Call
+from .call import KernelCall
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 """Widths of heads that the kernel takes."""
@@ -30,12 +30,12 @@ def unavailable() -> str | None:
     return None if torch.cuda.is_available() else "it needs a GPU"
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None if it can."""
     return unsupported_anywhere(call) if call.query.is_cuda else "query is on no GPU"
 
 
-def unsupported_anywhere(call: Call) -> str | None:
+def unsupported_anywhere(call: KernelCall) -> str | None:
     """Return why it can't serve a call on any device; None if it can on some."""
     if call.return_weights:
         return "it does not return the weights"
@@ -54,12 +54,12 @@ def unsupported_anywhere(call: Call) -> str | None:
 
 
 @second_derivatives.twice
-def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     return attend_by(_compiled(), call)
 
 
-def attend_by(kernel: Callable[..., Any], call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend_by(kernel: Callable[..., Any], call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)`` from `flex_attention`, compiled or not."""
     query, key, value = (array.transpose(1, 2) for array in (call.query, call.key, call.value))
     softcap, sinks = call.softcap, call.sinks

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..random import JaxRngs, RngStream
 from . import masks
-from .call import Call
+from .call import KernelCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,19 +26,19 @@ class Drawn:
     mask: Bool[Tensor, "..."]
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None, as it serves every one."""
     return None
 
 
-def attend(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+def attend(call: KernelCall) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
     weights = masked_softmax(_scores(call), call.allowed(), call.sinks)
     context = _average(drop(weights, call.dropout, call.rng), call.value.to(weights.dtype)).to(call.query.dtype)
     return (context, weights.to(call.query.dtype)) if call.return_weights else context
 
 
-def attend_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+def attend_with_lse(call: KernelCall) -> tuple[Tensor, Tensor]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, minus infinity without a key."""
     scores = _scores(call)
     allowed = call.allowed()
@@ -60,7 +60,7 @@ def attend_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     return context.to(call.query.dtype), sums
 
 
-def _scores(call: Call) -> Float[Tensor, "B H T S"]:
+def _scores(call: KernelCall) -> Float[Tensor, "B H T S"]:
     """Return the scores with their cap and bias, not masked yet."""
     query, key = call.query, call.key
     compute_dtype = torch.promote_types(query.dtype, torch.float32)

@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attn_bridge.masks import as_band
 
 from . import second_derivatives
-from .call import Call
+from .call import KernelCall
 
 FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is_amx_tile_supported() else []))
 """Dtypes in which the CPU kernel is fast. Without AMX, forward and backward in 16 bits take 6 to 9 times as long as in
@@ -50,7 +50,7 @@ MIN_QUERIES = 256
 """Queries from which on cuDNN's comes first."""
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None if it can."""
     if call.return_weights:
         return "it does not return the weights"
@@ -75,13 +75,13 @@ def in_forward_mode() -> str | None:
     return "it has no forward-mode derivatives" if forward_ad._current_level >= 0 else None
 
 
-def in_higher_modes(call: Call) -> str | None:
+def in_higher_modes(call: KernelCall) -> str | None:
     """Return why torch's kernels can't serve a call while derivatives go forward, or are nested; None otherwise."""
     return in_forward_mode() or second_derivatives.nested_gradients(call.query, call.key, call.value, call.bias)
 
 
 @second_derivatives.twice
-def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     allowed, is_causal = _split_mask(call)
     key, value = (array.transpose(1, 2) for array in (call.key, call.value))
@@ -190,7 +190,7 @@ def _is_unknown(query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"]) 
     return (query.detach().unflatten(1, (key.shape[1], -1)) @ first).isnan().flatten(1, 2)
 
 
-def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
+def _split_mask(call: KernelCall) -> tuple[Tensor | None, bool]:
     """Return a mask as an array, None if it hides nothing; and whether it is the causal one, which needs no array."""
     if call.mask is None:
         return None, False

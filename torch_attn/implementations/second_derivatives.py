@@ -16,16 +16,16 @@ from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapp
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 from . import reference
-from .call import Call
+from .call import KernelCall
 
-Attend = Callable[[Call], Tensor]
+Attend = Callable[[KernelCall], Tensor]
 
 
 def twice(attend: Attend) -> Attend:
     """Decorate the ``attend`` of an implementation, which then has derivatives of all orders in eager mode."""
 
     @functools.wraps(attend)
-    def attend_twice(call: Call) -> Tensor:
+    def attend_twice(call: KernelCall) -> Tensor:
         context = attend(call)
         if not context.requires_grad or _is_transformed(call.query):
             return context
@@ -87,7 +87,7 @@ class _Twice(torch.autograd.Function):
         # Views: operands may be one tensor, or computed from each other, and each gets its own part of the gradient.
         operands = [None if array is None else array.view_as(array) for array in ctx.saved_tensors]
         query, key, value, bias = operands
-        call = Call(query, key, value, mask, bias, scale, None, None, 0.0, None, False)
+        call = KernelCall(query, key, value, mask, bias, scale, None, None, 0.0, None, False)
         asked = [array for array, is_needed in zip(operands, is_asked, strict=True) if is_needed]
         gradients = iter(torch.autograd.grad(reference.attend(call), asked, d_context, create_graph=True))
         return None, None, *(next(gradients) if is_needed else None for is_needed in is_asked)

@@ -17,14 +17,14 @@ from torch.nn.functional import pad
 from attn_bridge.masks import ArrayMask, as_band
 
 from . import sdpa, second_derivatives
-from .call import Call
+from .call import KernelCall
 
 MIN_BLOCK, MAX_BLOCK = 32, 128
 """Queries per block. A block sees ``block + size - 1`` keys, so that a large one wastes work and a small one copies.
 Of 64, 128, 256 and 512, forward and backward are fastest at 128 (windows of 256 and 1024 on a core with AVX2)."""
 
 
-def unsupported(call: Call) -> str | None:
+def unsupported(call: KernelCall) -> str | None:
     """Return why it can't serve a call; None if it can."""
     window = _window_of(call)
     if window is None:
@@ -45,7 +45,7 @@ def unsupported(call: Call) -> str | None:
 
 
 @second_derivatives.twice
-def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     window = _window_of(call)
     assert window is not None, "`unsupported` saw to it"
@@ -80,7 +80,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     return context[:, :queries]
 
 
-def _window_of(call: Call) -> tuple[int, int, tuple[ArrayMask, ...]] | None:
+def _window_of(call: KernelCall) -> tuple[int, int, tuple[ArrayMask, ...]] | None:
     """Return the offset and the size of the window of a call, and the arrays joined with it; None without a window."""
     band = None if call.mask is None else as_band(call.mask)
     if band is None or band[0].size is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
-from ..implementations import Call, reference
+from ..implementations import KernelCall, reference
 from ..shards import whole
 from . import all_gather, balance, ring, ulysses
 from .devices import Cut, Devices, as_scores
@@ -45,7 +45,7 @@ class Cuts:
     method: str | None
 
     @classmethod
-    def of(cls, plan: Plan, call: Call) -> Cuts:
+    def of(cls, plan: Plan, call: KernelCall) -> Cuts:
         """Return the cuts of a call by a plan."""
         batch, heads, queries, keys = call.scores_shape
 
@@ -92,7 +92,7 @@ def _if(is_cut: bool, axis: int) -> int | None:
     return axis if is_cut else None
 
 
-def attend(sharding: Devices, call: Call, implementation: str | None) -> Any:
+def attend(sharding: Devices, call: KernelCall, implementation: str | None) -> Any:
     """Like the `implementations`, computed by all devices of a mesh."""
     cuts, plan = Cuts.of(sharding.plan, call), sharding.plan
     batch, heads, queries, keys = call.scores_shape
@@ -148,7 +148,7 @@ def _run(part: Part, sharding: Devices, cuts: Cuts, devices: int) -> Any:
     return (ring if cuts.method == "ring" else all_gather).attend(part, at)
 
 
-def _pick_heads(sharding: Devices, cuts: Cuts, call: Call, array: Tensor) -> Tensor:
+def _pick_heads(sharding: Devices, cuts: Cuts, call: KernelCall, array: Tensor) -> Tensor:
     """Return the key heads that a device's query heads read, where it holds those of all devices."""
     if not cuts.heads or cuts.key_heads:
         return array

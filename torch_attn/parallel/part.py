@@ -14,7 +14,7 @@ from torch import Tensor
 from attn_bridge.masks import Mask
 
 from .. import implementations
-from ..implementations import Call
+from ..implementations import KernelCall
 from ..implementations.reference import Drawn
 from .masks import block_of
 
@@ -57,7 +57,7 @@ class Part:
         """Return the context, and the weights if asked for, of the queries to all keys, which the device holds."""
         queries = range(self.start, self.start + self.query.shape[1])
         mask = block_of(self.mask, queries, range(self.key.shape[1]), self.query.device)
-        call = Call(
+        call = KernelCall(
             self.query,
             self.key,
             self.value,

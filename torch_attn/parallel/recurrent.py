@@ -32,7 +32,7 @@ from .region import local_parameters, on_parts
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class DeviceLine:
     """Devices that share the tokens of a sequence in order: each starts from the final state of the one before.
 
     Attributes:
@@ -85,7 +85,7 @@ class Line:
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, line: Line, state: Tensor, *beside: Tensor) -> Tensor:
+    def forward(ctx: Any, line: DeviceLine, state: Tensor, *beside: Tensor) -> Tensor:
         ctx.line, ctx.count = line, len(beside)
         return line.receive(state, -1)
 
@@ -97,7 +97,7 @@ class _Receive(torch.autograd.Function):
 
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, line: Line, result: Tensor, state: Tensor) -> Tensor:
+    def forward(ctx: Any, line: DeviceLine, result: Tensor, state: Tensor) -> Tensor:
         ctx.line = line
         ctx.save_for_backward(state)
         line.send(state, 1)
@@ -110,7 +110,7 @@ class _Send(torch.autograd.Function):
 
 def short_convolution(self: Any, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Convolve the device's tokens, behind the last ones of the device before."""
-    line: Line | None = getattr(self, "line", None)
+    line: DeviceLine | None = getattr(self, "line", None)
     if line is None:
         return ShortConvolution.forward(self, x, state)
     start = x.new_zeros(x.shape[0], self.kernel_size[0] - 1, x.shape[2])
@@ -209,7 +209,7 @@ def _recurrent(
         parts["out_proj.bias"] = parts["out_proj.bias"] * float(sharding.rank("tensor") == 0)
     config, line = _config_of_heads(self.config, sharding), None
     if cut["context"] is not None:
-        line = Line(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
+        line = DeviceLine(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
     channels = picked.get("conv1d.weight")
     own = dict(options)
     own["attention_mask"] = _mask_of(self, x, options, cut)

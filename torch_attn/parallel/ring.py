@@ -21,7 +21,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
 
 from .. import implementations
-from ..implementations import Call
+from ..implementations import KernelCall
 from ..implementations.reference import Drawn
 from .balance import Places
 from .exchange import to_next
@@ -198,7 +198,7 @@ def _attend(
     part = None if bias is None else _of_block(bias, block)
     kept = None if ring.keep is None else Drawn(_of_block(ring.keep, block))
     arrays = query[:, block.rows], key[:, block.columns], value[:, block.columns]
-    call = Call(*arrays, mask, part, ring.scale, ring.softcap, None, ring.dropout, kept, False)
+    call = KernelCall(*arrays, mask, part, ring.scale, ring.softcap, None, ring.dropout, kept, False)
     pair: tuple[Tensor, Tensor] = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
     return pair
 

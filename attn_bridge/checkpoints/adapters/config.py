@@ -151,7 +151,7 @@ class LoraConfig:
         return alpha / math.sqrt(rank) if self.is_rslora else alpha / rank
 
 
-def _check_method(path: Path, document: Mapping[str, Any]) -> None:
+def _check_method(path: Path, document: Mapping[str, object]) -> None:
     kind = document.get("peft_type")
     if kind in ADDED_INPUTS:
         raise bad(path, f"is an adapter of {kind}, which adds inputs and changes no weight: it can't be merged")
@@ -174,7 +174,7 @@ def _check_method(path: Path, document: Mapping[str, Any]) -> None:
         raise bad(path, f"is an adapter with {names[0]} and is not merged; {BY_PEFT}")
 
 
-def _switch(path: Path, document: Mapping[str, Any], key: str) -> bool:
+def _switch(path: Path, document: Mapping[str, object], key: str) -> bool:
     value = document.get(key)
     if value is not None and not isinstance(value, bool):
         raise bad(path, f"{key} ({printable(repr(value), 40)}) must be true or false")
@@ -197,7 +197,7 @@ def _alpha(path: Path, key: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]  # as above
 
 
-def _patterns(path: Path, document: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+def _patterns(path: Path, document: Mapping[str, object], key: str) -> list[tuple[str, Any]]:
     patterns = document.get(key) or {}
     if not isinstance(patterns, dict):
         raise bad(path, f"{key} must map patterns of names to numbers")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ...printable import printable
 from ..containers.base import CheckpointError, TensorInfo
@@ -24,7 +23,7 @@ ENDINGS = {
     ".lora_magnitude_vector": ("magnitude", ".weight"),
     ".lora_magnitude_vector.weight": ("magnitude", ".weight"),
 }
-"""Ending of a name -> its field of `Change`, and the ending of the base's tensor."""
+"""Ending of a name -> its field of `AdapterChange`, and the ending of the base's tensor."""
 
 OF_TABLES = ".lora_embedding_A"
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
@@ -42,7 +41,7 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class AdapterChange:
     """A tensor of the merged model: the base's or its replacement, plus ``scale * up @ down`` or a vector.
 
     Attributes:
@@ -73,9 +72,9 @@ def pair(
     adapter: Mapping[str, TensorInfo],
     config: LoraConfig,
     base: Mapping[str, TensorInfo],
-    model: Mapping[str, Any],
+    model: Mapping[str, object],
     tied: bool,
-) -> dict[str, Change]:
+) -> dict[str, AdapterChange]:
     """Return the changes of an adapter by the names of the base's tensors.
 
     Args:
@@ -109,13 +108,13 @@ def pair(
         layer, replacement, down, up, vector, magnitude = (
             fields.get(field, "") for field in ("layer", "replacement", "down", "up", "vector", "magnitude")
         )
-        change = Change(name, layer, replacement, down, up, vector, magnitude)
+        change = AdapterChange(name, layer, replacement, down, up, vector, magnitude)
         changes[name] = _change(path, change, adapter, config, base[name])
     return _turned(path, changes, adapter, config, base, model)
 
 
 def parsed(path: Path, name: str) -> tuple[str, str, str]:
-    """Return the layer, the field of `Change`, and the name of the base's tensor for a name of the adapter."""
+    """Return the layer, the field of `AdapterChange`, and the name of the base's tensor for a name of the adapter."""
     own = name.removeprefix(FRONT)
     for ending, (field, of_base) in ENDINGS.items():
         if own.endswith(ending) and len(own) > len(ending):
@@ -186,8 +185,8 @@ def _missing(targets: Collection[str], way: tuple[str, str], base: Mapping[str, 
 
 
 def _change(
-    path: Path, change: Change, adapter: Mapping[str, TensorInfo], config: LoraConfig, base: TensorInfo
-) -> Change:
+    path: Path, change: AdapterChange, adapter: Mapping[str, TensorInfo], config: LoraConfig, base: TensorInfo
+) -> AdapterChange:
     """Return a change with its factor, after checks of dtypes and shapes up to the order of the base's two axes."""
     used = [
         adapter[name] for name in (change.replacement, change.down, change.up, change.vector, change.magnitude) if name
@@ -235,12 +234,12 @@ def _change(
 
 def _turned(
     path: Path,
-    changes: Mapping[str, Change],
+    changes: Mapping[str, AdapterChange],
     adapter: Mapping[str, TensorInfo],
     config: LoraConfig,
     base: Mapping[str, TensorInfo],
-    model: Mapping[str, Any],
-) -> dict[str, Change]:
+    model: Mapping[str, object],
+) -> dict[str, AdapterChange]:
     """Return changes with the order of the base's axes: from shapes, or for square matrices from the model or config.
 
     ``fan_in_fan_out`` of the config describes the last layer alone if layers differ, as in GPT-2 with its head.
@@ -273,7 +272,7 @@ def _turned(
     return turned
 
 
-def _is_plain_lora(change: Change) -> bool:
+def _is_plain_lora(change: AdapterChange) -> bool:
     return bool(change.down) and not change.down.endswith(OF_TABLES)
 
 

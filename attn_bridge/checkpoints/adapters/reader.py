@@ -19,14 +19,14 @@ from ..containers.sources import inside, read_file
 from ..manifest import new_digest
 from ..readers import Filtered, Renamed, Wrapped
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
-from .pairing import FLOATS, FRONT, OF_TABLES, Change, pair, parsed
+from .pairing import FLOATS, FRONT, OF_TABLES, AdapterChange, pair, parsed
 
 SHOWN = 3
 """Number of layers that a note names."""
 
 
 def check_complete(
-    path: Path, config: LoraConfig, changes: Mapping[str, Change], base: Mapping[str, TensorInfo]
+    path: Path, config: LoraConfig, changes: Mapping[str, AdapterChange], base: Mapping[str, TensorInfo]
 ) -> tuple[str, ...]:
     """Refuse an adapter whose file lacks trained tensors, and return a note on layers without a LoRA.
 
@@ -86,7 +86,7 @@ TILE = 1 << 18
 """Elements computed at a time; their intermediate results stay in the caches."""
 
 
-class Adapter:
+class LoraAdapter:
     """An open adapter.
 
     Attributes:
@@ -100,7 +100,7 @@ class Adapter:
         self.path, self.config, self.reader, self.digest = path, config, reader, digest
 
     @classmethod
-    def open(cls, folder: Path) -> Adapter:
+    def open(cls, folder: Path) -> LoraAdapter:
         """Open a folder saved by peft.
 
         Raises:
@@ -153,7 +153,7 @@ class Merged(Wrapped):
     def __init__(
         self,
         reader: Reader,
-        adapter: Adapter,
+        adapter: LoraAdapter,
         model: Mapping[str, Any],
         dtype: str,
         tied: bool,
@@ -235,7 +235,7 @@ class Merged(Wrapped):
 
     def _fill(self, name: str, first: int, into: Array) -> None:
         """Fill `into` with merged elements, from element `first` in C order on."""
-        change = self.changes.get(name, Change(name, ""))
+        change = self.changes.get(name, AdapterChange(name, ""))
         columns = self.tensors[name].shape[-1] if change.down else max(math.prod(self.tensors[name].shape), 1)
         rows = self.tensors[name].shape[0] if change.down else 1
         done = 0
@@ -249,7 +249,9 @@ class Merged(Wrapped):
                     into[done : done + made.size] = made.reshape(-1)
                     done += made.size
 
-    def _tile(self, change: Change, columns: int, rows: slice, across: slice, *, is_scaled: bool = True) -> Array:
+    def _tile(
+        self, change: AdapterChange, columns: int, rows: slice, across: slice, *, is_scaled: bool = True
+    ) -> Array:
         """Return whole rows, or a part of one row; unless `is_scaled`, the unrounded sum without DoRA's factors."""
         source, name = (self.adapter.reader, change.replacement) if change.replacement else (self._reader, change.name)
         dtype = numpy_dtype(source.tensors[name].dtype)
@@ -267,7 +269,7 @@ class Merged(Wrapped):
             ratios = self._ratios_of(change, columns)
             return rounded(total * (ratios[across] if change.is_transposed else ratios[rows, None]), wanted)
 
-    def _ratios_of(self, change: Change, columns: int) -> Array:
+    def _ratios_of(self, change: AdapterChange, columns: int) -> Array:
         """Return DoRA's factor of each output: its magnitude over the norm of the merged row.
 
         Squares are summed in float64 over tiles that do not depend on the range that is read.
@@ -287,7 +289,7 @@ class Merged(Wrapped):
             self._ratios = change.name, (magnitude / np.sqrt(squares)).astype(kind)
         return self._ratios[1]
 
-    def _added(self, change: Change, kind: type[np.floating[Any]], rows: slice, across: slice) -> Array:
+    def _added(self, change: AdapterChange, kind: type[np.floating[Any]], rows: slice, across: slice) -> Array:
         """Return the adapter's addition to a rectangle; the order of its sum does not depend on the rectangle."""
         if change.vector:
             vector: Array = self.adapter.reader.read(change.vector)[across].astype(kind) * kind(change.scale)
@@ -334,7 +336,7 @@ class Untied(Renamed):
 TIE = "tie_word_embeddings"
 
 
-def untied(reader: Reader, adapter: Adapter, config: Mapping[str, object]) -> Reader:
+def untied(reader: Reader, adapter: LoraAdapter, config: Mapping[str, object]) -> Reader:
     """Return a base whose head is tied to its embeddings, untied if the adapter changes either of the two.
 
     PEFT computes with both apart: the model's layers share a matrix, and each has a separate addition or copy.

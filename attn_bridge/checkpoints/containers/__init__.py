@@ -209,8 +209,8 @@ def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
 
 def _undecided(folder: Path) -> str:
     """Return why a folder is not read: it contains several checkpoints, or none."""
-    known = ENDINGS.keys() | TRAINERS.keys()
-    names = sorted(below.name for below in folder.iterdir() if below.suffix in known)
+    suffixes = ENDINGS.keys() | TRAINERS.keys()
+    names = sorted(below.name for below in folder.iterdir() if below.suffix in suffixes)
     names = [name for name in names if not mistaken.is_state(name)]
     if names:
         files = listed(list(map(printable, names)), 20)
@@ -315,7 +315,7 @@ def format_of(path: Path, format: str | None = None) -> str:
     return ENDINGS[path.suffix]
 
 
-def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+def with_settings(format: str, settings: Mapping[str, object] | None) -> tuple[str, dict[str, Any]]:
     """Return a format with its variant from the settings, and the settings that are not the container's.
 
     Raises:
@@ -331,7 +331,7 @@ def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str,
 
 
 def make_writer(
-    format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
 ) -> Writer:
     """Begin to write a checkpoint, or with `is_share` a part of one that several writers write together.
 
@@ -356,5 +356,5 @@ def check_shared(format: str) -> None:
 
 def writer_class(format: str) -> type[Writer]:
     """Return the writer of a known format."""
-    found: type[Writer] = _load({**_WRITERS, **_VARIANTS}[format])
-    return found
+    writer_type: type[Writer] = _load({**_WRITERS, **_VARIANTS}[format])
+    return writer_type

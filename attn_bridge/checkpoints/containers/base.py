@@ -235,7 +235,7 @@ class Writer(abc.ABC):
         self._is_share = is_share
 
     @abc.abstractmethod
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes (anything with the buffer protocol) of a tensor's elements from byte `start` on.
 
         Without random access: tensors in their order, and their bytes from first to last.

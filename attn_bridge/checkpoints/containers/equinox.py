@@ -56,8 +56,8 @@ class EquinoxReader(Reader):
                 self.path,
                 other or "is no file of equinox.tree_serialise_leaves: no array of NumPy is at its beginning",
             )
-        said = parse_json(beginning[:end], self.path, "line of hyperparameters")
-        return {"hyperparameters": said}, end
+        hyperparameters = parse_json(beginning[:end], self.path, "line of hyperparameters")
+        return {"hyperparameters": hyperparameters}, end
 
     def _place(self, name: str, start: int) -> int:
         """Note an array, and return where the next one begins."""

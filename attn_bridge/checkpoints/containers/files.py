@@ -136,12 +136,12 @@ def check_range(path: object, info: TensorInfo, start: int, stop: int) -> None:
 def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
     """Parse JSON as its standard has it: UTF-8, no NaN, and no key twice in an object."""
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        one = dict(found)
-        if len(one) < len(found):
-            twice = next(key for key, times in collections.Counter(key for key, _ in found).items() if times > 1)
+    def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(fields)
+        if len(mapping) < len(fields):
+            twice = next(key for key, times in collections.Counter(key for key, _ in fields).items() if times > 1)
             raise bad(path, f"the {what} has {printable(twice)} twice")
-        return one
+        return mapping
 
     def constant(text: str) -> None:
         raise bad(path, f"the {what} has {text}, which JSON has not")
@@ -217,41 +217,41 @@ class File:
     def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
         self._folder = folder
-        found = _Descriptor(path, folder)
-        self.size = found.status.st_size
-        self._identity = self._identify(found)
-        self._keep(found)
+        descriptor = _Descriptor(path, folder)
+        self.size = descriptor.status.st_size
+        self._identity = self._identify(descriptor)
+        self._keep(descriptor)
 
     @staticmethod
-    def _identify(found: _Descriptor) -> tuple[int, ...]:
-        status = found.status
+    def _identify(descriptor: _Descriptor) -> tuple[int, ...]:
+        status = descriptor.status
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _keep(self, found: _Descriptor) -> None:
+    def _keep(self, descriptor: _Descriptor) -> None:
         with _lock:
-            _open[id(self)] = found
+            _open[id(self)] = descriptor
             while len(_open) > MAX_OPEN:
                 _open.popitem(last=False)
 
     def _descriptor(self) -> _Descriptor:
         with _lock:
-            found = _open.get(id(self))
-            if found is not None:
+            descriptor = _open.get(id(self))
+            if descriptor is not None:
                 _open.move_to_end(id(self))
-                return found
-        found = _Descriptor(self.path, self._folder)
-        if self._identify(found) != self._identity:
+                return descriptor
+        descriptor = _Descriptor(self.path, self._folder)
+        if self._identify(descriptor) != self._identity:
             raise bad(self.path, "has changed while it was read")
-        self._keep(found)
-        return found
+        self._keep(descriptor)
+        return descriptor
 
     def read(self, start: int, count: int) -> bytes | memoryview:
         """Return exactly that many bytes."""
         if start < 0 or count < 0 or start + count > self.size:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
-        found = self._descriptor()
+        descriptor = self._descriptor()
         try:
-            data = os.pread(found.number, count, start)
+            data = os.pread(descriptor.number, count, start)
             if len(data) == count:
                 return data
             whole = bytearray(count)
@@ -259,7 +259,7 @@ class File:
             done = len(data)
             while done < count:
                 with memoryview(whole) as view, view[done:] as rest:
-                    got = os.preadv(found.number, [rest], start + done)
+                    got = os.preadv(descriptor.number, [rest], start + done)
                 if not got:
                     raise bad(self.path, f"ends at byte {start + done}, before byte {start + count}")
                 done += got
@@ -273,10 +273,10 @@ class File:
         """Fill `into` with bytes from position `start` on."""
         if start < 0 or start + len(into) > self.size:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + len(into)}")
-        found, done = self._descriptor(), 0
+        descriptor, done = self._descriptor(), 0
         try:
             while done < len(into):
-                got = os.preadv(found.number, [into[done : done + PIECE]], start + done)
+                got = os.preadv(descriptor.number, [into[done : done + PIECE]], start + done)
                 if not got:
                     raise bad(self.path, f"ends at byte {start + done}, before byte {start + len(into)}")
                 done += got

@@ -31,12 +31,12 @@ def resolve(path: Path) -> Path:
         OSError: it is a link to itself.
     """
     try:
-        found = path.resolve()
+        target = path.resolve()
     except RuntimeError:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-    if found.is_symlink():  # how Python 3.13 and later resolve a loop
+    if target.is_symlink():  # how Python 3.13 and later resolve a loop
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return found
+    return target
 
 
 def resolve_below(folder: Path, path: Path) -> tuple[Path, Path]:

@@ -79,21 +79,21 @@ def read_header(
         raise bad(path, f"the header of {shown} claims {length} bytes")
     whole = start if begin <= len(start) else bytes(read(0, begin))
     try:
-        said = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
+        fields = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         why = str(error).partition(": <ast.")[0]  # without the address of a node
         raise bad(path, f"the header of {shown} is damaged: {printable(why)}") from None
-    if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise bad(path, f"the header of {shown} is not descr, fortran_order and shape")
-    if not isinstance(said["descr"], str) or not isinstance(said["fortran_order"], bool):
+    if not isinstance(fields["descr"], str) or not isinstance(fields["fortran_order"], bool):
         raise bad(path, f"{shown} is an array of records, or its order is not said")
-    if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", said["descr"]):
-        raise bad(path, f"{shown} is an array of {printable(said['descr'], 40)}, which is no dtype of a tensor")
+    if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", fields["descr"]):
+        raise bad(path, f"{shown} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
     try:
-        dtype = np.dtype(said["descr"])
+        dtype = np.dtype(fields["descr"])
     except (TypeError, ValueError, SyntaxError) as error:
         raise bad(path, f"the header of {shown} is damaged: {printable(error)}") from None
-    return check_shape(path, shown, said["shape"]), said["fortran_order"], dtype, begin
+    return check_shape(path, shown, fields["shape"]), fields["fortran_order"], dtype, begin
 
 
 def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
@@ -102,11 +102,11 @@ def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
     Raises:
         CheckpointError: tensors can't have this dtype.
     """
-    given = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
-    if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:
+    dtype_name = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
+    if dtype.hasobject or dtype.names or dtype.subdtype or dtype_name not in DTYPES:
         kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
         raise bad(path, f"{shown} is an array of {kind}")
-    return given
+    return dtype_name
 
 
 PLAIN_KINDS = "USMm"
@@ -126,18 +126,18 @@ class NpzReader(Reader):
     def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
         self._file = open_file(path, folder)
-        found = members(self._file)
-        said = self._read_extra(found.pop(EXTRA, None))
-        self.metadata = said.get("metadata", {})
-        dtypes = said.get("dtypes", {})
+        entries = members(self._file)
+        extra = self._read_extra(entries.pop(EXTRA, None))
+        self.metadata = extra.get("metadata", {})
+        dtypes = extra.get("dtypes", {})
         if not isinstance(self.metadata, dict) or not isinstance(dtypes, dict):
             raise bad(path, f"{EXTRA} in it has no objects")
-        check_count(path, len(found))
+        check_count(path, len(entries))
         self.tensors = {}
         self._places: dict[str, tuple[Member, int, bool, bool]] = {}
         self._unread: dict[str, str] = {}
         self.unread = self._unread
-        for file, member in found.items():
+        for file, member in entries.items():
             if not file.endswith(".npy"):
                 raise bad(path, f"{printable(file)} in it is no array")
             self._place(file.removesuffix(".npy"), member, dtypes)
@@ -154,25 +154,25 @@ class NpzReader(Reader):
             return {}
         if member.size > MAX_HEADER:
             raise bad(self.path, f"{EXTRA} in it has {member.size} bytes; more than {MAX_HEADER} are not read")
-        said = parse_json(member.read(0, member.size), self.path, EXTRA)
-        if not isinstance(said, dict):
+        extra = parse_json(member.read(0, member.size), self.path, EXTRA)
+        if not isinstance(extra, dict):
             raise bad(self.path, f"{EXTRA} in it is no object")
-        return said
+        return extra
 
-    def _place(self, name: str, member: Member, dtypes: Mapping[str, Any]) -> None:
+    def _place(self, name: str, member: Member, dtypes: Mapping[str, object]) -> None:
         """Read the header of an array and check it against its member."""
         shown = printable(check_name(self.path, name))
         shape, fortran, dtype, begin = read_header(self.path, shown, member.read, member.size)
         if name in dtypes:
-            given = check_dtype(self.path, name, dtypes[name])
-            if dtype.kind != "V" or dtype.itemsize != numpy_dtype(given).itemsize:
-                raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {given}")
+            dtype_name = check_dtype(self.path, name, dtypes[name])
+            if dtype.kind != "V" or dtype.itemsize != numpy_dtype(dtype_name).itemsize:
+                raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {dtype_name}")
         elif dtype.kind in PLAIN_KINDS:
             self._unread[name] = f"it is an array of {printable(dtype.str, 40)}, which is no dtype of a tensor"
             return
         else:
-            given = name_of(self.path, shown, dtype)
-        info = TensorInfo(name, given, check_shape(self.path, name, shape))
+            dtype_name = name_of(self.path, shown, dtype)
+        info = TensorInfo(name, dtype_name, check_shape(self.path, name, shape))
         if begin + info.nbytes != member.size:
             raise bad(self.path, f"{shown} claims {info.nbytes} bytes; its member has {member.size - begin}")
         self.tensors[name] = info
@@ -230,8 +230,8 @@ class NpzWriter(Writer):
                 named = printable(info.name)
                 raise bad(path, f"no array can be named {named}: an unpacker would write it outside of its folder")
         foreign = {info.name: info.dtype for info in tensors if numpy_dtype(info.dtype).isbuiltin != 1}
-        said = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
-        extra = dump_json(path, said, sort_keys=True) if said else b""
+        extra_fields = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
+        extra = dump_json(path, extra_fields, sort_keys=True) if extra_fields else b""
         self._order = InOrder(path, self.tensors)
         self._zip = Archive(path, align=1)
         if extra:

@@ -15,7 +15,7 @@ from .files import bad, check_count, check_infos, check_name, check_range, check
 from .remote.targets import open_target
 from .shards import ShardedReader, index_of
 from .sources import inside, open_file
-from .writing import Target, dump_json, sync_folder
+from .writing import TargetFile, dump_json, sync_folder
 
 NAMES = {
     "F64": "float64",
@@ -95,7 +95,7 @@ class SafetensorsReader(Reader):
 
     def _place(self, header: dict[str, Any], begin: int) -> None:
         """Check every entry, and that together they cover the rest of the file."""
-        found: list[tuple[int, int, TensorInfo]] = []
+        extents: list[tuple[int, int, TensorInfo]] = []
         for name, entry in header.items():
             check_name(self.path, name)
             if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -110,10 +110,10 @@ class SafetensorsReader(Reader):
             start, stop = offsets
             if stop - start != info.nbytes:
                 raise bad(self.path, f"{printable(name)} needs {info.nbytes} bytes; its offsets hold {stop - start}")
-            found.append((start, stop, info))
-        found.sort(key=lambda one: one[:2])
+            extents.append((start, stop, info))
+        extents.sort(key=lambda extent: extent[:2])
         end, before = 0, "the header"
-        for start, stop, info in found:
+        for start, stop, info in extents:
             if start != end:
                 how = "overlap" if start < end else f"leave a hole of {start - end} bytes"
                 raise bad(self.path, f"{printable(before)} and {printable(info.name)} {how}")
@@ -240,18 +240,18 @@ class SafetensorsWriter(Writer):
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set(self._layouts) if is_share else set()
         self._headed: set[str] = set()
-        self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
+        self._open: collections.OrderedDict[str, TargetFile] = collections.OrderedDict()
         for file in () if is_share else self._layouts:
             self._target(file)
 
-    def _lay_out(self, infos: list[TensorInfo], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
+    def _lay_out(self, infos: list[TensorInfo], metadata: Mapping[str, object]) -> tuple[bytes, int]:
         """Return a file's header and its size, and note where its tensors begin."""
         if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
             raise bad(self.path, "the metadata of a safetensors file has to be texts by name")
         end = 0
         for info in infos:
             if end % min(info.itemsize, 8):
-                infos = sorted(infos, key=lambda one: -one.itemsize)
+                infos = sorted(infos, key=lambda info: -info.itemsize)
                 break
             end += info.nbytes
         header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -275,7 +275,7 @@ class SafetensorsWriter(Writer):
             self._starts[info.name] += begin
         return struct.pack("<Q", len(text)) + text, begin + end
 
-    def _target(self, file: str) -> Target:
+    def _target(self, file: str) -> TargetFile:
         if file in self._open:
             self._open.move_to_end(file)
             return self._open[file]

@@ -56,8 +56,8 @@ class ShardedReader(Reader):
             names = tuple(sorted(set(weight_map.values())))
         said_by = folder if index is None else index
         paths = {name: inside(folder, name, said_by) for name in names}
-        there = open_all(lambda path: path.is_file(), paths.values())
-        missing = [printable(name) for name, is_there in zip(paths, there, strict=True) if not is_there]
+        presence = open_all(lambda path: path.is_file(), paths.values())
+        missing = [printable(name) for name, is_there in zip(paths, presence, strict=True) if not is_there]
         missing += [] if weight_map is not None else [printable(name) for name in _absent(names)]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
@@ -87,15 +87,15 @@ class ShardedReader(Reader):
         file = open_file(index, folder)
         if file.size > MAX_HEADER:
             raise bad(index, f"the index has {file.size} bytes; more than {MAX_HEADER} are not read")
-        found = parse_json(file.read(0, file.size), index, "index")
+        document = parse_json(file.read(0, file.size), index, "index")
         file.close()
-        if not isinstance(found, dict) or not isinstance(found.get("weight_map"), dict):
+        if not isinstance(document, dict) or not isinstance(document.get("weight_map"), dict):
             raise bad(index, "the index has no weight_map")
-        own = found.get("metadata", {})
+        own = document.get("metadata", {})
         if not isinstance(own, dict):
             raise bad(index, "the metadata of the index is no object")
-        check_count(index, len(found["weight_map"]))
-        return found["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
+        check_count(index, len(document["weight_map"]))
+        return document["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
 
     def _compare(self, weight_map: dict[str, Any]) -> None:
         """Refuse an index that contradicts its files."""
@@ -128,13 +128,13 @@ class ShardedReader(Reader):
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be needed soon."""
-        for file, some in itertools.groupby(ranges, lambda one: self.tensors[one[0]].file):
+        for file, some in itertools.groupby(ranges, lambda byte_range: self.tensors[byte_range[0]].file):
             self._parts[file].read_ahead(list(some))
 
     def close(self) -> None:
         """Close all files."""
-        for one in self._parts.values():
-            one.close()
+        for part in self._parts.values():
+            part.close()
 
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
@@ -158,10 +158,10 @@ def index_of(folder: Path, ending: str, usual: str) -> Path | None:
     """Return a folder's index, where it has one: the usual name, or the only one of that ending."""
     if (folder / (usual + ending)).is_file():
         return folder / (usual + ending)
-    found = sorted(path for path in folder.iterdir() if path.name.endswith(ending))
-    if len(found) > 1:
-        raise bad(folder, f"has several indexes: {listed([printable(one.name) for one in found])}; name one")
-    return found[0] if found else None
+    indexes = sorted(path for path in folder.iterdir() if path.name.endswith(ending))
+    if len(indexes) > 1:
+        raise bad(folder, f"has several indexes: {listed([printable(one.name) for one in indexes])}; name one")
+    return indexes[0] if indexes else None
 
 
 MOST = 8
@@ -255,8 +255,8 @@ class SplitReader(Reader):
 
     def close(self) -> None:
         """Close all files."""
-        for one in self._parts:
-            one.close()
+        for part in self._parts:
+            part.close()
 
 
 def check_numbers(folder: Path, names: Sequence[str]) -> list[Path]:

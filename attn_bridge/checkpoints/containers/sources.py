@@ -9,7 +9,6 @@ import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...printable import printable
 from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED
@@ -134,7 +133,7 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     return inside(path, items[0], path), chosen, "; ".join(notes)
 
 
-def chosen_again(path: Path, chosen: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def chosen_again(path: Path, chosen: Mapping[str, object]) -> tuple[int | None, str | None]:
     """Return the step and the item that an earlier conversion read from a folder; None for those it does not have.
 
     Args:

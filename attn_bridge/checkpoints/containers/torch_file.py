@@ -66,17 +66,17 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     path = file.path
     if bytes(file.read(0, min(2, file.size))) != b"PK":
         raise bad(path, _why_no_archive(file))
-    found = members(file)
-    pickles = [name for name in found if name.endswith("/data.pkl") and name.count("/") == 1]
+    entries = members(file)
+    pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
         from .mistaken import kind_of
 
         other = kind_of(file, "torch")
         raise bad(path, other or f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
     prefix = pickles[0].removesuffix("data.pkl")
-    if prefix + "constants.pkl" in found or prefix + "code/" in found:
+    if prefix + "constants.pkl" in entries or prefix + "code/" in entries:
         raise bad(path, "is a TorchScript archive; save its state_dict with torch.save")
-    pickle = found[pickles[0]]
+    pickle = entries[pickles[0]]
     if pickle.size > MAX_HEADER:
         raise bad(
             path,
@@ -84,12 +84,12 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
             "better saved by numpy.savez, or as tensors (torch.from_numpy)",
         )
     if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch has an option to skip checksums
-        for member in found.values():
+        for member in entries.values():
             member.checked = False
-    order = found.get(prefix + "byteorder")
+    order = entries.get(prefix + "byteorder")
     if order is not None and (order.size > 16 or bytes(order.read(0, order.size)).strip() != b"little"):
         raise bad(path, "was written on a big-endian machine; save it again on a little-endian one")
-    return bytes(pickle.read(0, pickle.size)), found, prefix
+    return bytes(pickle.read(0, pickle.size)), entries, prefix
 
 
 class Stored:
@@ -106,33 +106,33 @@ class Stored:
         info: its name, dtype and shape.
     """
 
-    def __init__(self, path: Path, name: str, one: Strided, members: Mapping[str, Member], prefix: str):
+    def __init__(self, path: Path, name: str, strided: Strided, members: Mapping[str, Member], prefix: str):
         shown = printable(name)
-        member = members.get(f"{prefix}data/{one.storage.key}")
+        member = members.get(f"{prefix}data/{strided.storage.key}")
         if member is None:
-            raise bad(path, f"the storage {printable(one.storage.key)} of {shown} is missing")
-        size = numpy_dtype(one.storage.dtype or "uint8").itemsize * one.storage.count
+            raise bad(path, f"the storage {printable(strided.storage.key)} of {shown} is missing")
+        size = numpy_dtype(strided.storage.dtype or "uint8").itemsize * strided.storage.count
         if size != member.size:
             raise bad(path, f"the storage of {shown} is said to have {size} bytes; it has {member.size}")
-        shape = check_shape(path, name, one.shape)
+        shape = check_shape(path, name, strided.shape)
         if (
-            not isinstance(one.strides, tuple)
-            or len(one.strides) != len(shape)
-            or any(type(stride) is not int or not 0 <= stride < 1 << 62 for stride in one.strides)
-            or type(one.offset) is not int
-            or one.offset < 0
+            not isinstance(strided.strides, tuple)
+            or len(strided.strides) != len(shape)
+            or any(type(stride) is not int or not 0 <= stride < 1 << 62 for stride in strided.strides)
+            or type(strided.offset) is not int
+            or strided.offset < 0
         ):
             raise bad(path, f"{shown} has strides or an offset that are no natural numbers")
-        itemsize = numpy_dtype(one.dtype).itemsize
+        itemsize = numpy_dtype(strided.dtype).itemsize
         count = TensorInfo(name, "uint8", shape).nbytes
-        if count and (one.offset + extent(shape, one.strides)) * itemsize > member.size:
+        if count and (strided.offset + extent(shape, strided.strides)) * itemsize > member.size:
             raise bad(path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
         if count > member.size // itemsize:
             raise bad(path, f"{shown} of shape {printable(list(shape))} repeats a storage of "
                       f"{member.size // itemsize} elements (torch.Tensor.expand): save it .contiguous()")  # fmt: skip
-        self.info = TensorInfo(name, one.dtype, shape)
-        self._member, self._strides = member, one.strides
-        self._begin = one.offset * itemsize
+        self.info = TensorInfo(name, strided.dtype, shape)
+        self._member, self._strides = member, strided.strides
+        self._begin = strided.offset * itemsize
         self._gathered: memoryview | None = None
 
     def read(self, start: int, stop: int) -> bytes | memoryview:
@@ -166,17 +166,17 @@ class TorchReader(Reader):
     def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
         self._file = open_file(path, folder)
-        pickle, found, prefix = open_archive(self._file)
+        pickle, entries, prefix = open_archive(self._file)
         contents = read_pickle(pickle, path)
         self.metadata, self.unread, self.notes = contents.values, contents.unread, contents.notes()
-        extra = found.get(prefix + EXTRA)
+        extra = entries.get(prefix + EXTRA)
         if extra is not None:
             own = parse_json(extra.read(0, min(extra.size, MAX_HEADER + 1)), path, EXTRA)
             if not isinstance(own, dict):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
         self._stored = {
-            name: one if isinstance(one, InPickle) else Stored(path, name, one, found, prefix)
+            name: one if isinstance(one, InPickle) else Stored(path, name, one, entries, prefix)
             for name, one in contents.tensors.items()
         }
         self.tensors = {name: one.info for name, one in self._stored.items()}
@@ -185,11 +185,11 @@ class TorchReader(Reader):
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)
-        one = self._stored[name]
-        if self._last is not None and self._last is not one:
+        tensor = self._stored[name]
+        if self._last is not None and self._last is not tensor:
             self._last.release()
-        self._last = one
-        return one.read(start, stop)
+        self._last = tensor
+        return tensor.read(start, stop)
 
     def close(self) -> None:
         """Close the file."""

@@ -33,7 +33,7 @@ class Threads:
     def __init__(self, count: int, name: str):
         self._count, self._name, self._process = count, name, -1
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
         """Have a thread call a function."""
         if self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._count, f"attn-bridge-{self._name}")
@@ -61,7 +61,7 @@ _FLUSHER = Threads(1, "flush")
 _scratch = threading.local()
 
 
-class Target:
+class TargetFile:
     """A file written by position. An existing file keeps its contents, so that a writer can resume after a restart.
 
     Large writes bypass the page cache where the system allows: since everything is flushed in the end, caching it first
@@ -87,7 +87,7 @@ class Target:
             with contextlib.suppress(OSError):  # a file system that has no such way
                 self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
 
-    def write(self, start: int, data: Any) -> None:
+    def write(self, start: int, data: object) -> None:
         """Write bytes at a position."""
         view = as_bytes(data)
         try:
@@ -105,7 +105,7 @@ class Target:
     joins: ClassVar[bool] = False
     """Whether writing a tensor includes the bytes in front of it, so that contiguous pieces are joined in few steps."""
 
-    def fill(self, start: int, data: Any) -> None:
+    def fill(self, start: int, data: object) -> None:
         """Write bytes that depend on the plan alone, unless they exist already."""
         self.write(start, data)
 
@@ -120,8 +120,8 @@ class Target:
         """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
         jobs: list[concurrent.futures.Future[int]] = []
         try:
-            for place in range(0, len(view), BLOCK):
-                jobs.append(_WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK]))
+            for offset in range(0, len(view), BLOCK):
+                jobs.append(_WRITERS.submit(self._write_block, start + offset, view[offset : offset + BLOCK]))
             concurrent.futures.wait(jobs)
         except BaseException:  # on interrupts the file is closed, and its number may be reused
             for job in jobs:
@@ -199,12 +199,12 @@ class Flusher:
             for path, start, count in self._waiting:
                 ranges.setdefault(path, []).append((start, count))
             self._waiting, self._nbytes = [], 0
-        for path, found in ranges.items():
+        for path, path_ranges in ranges.items():
             with contextlib.suppress(OSError):  # the writer flushes again at the end, and sees the error then
                 number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     os.fdatasync(number)
-                    for start, count in found:
+                    for start, count in path_ranges:
                         os.posix_fadvise(number, start, count, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(number)
@@ -288,7 +288,7 @@ class InOrder:
         """Yield the tensors that were not begun, all of which must be empty."""
         if self._now is not None and self._done != self._now.nbytes:
             raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
-        for one in self._left:
-            if one.nbytes:
-                raise bad(self._path, f"{printable(one.name)} was not written")
-            yield one
+        for info in self._left:
+            if info.nbytes:
+                raise bad(self._path, f"{printable(info.name)} was not written")
+            yield info

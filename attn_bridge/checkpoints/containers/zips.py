@@ -22,7 +22,7 @@ from ...printable import printable
 from .base import MAX_HEADER, MAX_TENSORS
 from .files import File, bad, leads_out
 from .remote.targets import open_target
-from .writing import Target, as_bytes
+from .writing import TargetFile, as_bytes
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
@@ -109,7 +109,7 @@ def members(file: File | Window) -> dict[str, Member]:
         raise bad(path, f"the directory of the zip has {length} bytes; more than {MAX_HEADER} are not read")
     if count > MAX_TENSORS + 100:
         raise bad(path, f"the zip has {count} members; at most {MAX_TENSORS} are read")
-    found: dict[str, Member] = {}
+    archive_members: dict[str, Member] = {}
     ranges: list[tuple[int, int, str]] = []
     entries = _entries(path, bytes(file.read(begin, length)), count)
     file.prefetch((info.header_offset, AHEAD) for info in entries)
@@ -127,7 +127,7 @@ def members(file: File | Window) -> dict[str, Member]:
                 path.suffix, ": save it again by torch.save"
             )
             raise bad(path, f"the member {printable(name)} of the zip is compressed; only stored ones are read{again}")
-        if name in found:
+        if name in archive_members:
             raise bad(path, f"the zip has the member {printable(name)} twice")
         local = bytes(file.read(offset, 30 + len(raw)))
         if local[:4] != LOCAL:
@@ -140,13 +140,13 @@ def members(file: File | Window) -> dict[str, Member]:
         start = offset + len(local) + more
         if start + size > begin:
             raise bad(path, f"the member {printable(name)} of the zip claims {size} bytes; the file ends before")
-        found[name] = Member(file, name, start, size, info.CRC)
+        archive_members[name] = Member(file, name, start, size, info.CRC)
         ranges.append((offset, start + size, name))
     ranges.sort()
     for (_, stop, name), (start, _, other) in itertools.pairwise(ranges):
         if start < stop:
             raise bad(path, f"the members {printable(name)} and {printable(other)} of the zip overlap")
-    return found
+    return archive_members
 
 
 def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
@@ -239,7 +239,7 @@ class Archive:
     """
 
     def __init__(
-        self, path: Path, align: int = 64, target: Target | Outline | None = None, *, has_checksums: bool = True
+        self, path: Path, align: int = 64, target: TargetFile | Outline | None = None, *, has_checksums: bool = True
     ):
         self._path = path
         self._align = align
@@ -259,19 +259,19 @@ class Archive:
     def begin(self, name: str, size: int) -> None:
         """Begin a member of `size` bytes."""
         self._end_member()
-        one = self._member = zipfile.ZipInfo(name)  # of midnight, 1 January 1980
-        one.flag_bits, one.create_system = 0x800, 0  # names are UTF-8; independent of the host system
-        one.header_offset, one.file_size, one.compress_size, one.CRC = self._at, size, size, 0
-        begin = self._at + len(one.FileHeader())
+        info = self._member = zipfile.ZipInfo(name)  # of midnight, 1 January 1980
+        info.flag_bits, info.create_system = 0x800, 0  # names are UTF-8; independent of the host system
+        info.header_offset, info.file_size, info.compress_size, info.CRC = self._at, size, size, 0
+        begin = self._at + len(info.FileHeader())
         padding = -begin % self._align
         if 0 < padding < 4:
             padding += self._align
         if padding:
-            one.extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4)
+            info.extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4)
         self._data, self._left = begin + padding, size
         self._at = self._data + size
 
-    def append(self, data: Any) -> None:
+    def append(self, data: object) -> None:
         """Write the next bytes of the member."""
         view = as_bytes(data)
         if len(view) > self._left:
@@ -315,9 +315,9 @@ class Archive:
 class _FromPlace(io.BytesIO):
     """The bytes of a file from an offset on."""
 
-    def __init__(self, place: int):
+    def __init__(self, offset: int):
         super().__init__()
-        self._place = place
+        self._place = offset
 
     def tell(self) -> int:
         return self._place + super().tell()

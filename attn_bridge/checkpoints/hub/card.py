@@ -24,7 +24,7 @@ LONGEST = 600
 """Characters of a text from the report."""
 
 
-def read_report(report: Any) -> dict[str, Any] | None:
+def read_report(report: object) -> dict[str, Any] | None:
     """Return a parity report as data.
 
     Args:
@@ -57,7 +57,7 @@ def read_report(report: Any) -> dict[str, Any] | None:
 def write(
     repo_id: str,
     model: str,
-    report: Mapping[str, Any] | None,
+    report: Mapping[str, object] | None,
     *,
     before: str | None = None,
     files: Sequence[str] = (),
@@ -119,8 +119,8 @@ def describe(report: Mapping[str, Any] | None, files: Sequence[str] = ()) -> lis
             "No parity report came with these weights. `attn-bridge check --model FOLDER --json report.json` makes "
             'one, and `push_to_hub(..., report="report.json")` adds it here.',
         ]
-    said = report.get("verdict") or ("equal" if report["passed"] else "different")
-    lines += [f"**{_plain(said)}**: {_plain(_summary(report))}", ""]
+    verdict = report.get("verdict") or ("equal" if report["passed"] else "different")
+    lines += [f"**{_plain(verdict)}**: {_plain(_summary(report))}", ""]
     first = report.get("first_divergence") or report.get("first_difference")
     if isinstance(first, Mapping):
         where = first.get("path") or first.get("tensor") or "the module itself"
@@ -146,7 +146,7 @@ def describe(report: Mapping[str, Any] | None, files: Sequence[str] = ()) -> lis
     return lines
 
 
-def _summary(report: Mapping[str, Any]) -> str:
+def _summary(report: Mapping[str, object]) -> str:
     if isinstance(report.get("summary"), str):
         return re.sub(rf"^{re.escape(str(report.get('verdict')))}: ", "", str(report["summary"]))
     parts = report.get("parts")
@@ -157,7 +157,7 @@ def _summary(report: Mapping[str, Any]) -> str:
     return "see the report"
 
 
-def _table(report: Mapping[str, Any]) -> list[str]:
+def _table(report: Mapping[str, object]) -> list[str]:
     """Return a table of verdicts: of the parts of a model, or counted over tensors or a variant's comparisons."""
     parts, tensors, cells = report.get("parts"), report.get("tensors"), report.get("cells")
     if isinstance(parts, list):
@@ -166,17 +166,17 @@ def _table(report: Mapping[str, Any]) -> list[str]:
         return _rows(("part", "verdict", "first divergence"), rows)
     if isinstance(cells, list):
         counts = Counter((str(one.get("variant")), str(one.get("verdict"))) for one in _maps(cells))
-        found = [(_code(name), _plain(verdict), str(count)) for (name, verdict), count in counts.items()]
-        return _rows(("variant", "verdict", "comparisons"), sorted(found, key=lambda row: row[1] == "equal"))
+        verdict_rows = [(_code(name), _plain(verdict), str(count)) for (name, verdict), count in counts.items()]
+        return _rows(("variant", "verdict", "comparisons"), sorted(verdict_rows, key=lambda row: row[1] == "equal"))
     if isinstance(tensors, list):
-        kept = sorted(_maps(tensors), key=lambda one: one.get("verdict") == "equal")
+        kept = sorted(_maps(tensors), key=lambda tensor: tensor.get("verdict") == "equal")
         shown = [(_code(one.get("name")), _plain(one.get("verdict")), _number(one.get("relative"))) for one in kept]
         return _rows(("tensor", "verdict", "relative difference in float64"), shown)
     return []
 
 
-def _maps(found: Sequence[Any]) -> list[Mapping[str, Any]]:
-    return [one for one in found if isinstance(one, Mapping)]
+def _maps(values: Sequence[object]) -> list[Mapping[str, Any]]:
+    return [one for one in values if isinstance(one, Mapping)]
 
 
 def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -187,16 +187,16 @@ def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [*lines, "", *more]
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:.1e}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Return text that Markdown shows as it is, in one line."""
     text = html.escape(" ".join(printable(str(value or ""), LONGEST).split()), quote=False)
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     text = " ".join(printable(str(value or ""), LONGEST).split()).replace("`", "'").replace("|", "\\|")
     return f"`{text}`" if text else ""

@@ -100,16 +100,18 @@ def push_to_hub(
         beside = _reports(Path(scratch), report, data)
         try:
             made = api.create_repo(repo_id, private=private, exist_ok=True)
-            found = str(getattr(made, "repo_id", None) or repo_id)
+            repository = str(getattr(made, "repo_id", None) or repo_id)
             if revision is not None and not create_pr and not revision.startswith("refs/"):
-                api.create_branch(found, branch=revision, exist_ok=True)
-            there = set(api.list_repo_files(found, revision=revision))
-            before = _former_card(api, found, revision, scratch) if CARD in there else None
-            text = card.write(found, kind, data, before=before, files=[one.name for one in beside], license=license)
+                api.create_branch(repository, branch=revision, exist_ok=True)
+            remote_files = set(api.list_repo_files(repository, revision=revision))
+            before = _former_card(api, repository, revision, scratch) if CARD in remote_files else None
+            text = card.write(
+                repository, kind, data, before=before, files=[one.name for one in beside], license=license
+            )
             sent = {**files, **{one.name: one for one in beside}}
-            stale = {name for name in there - sent.keys() if _WEIGHTS.fullmatch(name) or name in (REPORT, PAGE)}
+            stale = {name for name in remote_files - sent.keys() if _WEIGHTS.fullmatch(name) or name in (REPORT, PAGE)}
             info = api.create_commit(
-                found,
+                repository,
                 [
                     *(hub.CommitOperationAdd(name, str(one)) for name, one in sent.items()),
                     hub.CommitOperationAdd(CARD, text.encode()),
@@ -121,7 +123,7 @@ def push_to_hub(
             )
         except Exception as error:  # of the hub, its network or its disk, all with different classes
             raise CheckpointError(f"{repo_id} can't be pushed: {reason(error, token)}") from None
-    return Published(str(info.pr_url if create_pr and info.pr_url else info.commit_url), str(info.oid), found)
+    return Published(str(info.pr_url if create_pr and info.pr_url else info.commit_url), str(info.oid), repository)
 
 
 def push_model(side: Framework, model: Any, repo_id: str, *, report: Any = None, **options: Any) -> Published:
@@ -176,29 +178,29 @@ def _files_of(folder: Path) -> dict[str, Path]:
     Raises:
         CheckpointError: a file is a link out of the folder, so that another file of this machine would be published.
     """
-    found = {}
+    files = {}
     for path in sorted(folder.iterdir()):
         if path.name != CARD and path.is_file():
             try:
-                found[path.name] = resolve_below(folder, path)[0]
+                files[path.name] = resolve_below(folder, path)[0]
             except LinkError as error:
                 raise CheckpointError(f"{folder}: the file {printable(path.name)} {error}") from None
-    return found
+    return files
 
 
-def _reports(folder: Path, report: Any, data: dict[str, Any] | None) -> Sequence[Path]:
+def _reports(folder: Path, report: object, data: dict[str, Any] | None) -> Sequence[Path]:
     """Write the report's files and return them."""
     if data is None:
         return []
-    found = [folder / REPORT]
-    found[0].write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    files = [folder / REPORT]
+    files[0].write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if hasattr(report, "to_html"):
-        found.append(folder / PAGE)
-        report.to_html(found[1])
-    return found
+        files.append(folder / PAGE)
+        report.to_html(files[1])
+    return files
 
 
 def _former_card(api: Any, repo_id: str, revision: str | None, scratch: str) -> str:
     # Not into the hub's cache: a snapshot of a card alone would be taken for the model where the hub can't be reached.
-    found = api.hf_hub_download(repo_id, CARD, revision=revision, cache_dir=f"{scratch}/cache")
-    return Path(found).read_text(encoding="utf-8")
+    card_path = api.hf_hub_download(repo_id, CARD, revision=revision, cache_dir=f"{scratch}/cache")
+    return Path(card_path).read_text(encoding="utf-8")

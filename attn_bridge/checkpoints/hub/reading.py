@@ -51,7 +51,7 @@ def find_folder(
         raise CheckpointError(f"{name} is no folder")
     hub = import_hub(f"{name} is no folder", "get it from the hub")
     try:
-        found = hub.snapshot_download(
+        download = hub.snapshot_download(
             name,
             revision=revision,
             token=token,
@@ -62,7 +62,7 @@ def find_folder(
     except Exception as error:  # of the hub, its network or its disk, all with different classes
         at = name if revision is None else f"{name}@{revision}"
         raise CheckpointError(f"{name} is no folder, and the hub does not give {at}: {reason(error, token)}") from None
-    return Path(found)
+    return Path(download)
 
 
 def is_id(name: str) -> bool:
@@ -96,12 +96,12 @@ _SAID = {
 def reason(error: BaseException, token: str | bool | None = None) -> str:
     """Return why the hub refused, in one line without a token in it."""
     chain = list(_chain(error))
-    said = [_SAID.get(kind.__name__) for one in chain for kind in type(one).__mro__]
-    found = next((one for one in (*said, *map(_status, chain)) if one), None)
-    if found is None:
+    explanations = [_SAID.get(kind.__name__) for one in chain for kind in type(one).__mro__]
+    explanation = next((one for one in (*explanations, *map(_status, chain)) if one), None)
+    if explanation is None:
         texts = dict.fromkeys(" ".join(str(one).split()).rstrip(".") for one in (chain[0], chain[-1]))
-        found = ": ".join(text for text in texts if text) or type(error).__name__
-    return without_secrets(" ".join(found.split()), token)[:300]
+        explanation = ": ".join(text for text in texts if text) or type(error).__name__
+    return without_secrets(" ".join(explanation.split()), token)[:300]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -126,12 +126,12 @@ def _status(error: BaseException) -> str | None:
 
 def without_secrets(text: str, token: str | bool | None = None) -> str:
     """Return a text with tokens redacted: the argument, that of the login, and strings in the form of tokens."""
-    known: list[Any] = [token, *(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))]
+    secrets: list[Any] = [token, *(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))]
     try:
-        known.append(importlib.import_module("huggingface_hub").get_token())
+        secrets.append(importlib.import_module("huggingface_hub").get_token())
     except Exception:  # not installed, or a file of tokens that can't be read: then it is in no message either
-        known.append(None)
-    for one in known:
-        if isinstance(one, str) and one:
-            text = text.replace(one, "***")
+        secrets.append(None)
+    for secret in secrets:
+        if isinstance(secret, str) and secret:
+            text = text.replace(secret, "***")
     return re.sub(r"\bhf_\w{8,}|(?<=://)[^/@\s]+@", "***", text)

@@ -30,7 +30,7 @@ Shards = Mapping[str, Sequence[ShardDigest]]
 
 
 def digests(
-    source: Any, *, layout: str | None = None, dtype: str | None = None, settings: Mapping[str, Any] | None = None
+    source: object, *, layout: str | None = None, dtype: str | None = None, settings: Mapping[str, object] | None = None
 ) -> Digests:
     """Return the digest of every tensor that a conversion of weights to a layout would write.
 
@@ -56,22 +56,22 @@ def digests(
     return _of_path(remote.to_path(source), layout, dtype, settings)
 
 
-def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mapping[str, Any] | None) -> Digests:
-    known = results.read(path)
-    if known is None and path.name.endswith(manifest.IN_FOLDER) and path.is_file():
+def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mapping[str, object] | None) -> Digests:
+    record = results.read(path)
+    if record is None and path.name.endswith(manifest.IN_FOLDER) and path.is_file():
         is_inside = path.name == manifest.IN_FOLDER
         checkpoint = path.parent if is_inside else path.with_name(path.name[: -len(manifest.BESIDE_FILE)])
-        found = manifest.read(checkpoint)
-        if found is not None:
-            known = results.of_manifest(found, str(path))
-    if known is not None:
+        file_manifest = manifest.read(checkpoint)
+        if file_manifest is not None:
+            record = results.of_manifest(file_manifest, str(path))
+    if record is not None:
         wide = planning.check_dtype(dtype)
-        if layout not in (None, known.layout) or wide not in ("", known.dtype):
+        if layout not in (None, record.layout) or wide not in ("", record.dtype):
             raise CheckpointError(
-                f"{path} holds digests of layout {known.layout or 'same'} and dtype {known.dtype or 'as held'}, "
+                f"{path} holds digests of layout {record.layout or 'same'} and dtype {record.dtype or 'as held'}, "
                 "which can't be made others; take them anew"
             )
-        return known
+        return record
     with containers.open_reader(path) as reader:
         before = manifest.of(reader, path)
         config = configs.of_reader(reader) if layout not in (None, "same") else None
@@ -89,10 +89,14 @@ def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mappin
 
 
 def _of_module(
-    side: backends.Framework, module: Any, layout: str | None, dtype: str | None, settings: Mapping[str, Any] | None
+    side: backends.Framework,
+    module: object,
+    layout: str | None,
+    dtype: str | None,
+    settings: Mapping[str, object] | None,
 ) -> Digests:
     backend = backends.load(side)
-    found: Digests | None = None
+    own_digests: Digests | None = None
     with backend.together(module):
         own = {name: [_shard(*one) for one in some] for name, some in backend.held_parts(module).items()}
     shards = _merged(backend.gathered(module, own))
@@ -101,23 +105,23 @@ def _of_module(
             reader = SharedReader(backend.describe_weights(module), read)
             plan, kept = modules.plan_for_digests(side, module, reader, layout or "same", dtype, settings)
             tensors = _tensors(plan, reader, kept, shards)
-            found = Digests(plan.target_layout, plan.dtype, tensors, shards, backend.PLACES)
-    everywhere: list[Digests | None] = backend.gathered(module, found)
+            own_digests = Digests(plan.target_layout, plan.dtype, tensors, shards, backend.PLACES)
+    everywhere: list[Digests | None] = backend.gathered(module, own_digests)
     return next(one for one in everywhere if one is not None)
 
 
-def _shard(place: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
+def _shard(rank: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
     """Return the digest of one shard, read piece by piece."""
     digest = new_digest()
     for _, _, box in tiles.boxes([stop - start for start, stop in region], itemsize):
         digest.update(tiles.bytes_of(read(box)))
-    return ShardDigest(place, region, digest.hexdigest())
+    return ShardDigest(rank, region, digest.hexdigest())
 
 
 def _merged(everywhere: Sequence[Shards]) -> dict[str, tuple[ShardDigest, ...]]:
     names = dict.fromkeys(name for one in everywhere for name in one)
     return {
-        name: tuple(sorted((one for some in everywhere for one in some.get(name, ())), key=lambda one: one.place))
+        name: tuple(sorted((one for some in everywhere for one in some.get(name, ())), key=lambda shard: shard.place))
         for name in names
     }
 
@@ -127,26 +131,28 @@ def _tensors(plan: planning.Plan, reader: Reader, kept: Reader | None, shards: S
     check_ties(plan, reader, tiles.PIECE)
     check_dropped(plan, reader)
     elements = Elements(reader, kept, tiles.PIECE)
-    found: dict[str, TensorDigest] = {}
-    for one in plan.targets:
-        info, digest = one.info, tiles.TiledDigest(one.info.shape)
+    tensor_digests: dict[str, TensorDigest] = {}
+    for target in plan.targets:
+        info, digest = target.info, tiles.TiledDigest(target.info.shape)
         for start, stop, box in tiles.boxes(info.shape, info.itemsize):
-            array, _ = elements.read(one, start, stop)
+            array, _ = elements.read(target, start, stop)
             digest.update(box, array)
             elements.release(array)
-        places, held = _places(one, reader, shards)
-        found[info.name] = TensorDigest(info.dtype, info.shape, digest.hexdigest(), digest.tiles(), places, held)
-    return found
+        places, set_indices = _places(target, reader, shards)
+        tensor_digests[info.name] = TensorDigest(
+            info.dtype, info.shape, digest.hexdigest(), digest.tiles(), places, set_indices
+        )
+    return tensor_digests
 
 
 def _places(
-    target: planning.Target, reader: Reader, shards: Shards
+    target: planning.TargetTensor, reader: Reader, shards: Shards
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Return the distinct sets of ranks that hold tiles of a target, and for each tile the index of its set."""
     if target.kept or not any(shards.get(name) for name in target.sources):
         return (), ()
     sets: dict[tuple[int, ...], int] = {}
-    held = []
+    set_indices = []
     # If a tensor's tiles can't be separated, each may be on all ranks that hold any of it.
     for region in tiles.regions(target.info.shape):
         part = planning.part_of(target, region)
@@ -154,10 +160,10 @@ def _places(
         for move in (target if part is None else part).moves:
             if move.source not in shards:
                 continue
-            there = tiles.source_region(move, reader.tensors[move.source].shape)
-            places |= {one.place for one in shards[move.source] if tiles.overlap(one.region, there) is not None}
-        held.append(sets.setdefault(tuple(sorted(places)), len(sets)))
-    return tuple(sets), tuple(held)
+            source_region = tiles.source_region(move, reader.tensors[move.source].shape)
+            places |= {one.place for one in shards[move.source] if tiles.overlap(one.region, source_region) is not None}
+        set_indices.append(sets.setdefault(tuple(sorted(places)), len(sets)))
+    return tuple(sets), tuple(set_indices)
 
 
 def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -171,11 +177,11 @@ def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None)
     is_known = path is not None and (path.name.endswith(manifest.IN_FOLDER) or results.read(path) is not None)
     if is_known:
         return one.compare(digests(other))
-    found = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)
-    return one.compare(found if one.layout else dataclasses.replace(found, layout=""))
+    other_digests = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)
+    return one.compare(other_digests if one.layout else dataclasses.replace(other_digests, layout=""))
 
 
-def verify(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> Verification:
+def verify(one: Digests, other: object, settings: Mapping[str, object] | None = None) -> Verification:
     """Compare digests with another source, see `compare`, and return the result as a `Verification`."""
     problems = compare(one, other, settings)
     return Verification(not problems, len(one.tensors), problems, by_digest=True, by_source=False)

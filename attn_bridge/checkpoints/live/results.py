@@ -76,20 +76,20 @@ class Digests:
     @property
     def problems(self) -> dict[str, str]:
         """Weight -> ranks whose replicas of the same region differ."""
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         for name, shards in self.shards.items():
             parts: dict[Region, list[ShardDigest]] = collections.defaultdict(list)
-            for one in shards:
-                parts[one.region].append(one)
-            said = [text for region, some in parts.items() if (text := self._differing(region, some))]
-            if said:
-                found[name] = "; ".join(said)
-        return found
+            for shard in shards:
+                parts[shard.region].append(shard)
+            texts = [text for region, some in parts.items() if (text := self._differing(region, some))]
+            if texts:
+                problems[name] = "; ".join(texts)
+        return problems
 
     def _differing(self, region: Region, replicas: Sequence[ShardDigest]) -> str:
         groups: dict[str, list[int]] = collections.defaultdict(list)
-        for one in replicas:
-            groups[one.digest].append(one.place)
+        for replica in replicas:
+            groups[replica.digest].append(replica.place)
         if len(groups) < 2:
             return ""
         first, *others = sorted(groups.values(), key=len, reverse=True)
@@ -120,24 +120,24 @@ class Digests:
             else:
                 del problems[name]
         own, theirs = ((one.problems, one.source) for one in (self, other))
-        for found, source in (own, theirs):
-            for name, text in found.items():
-                said = f"{text} ({source})" if source else text
-                problems[name] = f"{problems[name]}; {said}" if name in problems else said
+        for differences, source in (own, theirs):
+            for name, text in differences.items():
+                difference = f"{text} ({source})" if source else text
+                problems[name] = f"{problems[name]}; {difference}" if name in problems else difference
         return problems
 
-    def _difference(self, one: TensorDigest, two: TensorDigest, other: Digests) -> str:
-        if (one.dtype, one.shape) != (two.dtype, two.shape):
-            hint = "; cast both to one dtype" if one.shape == two.shape else ""
-            return f"is {one.dtype} {one.shape}, and {two.dtype} {two.shape} in {other.source or 'the other'}{hint}"
-        if one.digest == two.digest:
+    def _difference(self, own: TensorDigest, peer: TensorDigest, other: Digests) -> str:
+        if (own.dtype, own.shape) != (peer.dtype, peer.shape):
+            hint = "; cast both to one dtype" if own.shape == peer.shape else ""
+            return f"is {own.dtype} {own.shape}, and {peer.dtype} {peer.shape} in {other.source or 'the other'}{hint}"
+        if own.digest == peer.digest:
             return ""
         text = "has other bytes"
-        if not one.tiles or len(one.tiles) != len(two.tiles):
+        if not own.tiles or len(own.tiles) != len(peer.tiles):
             return text
-        differing = [at for at, pair in enumerate(zip(one.tiles, two.tiles, strict=True)) if pair[0] != pair[1]]
-        text += f" in {len(differing)} of {len(one.tiles)} tiles"
-        for digests, tensor in ((self, one), (other, two)):
+        differing = [at for at, pair in enumerate(zip(own.tiles, peer.tiles, strict=True)) if pair[0] != pair[1]]
+        text += f" in {len(differing)} of {len(own.tiles)} tiles"
+        for digests, tensor in ((self, own), (other, peer)):
             if tensor.held:
                 sets = dict.fromkeys(tensor.places[tensor.held[at]] for at in differing)
                 places = sorted({place for some in sets for place in some})
@@ -193,8 +193,8 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
             )
             for name, one in document["tensors"].items()
         }
-        for name, one in tensors.items():
-            if one.held and (len(one.held) != len(one.tiles) or max(one.held) >= len(one.places)):
+        for name, entry in tensors.items():
+            if entry.held and (len(entry.held) != len(entry.tiles) or max(entry.held) >= len(entry.places)):
                 raise ValueError(f"{printable(name)}: held does not fit its tiles and places")
         shards = {
             name: tuple(
@@ -212,7 +212,7 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
         raise CheckpointError(f"{source or 'digests'} can't be used: {reason}") from None
 
 
-def of_manifest(known: Manifest, source: str) -> Digests:
+def of_manifest(manifest: Manifest, source: str) -> Digests:
     """Return the digests of a manifest, which has no tiles.
 
     Raises:
@@ -221,12 +221,12 @@ def of_manifest(known: Manifest, source: str) -> Digests:
     try:
         tensors = {
             name: TensorDigest(_text(one["dtype"]), _numbers(one["shape"]), _text(one[DIGEST]))
-            for name, one in known.tensors.items()
+            for name, one in manifest.tensors.items()
         }
     except (TypeError, KeyError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{source} can't be used: {reason}") from None
-    return Digests(known.layout, known.dtype, tensors, source=source)
+    return Digests(manifest.layout, manifest.dtype, tensors, source=source)
 
 
 def read(path: Path) -> Digests | None:
@@ -252,13 +252,13 @@ def _hold(places: Sequence[int]) -> str:
     return "hold" if len(places) > 1 else "holds"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{printable(str(value))} must be text")
     return value
 
 
-def _number(value: Any) -> int:
+def _number(value: object) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{printable(str(value))} must be a whole number of at least 0")
     return value
@@ -268,6 +268,6 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(_number(one) for one in values)
 
 
-def _pair(values: Any) -> tuple[int, int]:
+def _pair(values: object) -> tuple[int, int]:
     start, stop = _numbers(values)
     return start, stop

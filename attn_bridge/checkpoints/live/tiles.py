@@ -120,7 +120,7 @@ def source_region(move: Move, shape: Sequence[int]) -> Region:
     return tuple(region)
 
 
-def overlap(one: Region, two: Region) -> Region | None:
+def overlap(first: Region, second: Region) -> Region | None:
     """Return the intersection of two regions, or None."""
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return None if any(start >= stop for start, stop in common) else common

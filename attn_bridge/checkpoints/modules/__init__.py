@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ WITH_MASKS = ("book", "fused-qkv")
 """Layouts whose classes have a causal mask as a buffer."""
 
 
-def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) -> None:
+def check_arguments(call: str, wanted: str, kind: type, module: object, path: object) -> None:
     """Check that a module and a path are not swapped.
 
     Raises:
@@ -51,9 +51,9 @@ def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) 
 def load(
     side: Side,
     path: Path,
-    module: Any,
+    module: object,
     from_layout: str | None,
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, object] | None,
     *,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
@@ -77,27 +77,27 @@ def load(
                 plan = plan_for(side, reader, config, before, options, selection)
         if side == "torch" and isinstance(config, ModelConfig):
             plan = planning.evened(plan)
-        found = {one.info.name: one for one in plan.targets if not one.kept}
+        targets = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [
-            f"{name}: expected {wanted[name][0]}, got {found[name].info.shape}"
-            for name in wanted.keys() & found.keys()
-            if wanted[name][0] != found[name].info.shape
+            f"{name}: expected {wanted[name][0]}, got {targets[name].info.shape}"
+            for name in wanted.keys() & targets.keys()
+            if wanted[name][0] != targets[name].info.shape
         ]
         elements = _elements(reader, before, plan)
         tied = config.tied_weights(side) if isinstance(config, ModelConfig) else {}
         for name in config.unread_weights(side) if isinstance(config, ModelConfig) else ():
-            found.pop(name, None)
+            targets.pop(name, None)
         for name, other in tied.items():
-            if {name, other} <= found.keys():
-                _check_tied(elements, found.pop(name), found[other])
-        missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+            if {name, other} <= targets.keys():
+                _check_tied(elements, targets.pop(name), targets[other])
+        missing, unexpected = wanted.keys() - targets.keys(), targets.keys() - wanted.keys()
         if missing or unexpected or misshapen:
-            hint = advice(missing, unexpected, found.keys(), wanted.keys()) if rules is None else ""
+            hint = advice(missing, unexpected, targets.keys(), wanted.keys()) if rules is None else ""
             raise WeightsMismatchError(missing, unexpected, misshapen, hint)
         verification.check_dropped(plan, reader)
         shared, parts = backend.shared_names(module), Parts(reader, None if before is None else before.kept)
-        lazy = {name: parts.of(found[name]) for name in found if name in shared}
-        arrays = _read(elements, {name: one for name, one in found.items() if name not in shared})
+        lazy = {name: parts.of(targets[name]) for name in targets if name in shared}
+        arrays = _read(elements, {name: one for name, one in targets.items() if name not in shared})
         write = backend.prepare_weights(module, {**arrays, **lazy}, adopt=adopt)
     write()
 
@@ -106,26 +106,26 @@ ARENA, ALIGNED = 1 << 28, 64
 """Bytes of a shared allocation for tensors, which is cheaper than separate ones; and alignment of each tensor."""
 
 
-def _read(elements: Elements, found: Mapping[str, planning.Target]) -> dict[str, Array]:
+def _read(elements: Elements, targets: Mapping[str, planning.TargetTensor]) -> dict[str, Array]:
     """Return the arrays of targets: plain copies in a shared allocation, all others in separate memory."""
     arrays: dict[str, Array] = {}
     room, used = np.empty(0, np.uint8), 0
     plain = {
         name: one
-        for name, one in found.items()
+        for name, one in targets.items()
         if len(one.moves) == 1 and one.moves[0].is_plain and one.info.dtype == one.source_dtype
     }
     left = sum(one.info.nbytes + ALIGNED for one in plain.values())
-    for name, one in found.items():
+    for name, target in targets.items():
         if name not in plain:
-            arrays[name] = elements.read(one)[0].reshape(one.info.shape)
+            arrays[name] = elements.read(target)[0].reshape(target.info.shape)
             continue
-        size = one.info.nbytes
+        size = target.info.nbytes
         if used + size > room.nbytes:
             room, used = _fresh(max(size, min(left, ARENA))), 0
-        array = room[used : used + size].view(numpy_dtype(one.info.dtype))
-        elements.read_plain(one, array)
-        arrays[name] = array.reshape(one.info.shape)
+        array = room[used : used + size].view(numpy_dtype(target.info.dtype))
+        elements.read_plain(target, array)
+        arrays[name] = array.reshape(target.info.shape)
         used, left = used + size + -size % ALIGNED, left - size
     return arrays
 
@@ -146,7 +146,7 @@ def _fresh(size: int) -> Array:
 def load_part(
     side: Side,
     path: Path,
-    module: Any,
+    module: object,
     prefix: str,
     *,
     rows: tuple[int, int] | None = None,
@@ -168,10 +168,10 @@ def load_part(
     backend = backends.load(side)
     wanted = backend.describe_weights(module)
     with _planned(side, path, numbered=numbered) as (reader, before, plan):
-        found = {one.info.name: one for one in plan.targets if not one.kept}
+        targets = {one.info.name: one for one in plan.targets if not one.kept}
         elements = _elements(reader, before, plan)
-        missing = [prefix + name for name in wanted if prefix + name not in found]
-        chosen = {name: found[prefix + name] for name in wanted if prefix + name in found}
+        missing = [prefix + name for name in wanted if prefix + name not in targets]
+        chosen = {name: targets[prefix + name] for name in wanted if prefix + name in targets}
         arrays = {name: _first_rows(array, rows) for name, array in _read(elements, chosen).items()}
         misshapen = [
             f"{prefix}{name}: expected {wanted[name][0]}, got {array.shape}"
@@ -229,17 +229,17 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
     tied = config.tied_weights(side)
     with _planned(side, path) as (reader, before, plan):
         targets = {one.info.name: one for one in plan.targets if not one.kept}
-        found = {name: one.info.shape for name, one in targets.items()}
+        shapes = {name: one.info.shape for name, one in targets.items()}
         elements = _elements(reader, before, plan)
         for name, other in tied.items():
             if {name, other} <= targets.keys():
                 _check_tied(elements, targets[name], targets[other])
     misshapen = [
-        f"{name}: expected {wanted[name]}, got {found[name]}"
-        for name in wanted.keys() & found.keys()
-        if wanted[name] != found[name]
+        f"{name}: expected {wanted[name]}, got {shapes[name]}"
+        for name in wanted.keys() & shapes.keys()
+        if wanted[name] != shapes[name]
     ]
-    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys() - tied.keys()
+    missing, unexpected = wanted.keys() - shapes.keys(), shapes.keys() - wanted.keys() - tied.keys()
     if missing or unexpected or misshapen:
         raise WeightsMismatchError(missing, unexpected, misshapen)
 
@@ -262,28 +262,28 @@ def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.P
     return Elements(reader, None if before is None else before.kept, most)
 
 
-def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:
+def _check_tied(elements: Elements, target: planning.TargetTensor, other: planning.TargetTensor) -> None:
     """Refuse a matrix that a config ties to another but whose numbers in the checkpoint differ."""
-    if one.sources == other.sources:
+    if target.sources == other.sources:
         return
-    values = elements.read(one)[0].reshape(one.info.shape), elements.read(other)[0].reshape(other.info.shape)
+    values = elements.read(target)[0].reshape(target.info.shape), elements.read(other)[0].reshape(other.info.shape)
     same = values[0].shape == values[1].shape and np.array_equal(values[0], values[1])
     if not same and not (values[0].shape == values[1].T.shape and np.array_equal(values[0], values[1].T)):
         raise CheckpointError(
-            f"{one.sources[0]} must hold the numbers of {other.sources[0]}, to which config.json ties it "
+            f"{target.sources[0]} must hold the numbers of {other.sources[0]}, to which config.json ties it "
             "(tie_word_embeddings); set that to false where the head was trained apart"
         )
 
 
 def save(
     side: Side,
-    module: Any,
+    module: object,
     path: Path,
     to_layout: str,
     format: str | None,
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, object] | None,
     overwrite: bool,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> None:
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
     backend, options = backends.load(side), (path, to_layout, format, settings, overwrite, config)
@@ -299,14 +299,14 @@ def save(
 
 def _save(
     side: Side,
-    module: Any,
+    module: object,
     reader: Reader,
     path: Path,
     to_layout: str,
     format: str | None,
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, object] | None,
     overwrite: bool,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, object] | None,
     max_memory: int | None = None,
 ) -> None:
     kind = containers.format_of(path, format)
@@ -339,7 +339,7 @@ def _save(
 
 
 def plan_for_digests(
-    side: Side, module: Any, reader: Reader, layout: str, dtype: str | None, settings: Mapping[str, Any] | None
+    side: Side, module: object, reader: Reader, layout: str, dtype: str | None, settings: Mapping[str, object] | None
 ) -> tuple[planning.Plan, Reader | None]:
     """Return the plan by which `save` would write a module, and the reader of the masks that go with it."""
     own, config = getattr(module, "config", None), None
@@ -356,14 +356,14 @@ def plan_for_digests(
     return planning.with_kept(plan, kept), kept
 
 
-def _masks(found: Mapping[str, Any]) -> dict[str, Array]:
+def _masks(module_configs: Mapping[str, object]) -> dict[str, Array]:
     """Return the causal masks that the book's classes hold as buffers, and load strictly, by name.
 
     Args:
-        found: path -> config of our modules.
+        module_configs: path -> config of our modules.
     """
     masks: dict[str, Array] = {}
-    for path, config in found.items():
+    for path, config in module_configs.items():
         if isinstance(config, specs.GPTModelConfig):
             places = [f"trf_blocks.{index}.att." for index in range(config.n_layers)]
         elif isinstance(config, specs.MultiHeadAttentionWrapperConfig):

@@ -84,8 +84,8 @@ def advising(names: Collection[str], modules: Iterable[Collection[str]]) -> Iter
         text = str(error)
         if "--strip" not in text and "--drop" not in text and len(error.args) == 1:
             sets = [({*one} - {*names}, {*names} - {*one}, names, one) for one in modules if one]
-            found = next(filter(None, (advice(*one) for one in sets)), "")
-            error.args = (f"{text}; {found}" if found else text,)
+            hint = next(filter(None, (advice(*one) for one in sets)), "")
+            error.args = (f"{text}; {hint}" if hint else text,)
         raise
 
 

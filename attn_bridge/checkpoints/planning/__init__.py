@@ -1,7 +1,7 @@
 """Plans of conversions, made from headers alone: `making` makes a plan; `plans` has its classes and checks."""
 
 from .making import TWINS, WHOLE, kept_name, make, with_kept
-from .plans import DTYPES, IDLE, Plan, Target, check_dtype, evened, part_of
+from .plans import DTYPES, IDLE, Plan, TargetTensor, check_dtype, evened, part_of
 
 __all__ = [
     "DTYPES",
@@ -9,7 +9,7 @@ __all__ = [
     "TWINS",
     "WHOLE",
     "Plan",
-    "Target",
+    "TargetTensor",
     "check_dtype",
     "evened",
     "kept_name",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from ...models import families
 from ...models.advice import dropped_for
@@ -21,7 +20,7 @@ TABLE, KEY = "tok_emb.weight", "tie_word_embeddings"
 """Our name of the embeddings that a head may be tied to, and the key of a config.json that ties it."""
 
 
-def tied_by(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> bool | None:
+def tied_by(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> bool | None:
     """Return whether a config.json ties the head to the embeddings, with its family's default for a missing key.
 
     Args:
@@ -36,17 +35,17 @@ def tied_by(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> bool | No
         return _tied_by_own(kind.removeprefix(OWN), config)
     try:
         config = configs.as_transformers(config, shapes) or config
-        said = families.ties_head(config)
+        is_tied = families.ties_head(config)
     except (TypeError, ValueError):  # no config of a model that is known
-        said = None
-    if said is not None:
-        return said
+        is_tied = None
+    if is_tied is not None:
+        return is_tied
     inner = config.get("text_config")
     value = config.get(KEY, inner.get(KEY) if isinstance(inner, Mapping) else None)
     return value if isinstance(value, bool) else None
 
 
-def _tied_by_own(model: str, config: Mapping[str, Any]) -> bool | None:
+def _tied_by_own(model: str, config: Mapping[str, object]) -> bool | None:
     if model not in configs.OWN_MODELS:
         return None
     try:
@@ -60,7 +59,7 @@ def check(
     pair: tuple[Layout, Layout],
     placements: Mapping[str, Placement],
     tied: bool | None,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     manifest: Manifest | None,
     selection: Selection | None,
 ) -> None:
@@ -130,7 +129,7 @@ def _taken_for_head(theirs: Layout, placements: Mapping[str, Placement]) -> str:
     return tables[0].theirs if tables and theirs.whole and has_head else ""
 
 
-def _is_tied_by_layout(ours: Layout, settings: Mapping[str, Any], manifest: Manifest | None) -> bool:
+def _is_tied_by_layout(ours: Layout, settings: Mapping[str, object], manifest: Manifest | None) -> bool:
     """Return whether a model of that layout without a head is tied, if neither config nor settings decide.
 
     For layouts of `transformers`, whose base models have no head, only models that are tied by default. Other libraries

@@ -19,7 +19,7 @@ from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
 from . import described, heads, other_families, plans, reading
-from .plans import Plan, Target, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
+from .plans import Plan, TargetTensor, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
 """Layout -> default target layout; all others become flax."""
@@ -33,8 +33,8 @@ def make(
     target_format: str = "safetensors",
     is_folder: bool = False,
     dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
+    config: Mapping[str, object] | None = None,
     table: tuple[layouts.Layout, layouts.Layout] | None = None,
     manifest: Manifest | None = None,
     for_module: bool = False,
@@ -118,13 +118,13 @@ def make(
     check_settings(back.get("settings", {}), theirs)
     own_settings = ours.read_settings(configs.with_defaults(config or {}))
     check_heads(settings or {}, own_settings, theirs.read_settings(configs.with_sizes(config or {})))
-    known = {**own_settings, **(settings or {})}
+    all_settings = {**own_settings, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
-    decoded = reading.decode(ours, theirs, reader.tensors, known, config or {}, is_part=is_part)
+    decoded = reading.decode(ours, theirs, reader.tensors, all_settings, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)
     heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
     if table is None and not is_part and selection is not None:
-        described.check(config or {}, ours, shapes, decoded.placements, {**known, **decoded.restore})
+        described.check(config or {}, ours, shapes, decoded.placements, {**all_settings, **decoded.restore})
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     if is_text:
         written = _of_text(written, config)
@@ -141,34 +141,37 @@ def make(
         raise
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
-    originals: dict[Placement, Target] = {}
+    originals: dict[Placement, TargetTensor] = {}
     kinds: dict[str, str] = {}
     named: dict[Placement, list[str]] = {}
-    for part, here in decoded.placements.items():
-        named.setdefault(here, []).append(part)
+    for part, source_part in decoded.placements.items():
+        named.setdefault(source_part, []).append(part)
     for name, parts in encoded.parts.items():
         moves = []
-        for part, there in parts.items():
-            here = decoded.placements[part]
-            axes = refined(here.axes, there.axes)
-            move = move_of(here.theirs, here.offset, there.offset, axes)
-            kinds[part] = plans.kind_of_numbers(theirs.name, there.change)
-            if here.change != there.change:
-                own, kind = reader.tensors[here.theirs].dtype, plans.kind_of_numbers(ours.name, here.change)
-                aside, kept_move = plans.original_numbers(named[here][0], here, kind, own)
-                originals.setdefault(here, Target(aside, own, (kept_move,), "keep"))
-                original = plans.kept_move(manifest, [part, *named[here]], kinds[part], there)
-                move = dataclasses.replace(move, steps=Steps(here.change, there.change), original=original)
+        for part, target_part in parts.items():
+            source_part = decoded.placements[part]
+            axes = refined(source_part.axes, target_part.axes)
+            move = move_of(source_part.theirs, source_part.offset, target_part.offset, axes)
+            kinds[part] = plans.kind_of_numbers(theirs.name, target_part.change)
+            if source_part.change != target_part.change:
+                own, kind = (
+                    reader.tensors[source_part.theirs].dtype,
+                    plans.kind_of_numbers(ours.name, source_part.change),
+                )
+                aside, kept_move = plans.original_numbers(named[source_part][0], source_part, kind, own)
+                originals.setdefault(source_part, TargetTensor(aside, own, (kept_move,), "keep"))
+                original = plans.kept_move(manifest, [part, *named[source_part]], kinds[part], target_part)
+                move = dataclasses.replace(move, steps=Steps(source_part.change, target_part.change), original=original)
             moves.append(move)
         moves.sort(key=lambda move: move.target_offset)
-        found = {reader.tensors[move.source].dtype for move in moves}
-        if len(found) > 1:
-            raise CheckpointError(f"{name} would be made of tensors of several dtypes: {', '.join(sorted(found))}")
-        own = found.pop()
+        dtypes = {reader.tensors[move.source].dtype for move in moves}
+        if len(dtypes) > 1:
+            raise CheckpointError(f"{name} would be made of tensors of several dtypes: {', '.join(sorted(dtypes))}")
+        own = dtypes.pop()
         if sum(move.size for move in moves) != math.prod(encoded.shapes[name]):
             raise CheckpointError(f"{name} would not be filled by {', '.join(sorted(parts))}")
         info = TensorInfo(name, cast(own, wide), encoded.shapes[name])
-        targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
+        targets.append(TargetTensor(info, own, tuple(moves), _words(moves, own, info.dtype)))
     if table is None:
         plans.check_weights(theirs.name, {move.source: one.source_dtype for one in targets for move in one.moves})
     check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
@@ -180,11 +183,11 @@ def make(
     ties = []
     by_config = heads.tied_pairs(decoded.placements, encoded.ties) if table is None and head else []
     for kept, left_out in (*encoded.ties, *by_config):
-        one, two = decoded.placements[kept], decoded.placements[left_out]
-        if one != two:
+        kept_placement, copy_placement = decoded.placements[kept], decoded.placements[left_out]
+        if kept_placement != copy_placement:
             first, second = (
                 move_of(placed.theirs, placed.offset, 0, refined(placed.axes, dense(placed.shape)))
-                for placed in (one, two)
+                for placed in (kept_placement, copy_placement)
             )
             ties.append((first, second, kept, left_out))
     restore: dict[str, Any] = dict(manifest.restore) if manifest else {}
@@ -223,12 +226,12 @@ def make(
     )
 
 
-def _of_text(written: dict[str, Any] | None, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _of_text(written: dict[str, Any] | None, config: Mapping[str, object] | None) -> dict[str, Any] | None:
     """Return the config.json of a text model from a multimodal one, whose own config is not copied."""
     return dict(config) if written is None and config else written
 
 
-def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]:
+def _without_copies(targets: list[TargetTensor], order: Sequence[str]) -> list[TargetTensor]:
     """Return the targets without tied copies that a restored checkpoint did not have.
 
     Args:
@@ -237,11 +240,13 @@ def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]
     """
     if not order:
         return targets
-    held = {(one.moves[0].source, one.info.nbytes) for one in targets if one.info.name in order and len(one.moves) == 1}
+    sources = {
+        (one.moves[0].source, one.info.nbytes) for one in targets if one.info.name in order and len(one.moves) == 1
+    }
     return [
         one
         for one in targets
-        if one.info.name in order or len(one.moves) > 1 or (one.moves[0].source, one.info.nbytes) not in held
+        if one.info.name in order or len(one.moves) > 1 or (one.moves[0].source, one.info.nbytes) not in sources
     ]
 
 
@@ -252,8 +257,8 @@ def _same(
     targets = []
     for name, info in reader.tensors.items():
         move = move_of(name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-        there = TensorInfo(name, cast(info.dtype, wide), info.shape)
-        targets.append(Target(there, info.dtype, (move,), _words([move], info.dtype, there.dtype)))
+        target_info = TensorInfo(name, cast(info.dtype, wide), info.shape)
+        targets.append(TargetTensor(target_info, info.dtype, (move,), _words([move], info.dtype, target_info.dtype)))
     files = {name: info.file for name, info in reader.tensors.items() if info.file}
     restore = dict(manifest.restore) if manifest else {}
     key = f"container {reader.format}"
@@ -291,18 +296,18 @@ def kept_name(layout: str, name: str) -> str:
 
 def _kept_targets(
     manifest: Manifest | None, layout: str, consumed: Mapping[str, Any], others: set[str], wide: str
-) -> list[Target]:
+) -> list[TargetTensor]:
     """Return the targets that an earlier conversion kept aside and this conversion restores."""
     if manifest is None or manifest.kept is None:
         return []
-    found = []
+    targets = []
     for name in consumed.get("dropped", []):
         info = manifest.kept.tensors.get(kept_name(layout, name))
         if info is not None and name not in others:
             move = move_of(info.name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-            there = TensorInfo(name, cast(info.dtype, wide), info.shape)
-            found.append(Target(there, info.dtype, (move,), "restore", kept=True))
-    return found
+            target_info = TensorInfo(name, cast(info.dtype, wide), info.shape)
+            targets.append(TargetTensor(target_info, info.dtype, (move,), "restore", kept=True))
+    return targets
 
 
 def with_kept(plan: Plan, kept: Reader) -> Plan:
@@ -311,7 +316,7 @@ def with_kept(plan: Plan, kept: Reader) -> Plan:
     more = []
     for name, info in kept.tensors.items():
         move = move_of(name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-        more.append(Target(dataclasses.replace(info, file=file), info.dtype, (move,), "add", kept=True))
+        more.append(TargetTensor(dataclasses.replace(info, file=file), info.dtype, (move,), "add", kept=True))
     return dataclasses.replace(plan, targets=(*plan.targets, *more))
 
 
@@ -319,8 +324,8 @@ WHOLE = "model.safetensors"
 
 
 def _in_files(
-    targets: Sequence[Target], reader: Reader, consumed: Mapping[str, Any], target_format: str, is_folder: bool
-) -> list[Target]:
+    targets: Sequence[TargetTensor], reader: Reader, consumed: Mapping[str, Any], target_format: str, is_folder: bool
+) -> list[TargetTensor]:
     """Sort the targets, and assign each to its source's file if both have several."""
     rank = {name: position for position, name in enumerate(consumed.get("order", []))}
     ordered = sorted(targets, key=lambda target: rank.get(target.info.name, len(rank)))
@@ -335,11 +340,11 @@ def _in_files(
         usual = files[-1] if target.kept and files else names.get(own, WHOLE)
         files.append(earlier.get(before.get(target.info.name, ""), usual))
     first = {file: position for position, file in reversed(list(enumerate(files)))}
-    found = [
+    targets_in_files = [
         dataclasses.replace(target, info=dataclasses.replace(target.info, file=file))
         for target, file in zip(ordered, files, strict=True)
     ]
-    return sorted(found, key=lambda target: first[target.info.file])
+    return sorted(targets_in_files, key=lambda target: first[target.info.file])
 
 
 def _safetensors_names(files: Iterable[str]) -> dict[str, str]:
@@ -350,7 +355,7 @@ def _safetensors_names(files: Iterable[str]) -> dict[str, str]:
     return {file: file if file.endswith(".safetensors") else WHOLE for file in known}
 
 
-def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target_format: str) -> dict[str, Any]:
+def _in_container(metadata: Mapping[str, Any], targets: Sequence[TargetTensor], target_format: str) -> dict[str, Any]:
     """Return metadata in the form that the target's container has: one for all, or one for each file."""
     files = list(dict.fromkeys(target.info.file for target in targets if target.info.file))
     per_file = isinstance(metadata.get("files"), Mapping)  # a text of that name is a single file's own
@@ -364,21 +369,21 @@ def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target
     return dict(metadata)
 
 
-def _words(moves: Sequence[Move], own: str, there: str) -> str:
+def _words(moves: Sequence[Move], own: str, target_dtype: str) -> str:
     words = [] if all(dataclasses.replace(move, steps=NO_STEPS).is_plain for move in moves) else ["rearrange"]
     words += ["scale"] if any(move.steps for move in moves) else []
     if len(moves) > 1:
         words.append(f"fuse {len(moves)}")
-    words += [f"{own} to {there}"] if own != there else []
+    words += [f"{own} to {target_dtype}"] if own != target_dtype else []
     return ", ".join(words) or "copy"
 
 
-def _kept_notes(targets: Sequence[Target]) -> list[str]:
+def _kept_notes(targets: Sequence[TargetTensor]) -> list[str]:
     """Return notes on tensors with scaled numbers, and on those restored from the numbers kept before scaling."""
     rounded: list[str] = []
     taken: list[str] = []
-    for one in targets:
-        if one.is_changed:
-            is_kept = all(move.original is not None for move in one.moves if move.steps)
-            (taken if is_kept else rounded).append(one.info.name)
+    for target in targets:
+        if target.is_changed:
+            is_kept = all(move.original is not None for move in target.moves if move.steps)
+            (taken if is_kept else rounded).append(target.info.name)
     return plans.notes_on_numbers(rounded, taken)

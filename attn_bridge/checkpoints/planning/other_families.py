@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...models.layout import Layout
 from ...models.ours import OWN
@@ -15,7 +14,7 @@ from ..containers.base import CheckpointError
 
 
 def refuse_family(
-    config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], error: WeightsMismatchError
+    config: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape], error: WeightsMismatchError
 ) -> None:
     """Refuse names that a layout lacks if the config.json is of a family other than the layout's.
 

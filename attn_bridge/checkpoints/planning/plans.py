@@ -38,7 +38,7 @@ IDLE = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class TargetTensor:
     """A tensor to write.
 
     Attributes:
@@ -96,7 +96,7 @@ class Plan:
     source_format: str
     source_layout: str
     target_layout: str
-    targets: tuple[Target, ...]
+    targets: tuple[TargetTensor, ...]
     dropped: dict[str, str]
     ties: tuple[tuple[Move, Move, str, str], ...]
     metadata: dict[str, Any]
@@ -107,7 +107,7 @@ class Plan:
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
     scales: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    originals: tuple[Target, ...] = ()
+    originals: tuple[TargetTensor, ...] = ()
     carried: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     selection: Selection = dataclasses.field(default_factory=Selection)
@@ -148,15 +148,15 @@ def check_dtype(dtype: str | None) -> str:
     return wide
 
 
-def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
+def check_settings(settings: Mapping[str, object], *pair: layouts.Layout) -> None:
     """Refuse settings that none of the layouts takes, and invalid values."""
-    known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
-    known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
+    setting_names = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
+    setting_names |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
     for name, value in settings.items():
-        if name not in known:
+        if name not in setting_names:
             raise layouts.LayoutError(
                 f"--set {printable(name)}: {' and '.join(layout.name for layout in pair)} take "
-                + (", ".join(sorted(known)) or "no settings")
+                + (", ".join(sorted(setting_names)) or "no settings")
             )
         if name == "prefix":
             if not any(value in layout.prefixes for layout in pair):
@@ -169,7 +169,7 @@ def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
             raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
 
 
-def check_heads(settings: Mapping[str, Any], *described: Mapping[str, Any]) -> None:
+def check_heads(settings: Mapping[str, object], *described: Mapping[str, object]) -> None:
     """Refuse numbers of heads other than the config's: the model's config would not be that of its weights."""
     for name in ("num_heads", "num_kv_heads"):
         values = {given[name] for given in described if name in given} - {settings.get(name)}
@@ -180,7 +180,7 @@ def check_heads(settings: Mapping[str, Any], *described: Mapping[str, Any]) -> N
 
 
 def check_nothing_lost(
-    reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
+    reader: Reader, decoded: layouts.DecodedTensors, targets: Sequence[TargetTensor], tied: Sequence[str]
 ) -> None:
     """Refuse a plan that leaves out elements of a source tensor, independently of the rows."""
     taken = collections.Counter(decoded.placements[name].theirs for name in tied)
@@ -234,11 +234,11 @@ def notes_on_cast(reader: Reader, wide: str) -> list[str]:
     notes = []
     for dtype in sorted({info.dtype for info in reader.tensors.values()}):
         if wide and is_float(dtype) and dtype != wide:
-            one, two = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
-            bits = int(one.nmant) - int(two.nmant)
+            source_info, target_info = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
+            bits = int(source_info.nmant) - int(target_info.nmant)
             lost = [f"{bits} bits of every number"] if bits > 0 else []
-            if float(np.log2(float(one.max))) > float(np.log2(float(two.max))) + 1:
-                lost.append(f"what is beyond {float(two.max):.3g}")
+            if float(np.log2(float(source_info.max))) > float(np.log2(float(target_info.max))) + 1:
+                lost.append(f"what is beyond {float(target_info.max):.3g}")
             notes.append(f"{dtype} to {wide} " + (f"loses {' and '.join(lost)}" if lost else "loses nothing"))
     return notes
 
@@ -271,19 +271,21 @@ def kind_of_numbers(layout: str, change: Change | None) -> str:
     return PLAIN if change is None else layout
 
 
-def original_numbers(part: str, here: Placement, kind: str, dtype: str) -> tuple[TensorInfo, Move]:
+def original_numbers(part: str, placement: Placement, kind: str, dtype: str) -> tuple[TensorInfo, Move]:
     """Return the tensor to keep aside for one of ours with the source's numbers, and its move.
 
     Raises:
         CheckpointError: its dtype can't be scaled.
     """
     if not is_float_dtype(numpy_dtype(dtype)):
-        raise CheckpointError(f"{here.theirs} ({dtype}) would have to be scaled, which takes floating-point numbers")
-    move = move_of(here.theirs, here.offset, 0, refined(here.axes, dense(here.shape)))
-    return TensorInfo(f"{PREFIX}{kind}/{part}", dtype, here.shape), move
+        raise CheckpointError(
+            f"{placement.theirs} ({dtype}) would have to be scaled, which takes floating-point numbers"
+        )
+    move = move_of(placement.theirs, placement.offset, 0, refined(placement.axes, dense(placement.shape)))
+    return TensorInfo(f"{PREFIX}{kind}/{part}", dtype, placement.shape), move
 
 
-def kept_move(manifest: Manifest | None, parts: Iterable[str], kind: str, there: Placement) -> Move | None:
+def kept_move(manifest: Manifest | None, parts: Iterable[str], kind: str, placement: Placement) -> Move | None:
     """Return the move from kept numbers of that kind to a target, by the first matching name of ours; else None.
 
     Kept numbers are used only if their shape fits; they are compared with the source's when they are read.
@@ -292,8 +294,8 @@ def kept_move(manifest: Manifest | None, parts: Iterable[str], kind: str, there:
         return None
     for part in parts:
         info = manifest.kept.tensors.get(f"{PREFIX}{kind}/{part}")
-        if info is not None and tuple(info.shape) == there.shape and is_float_dtype(numpy_dtype(info.dtype)):
-            return move_of(info.name, 0, there.offset, refined(dense(there.shape), there.axes))
+        if info is not None and tuple(info.shape) == placement.shape and is_float_dtype(numpy_dtype(info.dtype)):
+            return move_of(info.name, 0, placement.offset, refined(dense(placement.shape), placement.axes))
     return None
 
 
@@ -317,18 +319,18 @@ def notes_on_numbers(rounded: Sequence[str], taken: Sequence[str]) -> list[str]:
         rounded: their names, except those of `taken`.
         taken: names of tensors restored from numbers kept aside.
     """
-    found = []
+    notes = []
     if rounded:
-        found.append(
+        notes.append(
             f"{_first_of(rounded, 'hold')} numbers that are scaled or shifted, and so rounded; those of the source are "
             "kept aside, and the way back takes them"
         )
     if taken:
-        found.append(
+        notes.append(
             f"{_first_of(taken, 'take')} the numbers that were kept aside, but for those that have changed since, "
             "which are computed and rounded"
         )
-    return found
+    return notes
 
 
 def _first_of(names: Sequence[str], verb: str) -> str:
@@ -339,7 +341,7 @@ def _first_of(names: Sequence[str], verb: str) -> str:
     )
 
 
-def part_of(target: Target, region: Region) -> Target | None:
+def part_of(target: TargetTensor, region: Region) -> TargetTensor | None:
     """Return a target for a region of a target alone; None if the region's elements can't be separated.
 
     Moves are boxes, and so is the intersection of a region with one, also where tensors are split, fused or transposed.
@@ -349,17 +351,19 @@ def part_of(target: Target, region: Region) -> Target | None:
     info = dataclasses.replace(target.info, shape=sizes)
     if not math.prod(sizes):
         return dataclasses.replace(target, info=info, moves=())
-    here, there = _strides(shape), _strides(sizes)
+    strides, part_strides = _strides(shape), _strides(sizes)
     moves: list[Move] = []
     for move in target.moves:
         if move.original is not None:  # numbers kept aside lie as the whole does
             return None
-        axes = _by_axis(move, shape, here)
+        axes = _by_axis(move, shape, strides)
         if axes is None:
             return None
-        for source, starts, boxes in _inside(move, axes, region, shape, here):
-            offset = sum((at - first) * step for at, (first, _), step in zip(starts, region, there, strict=True))
-            own = [(size, one, two * step) for box, step in zip(boxes, there, strict=True) for size, one, two in box]
+        for source, starts, boxes in _inside(move, axes, region, shape, strides):
+            offset = sum((at - first) * step for at, (first, _), step in zip(starts, region, part_strides, strict=True))
+            own = [
+                (size, one, two * step) for box, step in zip(boxes, part_strides, strict=True) for size, one, two in box
+            ]
             moves.append(dataclasses.replace(move_of(move.source, source, offset, own), steps=move.steps))
     return dataclasses.replace(target, info=info, moves=tuple(moves))
 
@@ -370,38 +374,38 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 def _by_axis(move: Move, shape: Sequence[int], strides: Sequence[int]) -> list[list[Axis]] | None:
     """Return a move's axes by the target's axis that each runs along, with strides in that; None where one does not."""
-    found: list[list[Axis]] = [[] for _ in shape]
-    for size, here, there in move.axes:
+    axes: list[list[Axis]] = [[] for _ in shape]
+    for size, source_stride, target_stride in move.axes:
         while size > 1:
-            along = [axis for axis, step in enumerate(strides) if step <= there < step * shape[axis]]
+            along = [axis for axis, step in enumerate(strides) if step <= target_stride < step * shape[axis]]
             if not along:
                 return None
             axis = along[0]
-            room, rest = divmod(strides[axis] * shape[axis], there)
+            room, rest = divmod(strides[axis] * shape[axis], target_stride)
             count = min(size, room)
-            if there % strides[axis] or (size > room and (rest or size % room)):
+            if target_stride % strides[axis] or (size > room and (rest or size % room)):
                 return None
-            found[axis].append((count, here, there // strides[axis]))
-            size, here, there = size // count, here * count, there * count
-    for axis, box in enumerate(found):
+            axes[axis].append((count, source_stride, target_stride // strides[axis]))
+            size, source_stride, target_stride = size // count, source_stride * count, target_stride * count
+    for axis, box in enumerate(axes):
         first = move.target_offset // strides[axis] % shape[axis]
         if first + sum((size - 1) * step for size, _, step in box) >= shape[axis]:
             return None
-    return found
+    return axes
 
 
 def _inside(
     move: Move, axes: Sequence[list[Axis]], region: Region, shape: Sequence[int], strides: Sequence[int]
 ) -> Iterator[tuple[int, list[int], list[tuple[Axis, ...]]]]:
     """Yield the boxes of a move inside a region: source offset, first element and axes along each target axis."""
-    found: list[tuple[int, list[int], list[tuple[Axis, ...]]]] = [(move.source_offset, [], [])]
+    partial_boxes: list[tuple[int, list[int], list[tuple[Axis, ...]]]] = [(move.source_offset, [], [])]
     for axis, (start, stop) in enumerate(region):
         first = move.target_offset // strides[axis] % shape[axis]
-        box = tuple(sorted(axes[axis], key=lambda one: -one[2]))
+        box = tuple(sorted(axes[axis], key=lambda box_axis: -box_axis[2]))
         along = list(pieces(Move(move.source, 0, first, box), start, stop))
-        found = [
+        partial_boxes = [
             (source + one.source_offset, [*starts, one.target_offset], [*boxes, one.axes])
-            for source, starts, boxes in found
+            for source, starts, boxes in partial_boxes
             for one in along
         ]
-    yield from found
+    yield from partial_boxes

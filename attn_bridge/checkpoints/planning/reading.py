@@ -76,18 +76,18 @@ def check_sizes(
     """
     if not config or not ours:
         return
-    found = {name: placement.shape for name, placement in ours.items()}
+    our_shapes = {name: placement.shape for name, placement in ours.items()}
     whole = _model_of(config, shapes)
-    symbols = dimensions.axes_of(found, is_whole=True)
+    symbols = dimensions.axes_of(our_shapes, is_whole=True)
     if whole is not None and not is_part:
-        _check_depth(config, whole, found)
-    if whole is None or whole.count > MOST * sum(math.prod(shape) for shape in found.values()):
+        _check_depth(config, whole, our_shapes)
+    if whole is None or whole.count > MOST * sum(math.prod(shape) for shape in our_shapes.values()):
         if not is_part:
-            _check_plain_depth(config, layout, found)
-        _check_keys(config, layout, found, symbols, ours)
+            _check_plain_depth(config, layout, our_shapes)
+        _check_keys(config, layout, our_shapes, symbols, ours)
         return
     for name, wanted in _wanted(whole):
-        shape = found.get(name, wanted)
+        shape = our_shapes.get(name, wanted)
         if shape == wanted:
             continue
         axis = next((at for at, pair in enumerate(zip(shape, wanted, strict=False)) if len({*pair}) > 1), 0)
@@ -112,11 +112,11 @@ def _wanted(whole: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from ((f"trf_blocks.{number}.{name}", shape) for name, shape in listed[block])
 
 
-def _is_own(config: Mapping[str, Any]) -> bool:
+def _is_own(config: Mapping[str, object]) -> bool:
     return str(config.get("model_type")).startswith(OWN)
 
 
-def _is_given(config: Mapping[str, Any], kind: str) -> bool:
+def _is_given(config: Mapping[str, object], kind: str) -> bool:
     """Whether a config gives a size itself; where a key is missing, the default may be that of another model."""
     if _is_own(config):
         return True
@@ -126,28 +126,28 @@ def _is_given(config: Mapping[str, Any], kind: str) -> bool:
     return bool(_key(flat, KEYS.get(kind, ())))
 
 
-def _model_of(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> ModelConfig | None:
+def _model_of(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> ModelConfig | None:
     """Return our config of the whole model; None if no model of ours reads the config."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind.startswith(OWN) and kind.removeprefix(OWN) not in configs.OWN_MODELS:
         return None
     try:
         if isinstance(kind, str) and kind.startswith(OWN):
-            found = configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
+            model = configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
         elif kind == "bert":
-            found = BertEncoderConfig.read(config)
+            model = BertEncoderConfig.read(config)
         else:
             theirs = configs.as_transformers(config, shapes)
-            found = None if theirs is None else families.find_whole(theirs, shapes)
+            model = None if theirs is None else families.find_whole(theirs, shapes)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None  # the loader reports errors of the config; sizes are compared key by key
-    return found if isinstance(found, ModelConfig) else None
+    return model if isinstance(model, ModelConfig) else None
 
 
-def _check_depth(config: Mapping[str, Any], whole: ModelConfig, found: Mapping[str, Shape]) -> None:
+def _check_depth(config: Mapping[str, object], whole: ModelConfig, our_shapes: Mapping[str, Shape]) -> None:
     """Refuse a number of layers that differs from the config's."""
     wanted = _depths(whole)
-    for root, count in dimensions.blocks_of(found).items():
+    for root, count in dimensions.blocks_of(our_shapes).items():
         is_given = _is_own(config) or _key(_flat(config), (f"{root.rstrip('.')}_layers", *DEPTHS))
         if is_given and wanted.get(root, count) != count:
             raise LayoutError(_depth(config, wanted[root], count, root))
@@ -163,12 +163,12 @@ def _depths(whole: ModelConfig) -> dict[str, int]:
     return {"": depths[0]} if depths else {}
 
 
-def _check_plain_depth(config: Mapping[str, Any], layout: layouts.Layout, found: Mapping[str, Shape]) -> None:
+def _check_plain_depth(config: Mapping[str, object], layout: layouts.Layout, our_shapes: Mapping[str, Shape]) -> None:
     """Refuse a number of layers that differs from a plain key's, if no model of ours reads the config."""
-    if not layout.whole and "tok_emb.weight" not in found:
+    if not layout.whole and "tok_emb.weight" not in our_shapes:
         return
     flat = _flat(config)
-    depth, layers = _number(flat, _key(flat, DEPTHS)), dimensions.blocks_of(found)
+    depth, layers = _number(flat, _key(flat, DEPTHS)), dimensions.blocks_of(our_shapes)
     if depth is not None and len(layers) == 1 and {depth} != {*layers.values()}:
         raise LayoutError(_depth(config, depth, next(iter(layers.values()))))
 
@@ -176,25 +176,25 @@ def _check_plain_depth(config: Mapping[str, Any], layout: layouts.Layout, found:
 def _check_keys(
     config: Mapping[str, Any],
     layout: layouts.Layout,
-    found: Mapping[str, Shape],
+    our_shapes: Mapping[str, Shape],
     symbols: Mapping[str, dimensions.Axes],
     ours: Mapping[str, Any],
 ) -> None:
     """Compare the plain keys of a config with a whole model, if no model of ours reads the config."""
-    if not layout.whole and "tok_emb.weight" not in found:
+    if not layout.whole and "tok_emb.weight" not in our_shapes:
         return
     flat = _flat(config)
     wanted = dict(_plain_sizes(flat))
     for name, axes in symbols.items():
         for axis, symbol in enumerate(axes):
             size = wanted.get(symbol.kind) if isinstance(symbol, dimensions.Symbol) else None
-            if size is not None and axis < len(found[name]) and found[name][axis] != size:
+            if size is not None and axis < len(our_shapes[name]) and our_shapes[name][axis] != size:
                 kind = symbol.kind if isinstance(symbol, dimensions.Symbol) else ""
                 theirs = ours[name].theirs
-                raise LayoutError(_line(config, theirs, found[name], kind, found[name][axis], size))
+                raise LayoutError(_line(config, theirs, our_shapes[name], kind, our_shapes[name][axis], size))
 
 
-def _plain_sizes(flat: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _plain_sizes(flat: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     for kind in ("vocab", "width", "hidden", "experts"):
         size = _number(flat, _key(flat, KEYS[kind]))
         if size is not None:
@@ -208,7 +208,7 @@ def _plain_sizes(flat: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         yield "keys", kv_heads * head
 
 
-def _line(config: Mapping[str, Any], theirs: str, shape: Shape, kind: str, size: int, stated: int) -> str:
+def _line(config: Mapping[str, object], theirs: str, shape: Shape, kind: str, size: int, stated: int) -> str:
     """Return the message for a tensor whose size is not the config's."""
     flat = _flat(config)
     key = _key(flat, KEYS.get(kind, ()))
@@ -223,29 +223,29 @@ def _line(config: Mapping[str, Any], theirs: str, shape: Shape, kind: str, size:
     return f"{start}, but config.json{by} makes the {words} {stated}; in the file it is {size}"
 
 
-def _depth(config: Mapping[str, Any], stated: int, layers: int, root: str = "") -> str:
+def _depth(config: Mapping[str, object], stated: int, layers: int, root: str = "") -> str:
     key = _key(_flat(config), (f"{root.rstrip('.')}_layers", *DEPTHS)) or f"{root}layers"
     wrong = f"the file has {layers} layers, but {key} of config.json is {stated}"
     return f"{wrong}; set {key} to {layers} if the file is right"
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: Mapping[str, object]) -> dict[str, Any]:
     inner = config.get("text_config")
     inner = inner if isinstance(inner, Mapping) else config.get("config")
     return {**config, **inner} if isinstance(inner, Mapping) else dict(config)
 
 
-def _key(flat: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+def _key(flat: Mapping[str, object], keys: tuple[str, ...]) -> str:
     return next((key for key in keys if flat.get(key) is not None), "")
 
 
-def _number(flat: Mapping[str, Any], key: str) -> int | None:
+def _number(flat: Mapping[str, object], key: str) -> int | None:
     value = flat.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def layout_of(
-    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], manifest: Manifest | None
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, object], manifest: Manifest | None
 ) -> layouts.Layout:
     """Return the layout of a checkpoint: its manifest's if the names match, otherwise by names and shapes.
 
@@ -263,11 +263,11 @@ def decode(
     layout: layouts.Layout,
     target: layouts.Layout,
     tensors: Mapping[str, TensorInfo],
-    settings: Mapping[str, Any],
-    config: Mapping[str, Any],
+    settings: Mapping[str, object],
+    config: Mapping[str, object],
     *,
     is_part: bool = False,
-) -> layouts.Decoded:
+) -> layouts.DecodedTensors:
     """Return the placements of our tensors in a source, after checks of its shapes, its target and its config.
 
     Args:
@@ -291,7 +291,7 @@ def decode(
     return decoded
 
 
-def check(layout: layouts.Layout, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+def check(layout: layouts.Layout, tensors: Mapping[str, TensorInfo], config: Mapping[str, object]) -> None:
     """Check tensors that keep their layout against it; a part of a model is accepted.
 
     Raises:

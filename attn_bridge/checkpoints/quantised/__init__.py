@@ -5,7 +5,7 @@ config.json describes them, `find` groups them by name, `Dequantised` reads each
 `in_file_order` makes a plan read from that.
 """
 
-from .moves import InOrder, dequantised_in, in_file_order, is_in_order, notes_of, rounding_losses
+from .moves import TurnedTensors, dequantised_in, in_file_order, is_in_order, notes_of, rounding_losses
 from .pairs import QuantisedTensor, first_of, unquantised
 from .reader import Dequantised
 from .searching import (
@@ -21,8 +21,8 @@ from .searching import (
 
 __all__ = [
     "Dequantised",
-    "InOrder",
     "QuantisedTensor",
+    "TurnedTensors",
     "check_blocks",
     "check_dropped",
     "check_loadable",

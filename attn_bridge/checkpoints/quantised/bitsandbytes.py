@@ -150,23 +150,23 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         )
     numbers = _wanted(path, tensors, stem, state, ("uint8",))
     table = _wanted(path, tensors, stem + TABLE, stem, ("float32",))
-    said = _state(reader, state, stem)
-    is_nested = "nested_blocksize" in said
+    quant_state = _state(reader, state, stem)
+    is_nested = "nested_blocksize" in quant_state
     absmax = _wanted(path, tensors, stem + ABSMAX, stem, ("uint8",) if is_nested else ("float32",))
-    shape = tuple(said["shape"])
-    count, blocks = math.prod(shape), -(-math.prod(shape) // said["blocksize"])
+    shape = tuple(quant_state["shape"])
+    count, blocks = math.prod(shape), -(-math.prod(shape) // quant_state["blocksize"])
     sizes = {numbers: -(-count // 2), absmax: blocks, table: 16}
     nested: tuple[str, ...] = ()
     if is_nested:
         scales, others = (
             _wanted(path, tensors, stem + ending, stem, ("float32",)) for ending in (NESTED_ABSMAX, NESTED_TABLE)
         )
-        sizes |= {scales: -(-blocks // said["nested_blocksize"]), others: 256}
+        sizes |= {scales: -(-blocks // quant_state["nested_blocksize"]), others: 256}
         nested = (scales.name, others.name)
     for info, size in sizes.items():
         if math.prod(info.shape) != size:
             raise bad(path, f"{printable(info.name)} must have {size} elements for a weight {shape} in blocks of "
-                      f"{said['blocksize']}, got {info.shape}")  # fmt: skip
+                      f"{quant_state['blocksize']}, got {info.shape}")  # fmt: skip
     return FourBitTensor(
         stem,
         shape,
@@ -175,13 +175,13 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         kind,
         shape,
         c_order(shape),
-        (1, said["blocksize"]),
+        (1, quant_state["blocksize"]),
         numbers.file,
         table=table.name,
-        count=said["blocksize"],
+        count=quant_state["blocksize"],
         nested=nested,
-        nested_count=said.get("nested_blocksize", 1),
-        offset=said.get("nested_offset", 0.0),
+        nested_count=quant_state.get("nested_blocksize", 1),
+        offset=quant_state.get("nested_offset", 0.0),
         state=state,
     )
 

@@ -1,7 +1,7 @@
 """Dequantised tensors in the order of the file, for a plan's moves, or in that of layouts and adapters.
 
-`in_file_order` makes a plan that reads numbers in the order of the file; `InOrder` presents the checkpoint with the
-names, shapes and order of its tensors, independently of the file.
+`in_file_order` makes a plan that reads numbers in the order of the file; `TurnedTensors` presents the checkpoint with
+the names, shapes and order of its tensors, independently of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .pairs import MXFP4, QuantisedTensor, c_order
 from .reader import Dequantised
 
 if TYPE_CHECKING:
-    from ..planning.plans import Plan, Target
+    from ..planning.plans import Plan, TargetTensor
 
 
 def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
@@ -33,17 +33,17 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
     Raises:
         CheckpointError: it keeps something aside that has another order in the file.
     """
-    known = {one.name: one for one in reader.quantised.values()}
+    by_name = {one.name: one for one in reader.quantised.values()}
     for name in plan.dropped:
-        if name in known and known[name].numbers != name:
+        if name in by_name and by_name[name].numbers != name:
             raise bad(reader.path, f"{printable(name)} would be kept aside, which can't be dequantised")
-    targets = tuple(one if one.kept else _target(one, known, reader.dtype.name) for one in plan.targets)
+    targets = tuple(one if one.kept else _target(one, by_name, reader.dtype.name) for one in plan.targets)
     originals = tuple(
-        dataclasses.replace(target, moves=tuple(_move(move, known) for move in target.moves))
+        dataclasses.replace(target, moves=tuple(_move(move, by_name) for move in target.moves))
         for target in plan.originals
     )
-    ties = tuple((*(_move(one, known) for one in pair[:2]), *pair[2:]) for pair in plan.ties)
-    scales = {one.numbers: one.others for one in known.values()}
+    ties = tuple((*(_move(one, by_name) for one in pair[:2]), *pair[2:]) for pair in plan.ties)
+    scales = {one.numbers: one.others for one in by_name.values()}
     return dataclasses.replace(
         plan,
         targets=targets,
@@ -55,7 +55,7 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
     )
 
 
-def rounding_losses(reader: Dequantised, target: Target, start: int, stop: int) -> int:
+def rounding_losses(reader: Dequantised, target: TargetTensor, start: int, stop: int) -> int:
     """Return how many of the elements ``start:stop`` of a target rounding changes."""
     count = 0
     for move in target.moves:
@@ -74,45 +74,45 @@ def _firsts(offset: int, axes: Sequence[Axis]) -> Iterator[int]:
     return (offset + sum(at) for at in itertools.product(*(range(0, size * step, step) for size, step, _ in axes)))
 
 
-def _target(target: Target, known: dict[str, QuantisedTensor], dtype: str) -> Target:
-    kinds = list(dict.fromkeys(known[move.source].words for move in target.moves if move.source in known))
+def _target(target: TargetTensor, by_name: dict[str, QuantisedTensor], dtype: str) -> TargetTensor:
+    kinds = list(dict.fromkeys(by_name[move.source].words for move in target.moves if move.source in by_name))
     if not kinds:
         return target
-    moves = sorted((_move(move, known) for move in target.moves), key=lambda move: move.target_offset)
+    moves = sorted((_move(move, by_name) for move in target.moves), key=lambda move: move.target_offset)
     words = [f"dequantise {' and '.join(kinds)} to {dtype}"]
     words += ["rearrange"] if any(not move.is_plain for move in moves) else []
     words += [f"fuse {len(moves)}"] if len(moves) > 1 else []
     return dataclasses.replace(target, moves=tuple(moves), operation=", ".join(words))
 
 
-def _move(move: Move, known: dict[str, QuantisedTensor]) -> Move:
+def _move(move: Move, by_name: dict[str, QuantisedTensor]) -> Move:
     """Return a move out of a tensor as one out of the numbers in the file, whose axes may have another order."""
-    one = known.get(move.source)
-    if one is None or one.name == one.numbers:
+    tensor = by_name.get(move.source)
+    if tensor is None or tensor.name == tensor.numbers:
         return move
     if not move.size:
-        return dataclasses.replace(move, source=one.numbers)
-    steps = c_strides(one.shape)
+        return dataclasses.replace(move, source=tensor.numbers)
+    steps = c_strides(tensor.shape)
     offset, rest = 0, move.source_offset
-    for step, stride in zip(steps, one.strides, strict=True):
+    for step, stride in zip(steps, tensor.strides, strict=True):
         offset, rest = offset + rest // step * stride, rest % step
-    axes = [part for axis in move.axes for part in _split(axis, steps, one)]
-    moved = move_of(one.numbers, offset, move.target_offset, axes)
+    axes = [part for axis in move.axes for part in _split(axis, steps, tensor)]
+    moved = move_of(tensor.numbers, offset, move.target_offset, axes)
     return dataclasses.replace(moved, steps=move.steps, original=move.original)
 
 
-def _split(axis: Axis, steps: Sequence[int], one: QuantisedTensor) -> list[Axis]:
+def _split(axis: Axis, steps: Sequence[int], tensor: QuantisedTensor) -> list[Axis]:
     """Return an axis of a move as axes that each lie within one of the tensor's."""
     size, source, target = axis
     if size == 1:
         return []
-    place = next(index for index, step in enumerate(steps) if step <= source and one.shape[index] > 1)
-    room = steps[place] * one.shape[place] // source  # steps before the next axis begins
-    if source % steps[place] or (size > room and size % room):
-        raise CheckpointError(f"{printable(one.name)} {one.shape} can't be cut into axes of {size} by {source}")
+    tensor_axis = next(index for index, step in enumerate(steps) if step <= source and tensor.shape[index] > 1)
+    room = steps[tensor_axis] * tensor.shape[tensor_axis] // source  # steps before the next axis begins
+    if source % steps[tensor_axis] or (size > room and size % room):
+        raise CheckpointError(f"{printable(tensor.name)} {tensor.shape} can't be cut into axes of {size} by {source}")
     inner = min(size, room)
-    within = (inner, source // steps[place] * one.strides[place], target)
-    return [within, *_split((size // inner, source * inner, target * inner), steps, one)]
+    within = (inner, source // steps[tensor_axis] * tensor.strides[tensor_axis], target)
+    return [within, *_split((size // inner, source * inner, target * inner), steps, tensor)]
 
 
 def _how(kind: str) -> str:
@@ -131,7 +131,7 @@ def notes_of(reader: Dequantised) -> list[str]:
     ]
 
 
-class InOrder(Wrapped):
+class TurnedTensors(Wrapped):
     """Tensors of a dequantised checkpoint, each with its last two axes turned back where the file has them turned.
 
     Args:
@@ -150,28 +150,28 @@ class InOrder(Wrapped):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
-        one = self.quantised.get(name)
-        if one is None:
+        tensor = self.quantised.get(name)
+        if tensor is None:
             return self.packed.read_range(name, start, stop)
         info = self.tensors[name]
         check_range(self.path, info, start, stop)
-        if one.strides == c_order(one.shape):
-            return self.packed.read_range(one.numbers, start, stop)
+        if tensor.strides == c_order(tensor.shape):
+            return self.packed.read_range(tensor.numbers, start, stop)
         columns, width = info.shape[-1], info.itemsize
         first, last = start // (columns * width), -(-stop // (columns * width))
-        rows = self._rows(one, first, last)
+        rows = self._rows(tensor, first, last)
         return rows.reshape(-1).view(np.uint8).data[start - first * columns * width : stop - first * columns * width]
 
-    def _rows(self, one: QuantisedTensor, first: int, last: int) -> Array:
+    def _rows(self, tensor: QuantisedTensor, first: int, last: int) -> Array:
         """Return rows of a tensor whose last two axes the file has in turn."""
-        height, columns = one.shape[-2:]
+        height, columns = tensor.shape[-2:]
         made = np.empty((last - first, columns), self.packed.dtype)
         row = first
         while row < last:
             matrix, top = divmod(row, height)
             count = min(last - row, height - top)
             turned = np.empty((columns, count), self.packed.dtype)
-            self.packed.read_rows(one.numbers, matrix * height * columns + top, height, turned)
+            self.packed.read_rows(tensor.numbers, matrix * height * columns + top, height, turned)
             made[row - first : row - first + count] = turned.T
             row += count
         return made
@@ -181,16 +181,16 @@ class InOrder(Wrapped):
         into[:] = self.read_range(name, start, start + len(into))
 
 
-def is_in_order(one: QuantisedTensor) -> bool:
+def is_in_order(tensor: QuantisedTensor) -> bool:
     """Whether the file has a tensor as it is, or with its last two axes in turn."""
-    if one.strides == c_order(one.shape):
+    if tensor.strides == c_order(tensor.shape):
         return True
-    leading, (height, columns) = one.shape[:-2], one.shape[-2:]
+    leading, (height, columns) = tensor.shape[:-2], tensor.shape[-2:]
     front = tuple(size * height * columns for size in c_order(leading))
-    return len(one.shape) > 1 and one.strides == (*front, 1, height) and math.prod(one.shape) > 0
+    return len(tensor.shape) > 1 and tensor.strides == (*front, 1, height) and math.prod(tensor.shape) > 0
 
 
 def dequantised_in(reader: Reader) -> Dequantised | None:
     """Return the dequantised checkpoint that a reader is, or shows in order; None where nothing is quantised."""
-    inner = reader.packed if isinstance(reader, InOrder) else reader
+    inner = reader.packed if isinstance(reader, TurnedTensors) else reader
     return inner if isinstance(inner, Dequantised) else None

@@ -104,7 +104,7 @@ class GroupedTensor(QuantisedTensor):
         return numbers[:, left - first * per_word : right - first * per_word].astype(np.int32)
 
 
-def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[GroupedTensor]:
+def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, object]) -> list[GroupedTensor]:
     """Return the matrices of GPTQ or AWQ, from headers alone.
 
     Args:
@@ -196,7 +196,7 @@ def _grouped(
     )
 
 
-def _group_size(path: Path, scheme: Mapping[str, Any], inputs: int) -> int:
+def _group_size(path: Path, scheme: Mapping[str, object], inputs: int) -> int:
     size = scheme.get("group_size", scheme.get("q_group_size", -1))
     if type(size) is not int or (size != -1 and size < 1):
         raise bad(

@@ -78,7 +78,7 @@ class QuantisedTensor:
         return f"{self.kind} in blocks of {self.block[0]} x {self.block[1]}"
 
 
-def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[QuantisedTensor]:
+def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, object]) -> list[QuantisedTensor]:
     """Return the quantised tensors, from headers alone, in the order of the numbers.
 
     Args:
@@ -90,8 +90,8 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         CheckpointError: numbers without scales, scales without numbers, shapes or dtypes that don't match each other,
             or no tensor in a supported quantisation.
     """
-    found = []
-    known: set[str] = set()
+    quantised_tensors = []
+    paired_names: set[str] = set()
     for name in tensors:
         for (numbers, scales), swapped in ENDINGS.items():
             ending = next((one for one in (numbers, scales) if name.endswith(one)), "")
@@ -104,11 +104,11 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
                         path, f"{printable(name)} has no {printable(other)} beside it, so it can't be dequantised"
                     )
             if name.endswith(numbers):
-                found.append(_mxfp4(path, stem, tensors[name], tensors[stem + scales], swapped))
-                known |= {name, stem + scales}
+                quantised_tensors.append(_mxfp4(path, stem, tensors[name], tensors[stem + scales], swapped))
+                paired_names |= {name, stem + scales}
     sizes = None
     for name, info in tensors.items():
-        if name in known:
+        if name in paired_names:
             continue
         number = next((name.removesuffix(one) for one in (BY_BLOCK, BY_ROW) if name.endswith(one)), "")
         if name.endswith(BY_ROW) and not (number.endswith("weight") or _is_float8(tensors.get(number))):
@@ -118,21 +118,21 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         if number and not _is_float8(tensors[number]):
             raise bad(path, f"{printable(number)} must be {' or '.join(FLOAT8)} to go with {printable(name)}, "
                       f"got {tensors[number].dtype}")  # fmt: skip
-        if _is_float8(info) and name not in known:
+        if _is_float8(info) and name not in paired_names:
             sizes = _block_size(path, config) if sizes is None else sizes
-            found.append(_float8(path, info, tensors, sizes))
-            known |= {name, found[-1].scales}
+            quantised_tensors.append(_float8(path, info, tensors, sizes))
+            paired_names |= {name, quantised_tensors[-1].scales}
     stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
-    for one in found:
-        clash = one.name if one.name in tensors and one.name != one.numbers else stand_for.get(one.name)
+    for tensor in quantised_tensors:
+        clash = tensor.name if tensor.name in tensors and tensor.name != tensor.numbers else stand_for.get(tensor.name)
         if clash is not None:
-            raise bad(path, f"both {printable(clash)} and {printable(one.numbers)} are there; only one can be")
-        stand_for[one.name] = one.numbers
-    if not found:
+            raise bad(path, f"both {printable(clash)} and {printable(tensor.numbers)} are there; only one can be")
+        stand_for[tensor.name] = tensor.numbers
+    if not quantised_tensors:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), float8 with "
                   "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB)")  # fmt: skip
     order = {name: position for position, name in enumerate(tensors)}
-    return sorted(found, key=lambda one: order[one.numbers])
+    return sorted(quantised_tensors, key=lambda tensor: order[tensor.numbers])
 
 
 OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map"}
@@ -148,9 +148,9 @@ def method_name_of(names: Collection[str]) -> str:
 def first_of(names: Iterable[str]) -> str:
     """Return the first name that only a quantised checkpoint has, or ""."""
     names = set(names)
-    found = method_name_of(names)
-    if found:
-        return found
+    method_name = method_name_of(names)
+    if method_name:
+        return method_name
     for name in sorted(names):
         pairs = [*((numbers, scales) for numbers, scales in ENDINGS), ("", BY_BLOCK), (".weight", ".weight_scale")]
         for numbers, scales in pairs:
@@ -169,7 +169,7 @@ def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, 
     }
 
 
-def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+def unquantised(config: Mapping[str, object]) -> dict[str, Any]:
     """Return a config.json without the keys of quantised weights."""
     plain = {key: value for key, value in config.items() if key not in KEYS}
     return {
@@ -205,21 +205,21 @@ def _float8(
     path: Path, info: TensorInfo, tensors: Mapping[str, TensorInfo], sizes: tuple[int, int] | str
 ) -> QuantisedTensor:
     name = info.name
-    there = [name + ending for ending in (BY_BLOCK, BY_ROW) if name + ending in tensors]
-    if not there:
+    names = [name + ending for ending in (BY_BLOCK, BY_ROW) if name + ending in tensors]
+    if not names:
         raise bad(path, f"{printable(name)} is {info.dtype} and has no {printable(name + BY_BLOCK)} (or "
                   f"{BY_ROW}) beside it, so it can't be dequantised")  # fmt: skip
-    if len(there) > 1 or name + "_zero_point" in tensors:
-        more = there[1] if len(there) > 1 else name + "_zero_point"
-        raise bad(path, f"{printable(name)} has {printable(there[0])} and {printable(more)}; how they go together is "
+    if len(names) > 1 or name + "_zero_point" in tensors:
+        more = names[1] if len(names) > 1 else name + "_zero_point"
+        raise bad(path, f"{printable(name)} has {printable(names[0])} and {printable(more)}; how they go together is "
                   "not known here")  # fmt: skip
-    scales = tensors[there[0]]
+    scales = tensors[names[0]]
     if scales.dtype not in SCALES:
         raise bad(path, f"{printable(scales.name)} must be one of {', '.join(SCALES)}, got {scales.dtype}")
     if len(info.shape) < 2:
         raise bad(path, f"{printable(name)} must have rows and columns to be dequantised, got the shape {info.shape}")
     *leading, rows, columns = info.shape
-    if there[0].endswith(BY_BLOCK):
+    if names[0].endswith(BY_BLOCK):
         if isinstance(sizes, str):
             raise bad(path, sizes)
         block = sizes if sizes != (0, 0) else (max(rows, 1), max(columns, 1))
@@ -248,12 +248,12 @@ def _float8(
 def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
     """Return rows and columns of a block, (0, 0) for a single scale, or an error message on config.json."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
-    said: Any = next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
-    if not isinstance(said, Mapping):
-        return f"quantization_config of config.json must be an object, got {printable(repr(said), 40)}"
-    if "weight_block_size" not in said:
+    settings: Any = next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
+    if not isinstance(settings, Mapping):
+        return f"quantization_config of config.json must be an object, got {printable(repr(settings), 40)}"
+    if "weight_block_size" not in settings:
         return BLOCK
-    size = said["weight_block_size"]
+    size = settings["weight_block_size"]
     if size is None:
         return 0, 0
     if (

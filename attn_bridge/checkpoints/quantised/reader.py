@@ -1,6 +1,6 @@
 """A quantised checkpoint, read as floating point: every range of bytes is computed from the blocks that it touches.
 
-`Numbers` computes the dequantised values: the exact product with the scale, rounded once.
+`DequantisedNumbers` computes the dequantised values: the exact product with the scale, rounded once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def float8_values(kind: str) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
+class DequantisedNumbers:
     """Computes numbers of a dtype from quantised ones, or marks those that rounding changes.
 
     Attributes:
@@ -140,17 +140,17 @@ class Dequantised(Wrapped):
         self.dropped = of_activations(reader.tensors, self.quantised)
         self.tensors, headers = {}, {}
         for name, info in reader.tensors.items():
-            one = self.quantised.get(name)
-            if one is not None:
-                self.tensors[name] = TensorInfo(name, dtype, one.file_shape, info.file)
-                headers[one.name] = TensorInfo(one.name, dtype, one.shape, info.file)
+            tensor = self.quantised.get(name)
+            if tensor is not None:
+                self.tensors[name] = TensorInfo(name, dtype, tensor.file_shape, info.file)
+                headers[tensor.name] = TensorInfo(tensor.name, dtype, tensor.shape, info.file)
             elif name not in scales:
                 self.tensors[name] = info
                 if name not in self.dropped:
                     headers[name] = info
         self.headers = Headers(reader, headers)
         self.dtype = numpy_dtype(dtype)
-        self._pairs: dict[Numbers, Array] = {}
+        self._pairs: dict[DequantisedNumbers, Array] = {}
         self._exact: dict[str, bool] = {}
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
@@ -160,9 +160,9 @@ class Dequantised(Wrapped):
         check_range(self.path, self.tensors[name], start, stop)
         width = self.dtype.itemsize
         first, last = start // width, -(-stop // width)
-        found = np.empty(last - first, self.dtype)
-        self._fill(self.quantised[name], Numbers(self.dtype), first, found)
-        return found.view(np.uint8).data[start - first * width : stop - first * width]
+        values = np.empty(last - first, self.dtype)
+        self._fill(self.quantised[name], DequantisedNumbers(self.dtype), first, values)
+        return values.view(np.uint8).data[start - first * width : stop - first * width]
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into `into`."""
@@ -173,109 +173,115 @@ class Dequantised(Wrapped):
             into[:] = self.read_range(name, start, start + len(into))
         else:
             check_range(self.path, self.tensors[name], start, start + len(into))
-            found = np.frombuffer(into, self.dtype)
-            self._fill(self.quantised[name], Numbers(self.dtype), start // width, found)
+            values = np.frombuffer(into, self.dtype)
+            self._fill(self.quantised[name], DequantisedNumbers(self.dtype), start // width, values)
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix, each row `step` elements behind the one before."""
         if name not in self.quantised:
             self._reader.read_rows(name, start, step, into)
         else:
-            self._fill_rows(self.quantised[name], Numbers(self.dtype), start, step, into)
+            self._fill_rows(self.quantised[name], DequantisedNumbers(self.dtype), start, step, into)
 
     def changed(self, name: str, start: int, step: int, rows: int, run: int) -> int:
         """Return how many elements of such a matrix, with rows of `run` elements, rounding changes."""
-        one, numbers = self.quantised[name], Numbers(self.dtype, changed=True)
+        tensor, numbers = self.quantised[name], DequantisedNumbers(self.dtype, changed=True)
         if name not in self._exact:
-            self._exact[name] = self._is_exact(one, numbers)
+            self._exact[name] = self._is_exact(tensor, numbers)
         if self._exact[name] or not rows * run:
             return 0
         count, most = 0, max(1, TILE // run)
         for row in range(0, rows, most):
             for first in range(0, run, TILE):
-                found = np.empty((min(rows - row, most), min(run - first, TILE)), bool)
-                self._fill_rows(one, numbers, start + row * step + first, step, found)
-                count += int(np.count_nonzero(found))
+                flags = np.empty((min(rows - row, most), min(run - first, TILE)), bool)
+                self._fill_rows(tensor, numbers, start + row * step + first, step, flags)
+                count += int(np.count_nonzero(flags))
         return count
 
-    def _is_exact(self, one: QuantisedTensor, numbers: Numbers) -> bool:
+    def _is_exact(self, tensor: QuantisedTensor, numbers: DequantisedNumbers) -> bool:
         """Return whether products with the scales are exact for all possible numbers, so that nothing is rounded."""
-        if isinstance(one, _OTHERS):
+        if isinstance(tensor, _OTHERS):
             return False
-        info = self._reader.tensors[one.scales]
+        info = self._reader.tensors[tensor.scales]
         step = TILE // 256 * info.itemsize
         for start in range(0, info.nbytes, step):
-            data = self._reader.read_range(one.scales, start, min(info.nbytes, start + step))
-            if one.kind == MXFP4:
+            data = self._reader.read_range(tensor.scales, start, min(info.nbytes, start + step))
+            if tensor.kind == MXFP4:
                 present = np.unique(np.frombuffer(data, np.uint8))
                 is_changed = self._pairs_of(numbers).reshape(256, 256)[present].any()
             else:
                 scales = np.frombuffer(data, numpy_dtype(info.dtype)).astype(np.float64)
-                is_changed = numbers.of(*np.broadcast_arrays(float8_values(one.kind)[None], scales[:, None])).any()
+                is_changed = numbers.of(*np.broadcast_arrays(float8_values(tensor.kind)[None], scales[:, None])).any()
             if is_changed:
                 return False
         return True
 
-    def _fill_rows(self, one: QuantisedTensor, numbers: Numbers, start: int, step: int, into: Array) -> None:
+    def _fill_rows(
+        self, tensor: QuantisedTensor, numbers: DequantisedNumbers, start: int, step: int, into: Array
+    ) -> None:
         """Fill a matrix from element `start` in the order of the file on, each row `step` after the previous one."""
         rows, run = into.shape
-        columns = one.file_shape[-1]
+        columns = tensor.file_shape[-1]
         if rows > 1 and step and step % columns == 0 and start % columns + run <= columns:
             first, jump = start // columns, step // columns
-            self._tiles(one, numbers, range(first, first + rows * jump, jump), start % columns, into)
+            self._tiles(tensor, numbers, range(first, first + rows * jump, jump), start % columns, into)
             return
         for number in range(rows):
-            self._fill(one, numbers, start + number * step, into[number])
+            self._fill(tensor, numbers, start + number * step, into[number])
 
-    def _fill(self, one: QuantisedTensor, numbers: Numbers, first: int, into: Array) -> None:
+    def _fill(self, tensor: QuantisedTensor, numbers: DequantisedNumbers, first: int, into: Array) -> None:
         """Fill `into` with elements from element `first` in the order of the file on."""
-        columns = one.file_shape[-1]
+        columns = tensor.file_shape[-1]
         done = 0
-        for box in boxes((math.prod(one.file_shape[:-1]), columns), first, first + into.size):
+        for box in boxes((math.prod(tensor.file_shape[:-1]), columns), first, first + into.size):
             rows, across = box if len(box) > 1 else (*box, slice(0, columns))
             size = (rows.stop - rows.start) * (across.stop - across.start)
             part = into[done : done + size].reshape(rows.stop - rows.start, -1)
-            self._tiles(one, numbers, range(rows.start, rows.stop), across.start, part)
+            self._tiles(tensor, numbers, range(rows.start, rows.stop), across.start, part)
             done += size
 
-    def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
+    def _tiles(
+        self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, into: Array
+    ) -> None:
         """Fill a rectangle, a tile at a time."""
-        own = self._mxfp4 if one.kind == MXFP4 else self._float8
-        make = self._scaled if isinstance(one, _OTHERS) else own
+        own = self._mxfp4 if tensor.kind == MXFP4 else self._float8
+        make = self._scaled if isinstance(tensor, _OTHERS) else own
         width = into.shape[1]
         most = max(1, TILE // max(width, rows.step // FAR, 1))
         for first in range(0, len(rows), most):
             for left in range(0, width, TILE):
                 right = min(width, left + TILE)
-                found = make(one, numbers, rows[first : first + most], column + left, column + right)
-                into[first : first + most, left:right] = found
+                tile = make(tensor, numbers, rows[first : first + most], column + left, column + right)
+                into[first : first + most, left:right] = tile
 
-    def _scaled(self, one: Any, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+    def _scaled(self, tensor: Any, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers of GPTQ, AWQ, bitsandbytes or GGUF."""
-        return numbers.of(*np.broadcast_arrays(*one.tile(self._source, rows, column, end)))
+        return numbers.of(*np.broadcast_arrays(*tensor.tile(self._source, rows, column, end)))
 
-    def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+    def _mxfp4(self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers, from a table of rounded pairs by byte and scale."""
         first, groups = column // GROUP, -(-end // GROUP) - column // GROUP
-        size = one.file_shape[-1]
+        size = tensor.file_shape[-1]
         half = GROUP // 2
-        codes = self._source.rectangle(one.numbers, size // 2, rows, first * half, (first + groups) * half)
-        scales = self._source.rectangle(one.scales, size // GROUP, rows, first, first + groups)
+        codes = self._source.rectangle(tensor.numbers, size // 2, rows, first * half, (first + groups) * half)
+        scales = self._source.rectangle(tensor.scales, size // GROUP, rows, first, first + groups)
         index = codes.reshape(len(rows), groups, half) | scales.astype(np.uint16)[..., None] << 8
         made = self._pairs_of(numbers)[index].view(numbers.result).reshape(len(rows), groups * GROUP)
-        found: Array = made[:, column - first * GROUP : end - first * GROUP]
-        return found
+        rectangle: Array = made[:, column - first * GROUP : end - first * GROUP]
+        return rectangle
 
-    def _pairs_of(self, numbers: Numbers) -> Array:
+    def _pairs_of(self, numbers: DequantisedNumbers) -> Array:
         if numbers not in self._pairs:
             self._pairs[numbers] = numbers.of_pairs()
         return self._pairs[numbers]
 
-    def _float8(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+    def _float8(
+        self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, end: int
+    ) -> Array:
         """Return a rectangle of numbers: from a table per block, or computed one by one if there are many blocks."""
-        (high, wide), (height, columns) = one.block, one.file_shape[-2:]
-        codes = self._source.rectangle(one.numbers, columns, rows, column, end)
-        info = self._reader.tensors[one.scales]
+        (high, wide), (height, columns) = tensor.block, tensor.file_shape[-2:]
+        codes = self._source.rectangle(tensor.numbers, columns, rows, column, end)
+        info = self._reader.tensors[tensor.scales]
         down, across = -(-height // high), -(-columns // wide)
         lines = np.array(rows)
         lines = lines // height * down + lines % height // high
@@ -283,13 +289,13 @@ class Dequantised(Wrapped):
         top, left, right = int(lines[0]), int(places[0]), int(places[-1]) + 1
         width = info.itemsize
         raw = self._source.rectangle(
-            one.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width
+            tensor.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width
         )
         scales = np.ascontiguousarray(raw).view(numpy_dtype(info.dtype)).astype(np.float64)
-        values = float8_values(one.kind)
+        values = float8_values(tensor.kind)
         if scales.size * 256 > codes.size:
             return numbers.of(values[codes], scales[(lines - top)[:, None], places - left])
         tables = numbers.of(*np.broadcast_arrays(values, scales.reshape(-1, 1))).reshape(-1)
         index = ((lines - top) * ((right - left) * 256))[:, None] + (places - left) * 256 + codes
-        found: Array = tables[index]
-        return found
+        rectangle: Array = tables[index]
+        return rectangle

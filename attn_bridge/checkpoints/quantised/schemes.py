@@ -45,7 +45,7 @@ def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(scheme) if isinstance(scheme, Mapping) else {}
 
 
-def method_of(scheme: Mapping[str, Any]) -> str:
+def method_of(scheme: Mapping[str, object]) -> str:
     """Return the method of a scheme in lower case; "" where it names none."""
     method = scheme.get("quant_method")
     if method is None and (scheme.get("load_in_4bit") or scheme.get("load_in_8bit")):
@@ -55,7 +55,7 @@ def method_of(scheme: Mapping[str, Any]) -> str:
     return method.lower() if isinstance(method, str) else ""
 
 
-def bits_of(scheme: Mapping[str, Any]) -> int | None:
+def bits_of(scheme: Mapping[str, object]) -> int | None:
     """Return the bits of a number; None if the scheme does not have them."""
     if method_of(scheme) == "bitsandbytes":
         is_4, is_8 = (scheme.get(f"load_in_{bits}bit") is True for bits in (4, 8))
@@ -68,7 +68,7 @@ def bits_of(scheme: Mapping[str, Any]) -> int | None:
     return bits if type(bits) is int else None
 
 
-def describe(scheme: Mapping[str, Any]) -> str:
+def describe(scheme: Mapping[str, object]) -> str:
     """Return the quantisation in words, such as ``GPTQ, 4 bit``; "" if config.json does not name it."""
     method, bits = method_of(scheme), bits_of(scheme)
     parts = [TITLES.get(method, printable(method, 40))] if method else []
@@ -77,7 +77,7 @@ def describe(scheme: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *([f"{bits} bit"] if bits is not None else [])])
 
 
-def unsupported(scheme: Mapping[str, Any]) -> str:
+def unsupported(scheme: Mapping[str, object]) -> str:
     """Return why weights of a scheme can't be dequantised; "" if config.json does not rule it out."""
     method, bits = method_of(scheme), bits_of(scheme)
     if method == "compressed-tensors":
@@ -114,12 +114,12 @@ def _bits(choices: tuple[int, ...]) -> str:
     return f"it must have {' or '.join(map(str, choices))} bit"
 
 
-def is_by_name(scheme: Mapping[str, Any]) -> bool:
+def is_by_name(scheme: Mapping[str, object]) -> bool:
     """Whether errors of layouts name its tensors, by which alone it is recognised."""
     return not unsupported(scheme) and method_of(scheme) in ("", *FLOAT8)
 
 
-def check(path: Path, scheme: Mapping[str, Any]) -> None:
+def check(path: Path, scheme: Mapping[str, object]) -> None:
     """Refuse a scheme that can't be dequantised.
 
     Args:

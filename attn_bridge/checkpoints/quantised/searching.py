@@ -10,7 +10,6 @@ import collections
 import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from ...printable import printable
 from ..containers.base import CheckpointError, Reader, TensorInfo
@@ -58,18 +57,18 @@ def notes_on_codes(tensors: Mapping[str, TensorInfo]) -> list[str]:
     Args:
         tensors: name -> header of all tensors of a source that is not dequantised.
     """
-    found: dict[str, list[str]] = {}
+    names_by_dtype: dict[str, list[str]] = {}
     for name, info in tensors.items():
         if info.dtype in ("int8", "uint8", *pairs.FLOAT8) and len(info.shape) > 1:
-            found.setdefault(info.dtype, []).append(name)
+            names_by_dtype.setdefault(info.dtype, []).append(name)
     return [
         f"copied as they are, as nothing beside them scales them: {len(names)} tensors of {dtype}, such as "
         f"{printable(names[0])}"
-        for dtype, names in found.items()
+        for dtype, names in names_by_dtype.items()
     ]
 
 
-def notes_on_config(config: Mapping[str, Any], written: Mapping[str, Any] | None) -> list[str]:
+def notes_on_config(config: Mapping[str, object], written: Mapping[str, object] | None) -> list[str]:
     """Return a note on keys of quantisation that the written config.json lacks.
 
     Args:
@@ -96,7 +95,7 @@ def _numbers_of(name: str) -> list[str]:
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
-def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
+def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     """Return the quantised tensors, in the order of the numbers.
 
     Args:
@@ -125,7 +124,7 @@ def find(reader: Reader, config: Mapping[str, Any]) -> list[QuantisedTensor]:
     return sorted(quantised, key=lambda tensor: order[tensor.numbers])
 
 
-def check_plain(reader: Reader, config: Mapping[str, Any]) -> None:
+def check_plain(reader: Reader, config: Mapping[str, object]) -> None:
     """Refuse quantised weights in a conversion that does not dequantise them, if config.json or names show the method.
 
     MXFP4 and float8 are left to the layout, which names one of their tensors.
@@ -158,7 +157,7 @@ def check_blocks(reader: Reader) -> None:
         )
 
 
-def check_loadable(reader: Reader, config: Mapping[str, Any]) -> None:
+def check_loadable(reader: Reader, config: Mapping[str, object]) -> None:
     """Refuse to make a model of quantised weights.
 
     Raises:
@@ -180,7 +179,7 @@ def _has_codes(reader: Reader) -> bool:
 
 
 def default_dtype(
-    tensors: Mapping[str, TensorInfo], quantised: Mapping[str, QuantisedTensor], config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo], quantised: Mapping[str, QuantisedTensor], config: Mapping[str, object]
 ) -> str:
     """Return the dtype that quantised tensors become by default.
 

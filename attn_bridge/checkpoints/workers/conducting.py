@@ -21,7 +21,7 @@ from ..requests import Prepared, Request
 from ..verification import budget_of
 from .finishing import check_source, finish, is_intact, published
 from .jobs import CORES, Helpers, Job, Progress, Result, cut, job_of, most, share, shares
-from .places import Place, place_of
+from .places import StagingPlace, place_of
 from .working import SPARE, Advance, Sole, work, writer_of
 
 if TYPE_CHECKING:
@@ -103,32 +103,32 @@ def run(
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
     """
-    options, place = prepared.options, place_of(prepared.target)
-    place.check(prepared.reader, prepared.is_folder)
-    if place.job() is None:
-        place.check_free(options.overwrite)
+    options, staging_area = prepared.options, place_of(prepared.target)
+    staging_area.check(prepared.reader, prepared.is_folder)
+    if staging_area.job() is None:
+        staging_area.check_free(options.overwrite)
     tasks = cut(prepared.plan, job.task_bytes if budget is None else max(1, prepared.plan.nbytes), job.workers)
     advance = adding(progress, prepared.plan.nbytes)
     is_resumable = containers.writer_class(prepared.format).random_access
 
-    with place.alone():
-        if place.recover(job.plan) and is_intact(prepared, progress):
+    with staging_area.alone():
+        if staging_area.recover(job.plan) and is_intact(prepared, progress):
             result = published(prepared)
-            place.clear()
+            staging_area.clear()
             return result
-        place.check_free(options.overwrite)
-        known = place.entries(job.plan) if options.resume and is_resumable else {}
-        reason = "" if known or not options.resume else _why_anew(prepared, place, job, is_resumable)
+        staging_area.check_free(options.overwrite)
+        journal = staging_area.entries(job.plan) if options.resume and is_resumable else {}
+        reason = "" if journal or not options.resume else _why_anew(prepared, staging_area, job, is_resumable)
         token = uuid.uuid4().hex
-        with _leftovers(place, job, is_resumable):
-            if place.begin(job, anew=not known) != job:
-                place.replace(job)
+        with _leftovers(staging_area, job, is_resumable):
+            if staging_area.begin(job, anew=not journal) != job:
+                staging_area.replace(job)
             busy = [index for index, mine in enumerate(shares(tasks, job.workers)) if mine]
             others = [index for index in busy if index or not works_itself]
             helpers = start(prepared, job, token, others, advance) if others and start is not None else None
             try:
                 check_source(prepared, job.task_bytes + SPARE if budget is None else budget)
-                sole = None if budget is None else Sole(writer_of(prepared, place, is_share=False), budget)
+                sole = None if budget is None else Sole(writer_of(prepared, staging_area, is_share=False), budget)
                 intact = 0
                 if works_itself:
 
@@ -138,8 +138,8 @@ def run(
                             helpers.check()
 
                     mine = share(tasks, 0, job.workers)
-                    with place.helping(job), copying.beside(job.workers):
-                        intact = work(prepared, place, mine, job, token, checked, sole)
+                    with staging_area.helping(job), copying.beside(job.workers):
+                        intact = work(prepared, staging_area, mine, job, token, checked, sole)
                 if helpers is not None:
                     helpers.wait()
             finally:
@@ -147,7 +147,7 @@ def run(
                     helpers.stop()
             result = finish(
                 prepared,
-                place,
+                staging_area,
                 job,
                 tasks,
                 token,
@@ -156,15 +156,15 @@ def run(
                 sole=sole,
             )
     if budget is None:
-        intact = len({piece.name for piece in known} & set(result.digests))
-    elif known and not intact:
+        intact = len({piece.name for piece in journal} & set(result.digests))
+    elif journal and not intact:
         reason = "nothing of what was written is intact"
     return dataclasses.replace(result, resumed=intact, restart_reason=reason)
 
 
-def _why_anew(prepared: Prepared, place: Place, job: Job, is_resumable: bool) -> str:
+def _why_anew(prepared: Prepared, staging_area: StagingPlace, job: Job, is_resumable: bool) -> str:
     """Return why the run cannot resume, in words."""
-    before = place.job()
+    before = staging_area.job()
     if not is_resumable and before is not None and before.plan == job.plan:
         return f"a file of {containers.writer_class(prepared.format).format} is written from its beginning on"
     return "no interrupted run of this very conversion was found"
@@ -184,24 +184,24 @@ def adding(progress: Progress, total: int) -> Advance:
 
 
 @contextlib.contextmanager
-def _leftovers(place: Place, job: Job, is_resumable: bool) -> Iterator[None]:
+def _leftovers(staging_area: StagingPlace, job: Job, is_resumable: bool) -> Iterator[None]:
     """Describe the leftovers of a failed run in its error; delete them if useless for a resume or on a full disk."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, DiskFullError) or _is_useless(place, job, is_resumable):
-            place.clear()
+        if isinstance(error, DiskFullError) or _is_useless(staging_area, job, is_resumable):
+            staging_area.clear()
             raise
         if isinstance(error, CheckpointError):
-            raise CheckpointError(f"{error}; {place.leftover}") from None
-        error.add_note(place.leftover)
+            raise CheckpointError(f"{error}; {staging_area.leftover}") from None
+        error.add_note(staging_area.leftover)
         raise
 
 
-def _is_useless(place: Place, job: Job, is_resumable: bool) -> bool:
+def _is_useless(staging_area: StagingPlace, job: Job, is_resumable: bool) -> bool:
     """Return whether the staging folder is useless for a resume; False if the store does not answer."""
     try:
-        return not place.was_published() and not (is_resumable and place.entries(job.plan))
+        return not staging_area.was_published() and not (is_resumable and staging_area.entries(job.plan))
     except CheckpointError:  # a store that doesn't answer
         return False
 

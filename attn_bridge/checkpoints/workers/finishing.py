@@ -13,8 +13,8 @@ from ..elements import Elements
 from ..manifest import DIGEST, new_digest
 from ..requests import Prepared
 from ..verification import MIN, by_digests, check_dropped, check_kept, check_ties, stamps
-from .jobs import Entry, Job, Piece, Progress, Result, Task, shares
-from .places import Place
+from .jobs import Job, JournalEntry, Piece, Progress, Result, Task, shares
+from .places import StagingPlace
 from .working import SPARE, Sole, chunks, digest_there, writer_of
 
 SHOWN = 8
@@ -34,19 +34,19 @@ def check_source(prepared: Prepared, budget: int) -> None:
         config_beside(prepared.plan, prepared.reader, prepared.config)
 
 
-def missing(job: Job, tasks: Sequence[Task], known: dict[Piece, list[Entry]]) -> list[str]:
+def missing(job: Job, tasks: Sequence[Task], journal: dict[Piece, list[JournalEntry]]) -> list[str]:
     """Return lines on the workers with unwritten tasks."""
-    found = []
+    lines = []
     for index, mine in enumerate(shares(tasks, job.workers)):
-        left = [task for task in mine if any(piece not in known for piece in task.pieces)]
+        left = [task for task in mine if any(piece not in journal for piece in task.pieces)]
         if left:
-            found.append(f"{index}/{job.workers} ({len(left)} of {len(mine)} tasks)")
-    return found
+            lines.append(f"{index}/{job.workers} ({len(left)} of {len(mine)} tasks)")
+    return lines
 
 
 def finish(
     prepared: Prepared,
-    place: Place,
+    staging_area: StagingPlace,
     job: Job,
     tasks: Sequence[Task],
     run: str,
@@ -59,7 +59,7 @@ def finish(
 
     Args:
         prepared: the conversion.
-        place: the staging place of its tensors, locked by the caller for exclusive use.
+        staging_area: the staging place of its tensors, locked by the caller for exclusive use.
         job: the completed job.
         tasks: all of them.
         run: entries of this run were already read back, and are not read again.
@@ -72,16 +72,18 @@ def finish(
     """
     plan, reader = prepared.plan, prepared.reader
     files = stamps(reader)
-    known = place.entries(job.plan) if sole is None else sole.entries
+    journal = staging_area.entries(job.plan) if sole is None else sole.entries
     budget = job.task_bytes + SPARE if sole is None else sole.budget
-    left = missing(job, tasks, known)
+    left = missing(job, tasks, journal)
     if left:
-        raise CheckpointError(f"{place.shown} is not complete: these workers have yet to write: {listed(left, SHOWN)}")
+        raise CheckpointError(
+            f"{staging_area.shown} is not complete: these workers have yet to write: {listed(left, SHOWN)}"
+        )
     if not is_source_checked:
         check_source(prepared, budget)
-    writer = writer_of(prepared, place, is_share=False) if sole is None else sole.writer
+    writer = writer_of(prepared, staging_area, is_share=False) if sole is None else sole.writer
     try:
-        digests, changed = _check(prepared, place, writer, job, tasks, known, run, progress)
+        digests, changed = _check(prepared, staging_area, writer, job, tasks, journal, run, progress)
         if stamps(reader, anew=True) != files or (sole is None and prepared.identity() != job.plan):
             raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
         writer.finish()
@@ -90,19 +92,19 @@ def finish(
         raise
     own = config_beside(plan, reader, prepared.config) if prepared.is_folder else None
     elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
-    accompany(plan, reader, elements, prepared.before, *place.beside(prepared.is_folder), digests, own, budget)
-    place.check_free(prepared.options.overwrite)
-    place.publish(prepared.is_folder)
+    accompany(plan, reader, elements, prepared.before, *staging_area.beside(prepared.is_folder), digests, own, budget)
+    staging_area.check_free(prepared.options.overwrite)
+    staging_area.publish(prepared.is_folder)
     return Result(prepared.target, digests, changed, 0)
 
 
 def _check(
     prepared: Prepared,
-    place: Place,
+    staging_area: StagingPlace,
     writer: Writer,
     job: Job,
     tasks: Sequence[Task],
-    known: dict[Piece, list[Entry]],
+    journal: dict[Piece, list[JournalEntry]],
     run: str,
     progress: Progress,
 ) -> tuple[dict[str, str], dict[str, int]]:
@@ -117,8 +119,12 @@ def _check(
     for target in prepared.plan.targets:
         name, pieces = target.info.name, by_name[target.info.name]
         whole, count = new_digest(), 0
-        seen = [one[-1] for piece in pieces if (one := [entry for entry in known[piece] if entry.run == run])]
-        at_once = [one for one in known.get(Piece(name, 0, pieces[-1].stop), ()) if one.run == run]
+        seen = [
+            own_entries[-1]
+            for piece in pieces
+            if (own_entries := [entry for entry in journal[piece] if entry.run == run])
+        ]
+        at_once = [one for one in journal.get(Piece(name, 0, pieces[-1].stop), ()) if one.run == run]
         if len(pieces) > 1 and at_once and len(seen) == len(pieces):  # a worker of this run wrote all of it, in order
             digests[name], count = at_once[-1].digest, at_once[-1].changed
             if count:
@@ -127,11 +133,13 @@ def _check(
             progress(done, total, f"checking {name}")
             continue
         for piece in pieces:
-            own = [entry for entry in known[piece] if entry.run == run]
+            own = [entry for entry in journal[piece] if entry.run == run]
             digest = own[-1].digest if own else ""
             if not own or len(pieces) > 1:
-                digest = digest_there(place, writer, piece, target.info.itemsize, *([whole] if len(pieces) > 1 else []))
-            entry = next((entry for entry in own or known[piece] if entry.digest == digest), None)
+                digest = digest_there(
+                    staging_area, writer, piece, target.info.itemsize, *([whole] if len(pieces) > 1 else [])
+                )
+            entry = next((entry for entry in own or journal[piece] if entry.digest == digest), None)
             if entry is None:
                 owner = next(
                     number
@@ -139,7 +147,7 @@ def _check(
                     if any(piece in task.pieces for task in mine)
                 )
                 raise CheckpointError(
-                    f"{place.shown}: {printable(name)} has other bytes than were written; worker "
+                    f"{staging_area.shown}: {printable(name)} has other bytes than were written; worker "
                     f"{owner}/{job.workers} has to run again"
                 )
             count += entry.changed
@@ -161,21 +169,26 @@ def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -
     """
     plan = prepared.plan
     try:
-        with containers.open_reader(prepared.target, prepared.format) as there:
-            known = manifest.of(there, prepared.target)
+        with containers.open_reader(prepared.target, prepared.format) as target_reader:
+            target_manifest = manifest.of(target_reader, prepared.target)
             wanted = {one.info.name: (one.info.dtype, list(one.info.shape)) for one in plan.targets}
-            if known is None or (known.layout, known.dtype) != (plan.target_layout, plan.dtype):
+            if target_manifest is None or (target_manifest.layout, target_manifest.dtype) != (
+                plan.target_layout,
+                plan.dtype,
+            ):
                 return False
-            if {name: (one.get("dtype"), one.get("shape")) for name, one in known.tensors.items()} != wanted:
+            if {name: (one.get("dtype"), one.get("shape")) for name, one in target_manifest.tensors.items()} != wanted:
                 return False
             kept = None if prepared.before is None else prepared.before.kept
             elements = Elements(prepared.reader, kept, task_bytes + SPARE)
             targets = {one.info.name: one for one in plan.targets}
             pieces = [(piece, targets[piece.name]) for task in mine for piece in task.pieces]
-            for one, start, stop in chunks(pieces, MIN):
-                width = one.target.info.itemsize
-                array, _ = elements.read(one.target, start, stop)
-                same = array.tobytes() == bytes(there.read_range(one.piece.name, start * width, stop * width))
+            for open_piece, start, stop in chunks(pieces, MIN):
+                width = open_piece.target.info.itemsize
+                array, _ = elements.read(open_piece.target, start, stop)
+                same = array.tobytes() == bytes(
+                    target_reader.read_range(open_piece.piece.name, start * width, stop * width)
+                )
                 elements.release(array)
                 if not same:
                     return False
@@ -187,16 +200,16 @@ def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -
 def is_intact(prepared: Prepared, progress: Progress) -> bool:
     """Return whether an existing target's bytes match its manifest."""
     try:
-        with containers.open_reader(prepared.target, prepared.format) as there:
-            known = manifest.of(there, prepared.target)
-            return known is not None and not by_digests(there, known, progress)
+        with containers.open_reader(prepared.target, prepared.format) as target_reader:
+            target_manifest = manifest.of(target_reader, prepared.target)
+            return target_manifest is not None and not by_digests(target_reader, target_manifest, progress)
     except CheckpointError:
         return False
 
 
 def published(prepared: Prepared) -> Result:
     """Return the result for an existing target, from its manifest."""
-    with containers.open_reader(prepared.target, prepared.format) as there:
-        known = manifest.of(there, prepared.target)
-    tensors = {} if known is None else known.tensors
+    with containers.open_reader(prepared.target, prepared.format) as target_reader:
+        target_manifest = manifest.of(target_reader, prepared.target)
+    tensors = {} if target_manifest is None else target_manifest.tensors
     return Result(prepared.target, {name: one[DIGEST] for name, one in tensors.items()}, {}, len(tensors))

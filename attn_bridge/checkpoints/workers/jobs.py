@@ -77,17 +77,17 @@ def cut(plan: Plan, size: int, workers: int = 1) -> list[Task]:
     pack = min(size, -(-plan.nbytes // (PER_WORKER * PACKS * workers))) if workers > 1 else size
     tasks: list[Task] = []
     pieces: list[Piece] = []
-    held = 0
+    num_bytes = 0
     for target in plan.targets:
         for piece in _cut(target.info, size):
             count = (piece.stop - piece.start) * target.info.itemsize
-            if pieces and held + count > pack:
-                tasks.append(Task(held, tuple(pieces)))
-                pieces, held = [], 0
+            if pieces and num_bytes + count > pack:
+                tasks.append(Task(num_bytes, tuple(pieces)))
+                pieces, num_bytes = [], 0
             pieces.append(piece)
-            held += count
+            num_bytes += count
     if pieces:
-        tasks.append(Task(held, tuple(pieces)))
+        tasks.append(Task(num_bytes, tuple(pieces)))
     return tasks
 
 
@@ -111,12 +111,12 @@ def _cut(info: TensorInfo, size: int) -> Iterator[Piece]:
 def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
     """Return the tasks of each of `count` workers: consecutive tasks, with about equal bytes for all."""
     total, before = sum(task.nbytes for task in tasks), 0
-    found: list[list[Task]] = [[] for _ in range(count)]
+    worker_tasks: list[list[Task]] = [[] for _ in range(count)]
     for task in tasks:
         middle = 2 * before + task.nbytes
-        found[min(count - 1, middle * count // (2 * total)) if total else 0].append(task)
+        worker_tasks[min(count - 1, middle * count // (2 * total)) if total else 0].append(task)
         before += task.nbytes
-    return found
+    return worker_tasks
 
 
 def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
@@ -137,7 +137,7 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
     infos = [target.info for target in plan.targets]
     writer = kind(Path(plan.source.name), infos, plan.metadata, is_share=True) if kind.random_access else None
     by_name = {info.name: info for info in infos}
-    found = []
+    descriptions = []
     for task in cut(plan, size_of(plan, workers, task_bytes), workers):
         entries: list[dict[str, Any]] = []
         for piece in task.pieces:
@@ -149,8 +149,8 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
                 stop = start + extent.count // width
                 entries.append(_entry(piece.name, start, stop, width, extent.file, extent.offset))
                 start = stop
-        found.append({"bytes": task.nbytes, "tensors": entries})
-    return found
+        descriptions.append({"bytes": task.nbytes, "tensors": entries})
+    return descriptions
 
 
 def _entry(name: str, start: int, stop: int, width: int, file: str, offset: int | None) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """A journal entry on elements that a worker wrote and read back.
 
     Attributes:
@@ -251,8 +251,8 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a line of a journal."""
-        found = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, DIGEST: self.digest}
-        return {**found, "changed": self.changed, "run": self.run}
+        fields = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, DIGEST: self.digest}
+        return {**fields, "changed": self.changed, "run": self.run}
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Self:

@@ -14,7 +14,7 @@ from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
 from .jobs import Job, Progress, Result, Task, cut, share
-from .places import Place, place_of, staging
+from .places import StagingPlace, place_of, staging
 from .working import work
 
 
@@ -49,28 +49,28 @@ def worker(prepared: Prepared, job: Job, index: int, progress: Progress) -> Work
             way.
     """
     containers.check_shared(prepared.format)
-    place = place_of(prepared.target)
-    place.check(prepared.reader, prepared.is_folder)
+    staging_area = place_of(prepared.target)
+    staging_area.check(prepared.reader, prepared.is_folder)
     tasks = cut(prepared.plan, job.task_bytes, job.workers)
     mine = share(tasks, index, job.workers)
     advance = adding(progress, sum(task.nbytes for task in mine))
-    if place.job() is None:
-        if not place.is_free() and check_published(prepared, mine, job.task_bytes):
+    if staging_area.job() is None:
+        if not staging_area.is_free() and check_published(prepared, mine, job.task_bytes):
             return Worked(published(prepared), was_there=True)
-        place.check_free(prepared.options.overwrite)
+        staging_area.check_free(prepared.options.overwrite)
     token = uuid.uuid4().hex
-    with place.among():
-        _agree(place, job, index, prepared.options.resume)
-        if not place.was_published():
-            place.check_free(prepared.options.overwrite)
-            with _kept(place):
-                work(prepared, place, mine, job, token, advance)
-            left = missing(job, tasks, place.entries(job.plan))
+    with staging_area.among():
+        _agree(staging_area, job, index, prepared.options.resume)
+        if not staging_area.was_published():
+            staging_area.check_free(prepared.options.overwrite)
+            with _kept(staging_area):
+                work(prepared, staging_area, mine, job, token, advance)
+            left = missing(job, tasks, staging_area.entries(job.plan))
             if left:
                 return Worked(None, tuple(left))
-        if not place.take_over():
+        if not staging_area.take_over():
             return Worked(None)
-        return _finish(prepared, place, job, tasks, token, progress)
+        return _finish(prepared, staging_area, job, tasks, token, progress)
 
 
 def finish_by_hand(prepared: Prepared, progress: Progress) -> Worked:
@@ -79,34 +79,36 @@ def finish_by_hand(prepared: Prepared, progress: Progress) -> Worked:
     Raises:
         CheckpointError: output is missing, or its bytes differ from those that were written.
     """
-    place = place_of(prepared.target)
-    place.check(prepared.reader, prepared.is_folder)
-    job = place.job()
+    staging_area = place_of(prepared.target)
+    staging_area.check(prepared.reader, prepared.is_folder)
+    job = staging_area.job()
     if job is None:
-        if not place.is_free() and check_published(prepared, (), 0):
+        if not staging_area.is_free() and check_published(prepared, (), 0):
             return Worked(published(prepared), was_there=True)
-        raise CheckpointError(f"no workers have written anything for {prepared.target}: there is no {place.shown}")
-    with place.alone():
-        here = place.job() or job
-        mine = Job.of(prepared, here.workers, here.task_bytes)
-        if here.plan != mine.plan:
-            raise CheckpointError(f"{place.shown} is of another conversion: {mine.difference(here)}")
-        tasks = cut(prepared.plan, here.task_bytes, here.workers)
-        return _finish(prepared, place, here, tasks, "", progress)
+        raise CheckpointError(
+            f"no workers have written anything for {prepared.target}: there is no {staging_area.shown}"
+        )
+    with staging_area.alone():
+        current_job = staging_area.job() or job
+        mine = Job.of(prepared, current_job.workers, current_job.task_bytes)
+        if current_job.plan != mine.plan:
+            raise CheckpointError(f"{staging_area.shown} is of another conversion: {mine.difference(current_job)}")
+        tasks = cut(prepared.plan, current_job.task_bytes, current_job.workers)
+        return _finish(prepared, staging_area, current_job, tasks, "", progress)
 
 
 def _finish(
-    prepared: Prepared, place: Place, job: Job, tasks: Sequence[Task], token: str, progress: Progress
+    prepared: Prepared, staging_area: StagingPlace, job: Job, tasks: Sequence[Task], token: str, progress: Progress
 ) -> Worked:
-    if place.recover(job.plan):
-        place.clear()
+    if staging_area.recover(job.plan):
+        staging_area.clear()
         return Worked(published(prepared), was_there=True)
-    place.check_free(prepared.options.overwrite)
-    result = finish(prepared, place, job, tasks, token, is_source_checked=False, progress=progress)
+    staging_area.check_free(prepared.options.overwrite)
+    result = finish(prepared, staging_area, job, tasks, token, is_source_checked=False, progress=progress)
     return Worked(result)
 
 
-def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
+def _agree(staging_area: StagingPlace, job: Job, index: int, resume: bool) -> None:
     """Check that all workers write the same plan in the same shares.
 
     Raises:
@@ -114,33 +116,35 @@ def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
     """
     deadline = time.monotonic() + staging.PATIENCE
     while True:
-        if place.job() is None and not place.is_fit(job.plan):
-            if not place.replace_if_alone(job, anew=True):
+        if staging_area.job() is None and not staging_area.is_fit(job.plan):
+            if not staging_area.replace_if_alone(job, anew=True):
                 time.sleep(0.05)
             continue
-        here = place.begin(job, anew=False)
-        difference = job.difference(here)
+        current_job = staging_area.begin(job, anew=False)
+        difference = job.difference(current_job)
         if not difference:
             return
-        said = f"worker {index}/{job.workers}: {place.shown} is of a conversion {difference}"
-        if here.plan != job.plan or not (resume or here.workers == 1):  # what one process left has no other workers
-            more = "" if here.plan != job.plan else "; --resume goes on with these once none of those is left"
-            raise CheckpointError(f"{said}{more}; {place.removal}")
-        if place.replace_if_alone(job):
+        message = f"worker {index}/{job.workers}: {staging_area.shown} is of a conversion {difference}"
+        if current_job.plan != job.plan or not (
+            resume or current_job.workers == 1
+        ):  # what one process left has no other workers
+            more = "" if current_job.plan != job.plan else "; --resume goes on with these once none of those is left"
+            raise CheckpointError(f"{message}{more}; {staging_area.removal}")
+        if staging_area.replace_if_alone(job):
             return
         if time.monotonic() > deadline:
-            raise CheckpointError(f"{said}, which are still at work")
+            raise CheckpointError(f"{message}, which are still at work")
         time.sleep(0.05)
 
 
 @contextlib.contextmanager
-def _kept(place: Place) -> Iterator[None]:
+def _kept(staging_area: StagingPlace) -> Iterator[None]:
     """Mention in errors that the worker's leftovers are kept for the others."""
-    said = f"{place.shown} is kept: the same command goes on from it, {place.removal}"
+    hint = f"{staging_area.shown} is kept: the same command goes on from it, {staging_area.removal}"
     try:
         yield
     except CheckpointError as error:
-        raise type(error)(f"{error}; {said}") from None
+        raise type(error)(f"{error}; {hint}") from None
     except BaseException as error:
-        error.add_note(said)
+        error.add_note(hint)
         raise

@@ -20,11 +20,11 @@ from ..containers.base import CheckpointError, Writer, numpy_dtype
 from ..containers.remote import is_remote
 from ..elements import CHUNK_AHEAD, Ahead, Elements
 from ..manifest import Digest, new_digest
-from ..planning.plans import Target
+from ..planning.plans import TargetTensor
 from ..requests import Prepared
 from ..verification import cuts, stamps
-from .jobs import Entry, Job, Piece, Task
-from .places import Place
+from .jobs import Job, JournalEntry, Piece, Task
+from .places import StagingPlace
 from .places.staging import naming
 
 Advance = Callable[[int, str], None]
@@ -45,7 +45,7 @@ class Open:
     """A piece that is being written."""
 
     piece: Piece
-    target: Target
+    target: TargetTensor
     digest: Digest = dataclasses.field(default_factory=new_digest)
     changed: int = 0
 
@@ -62,19 +62,19 @@ class Sole:
 
     writer: Writer
     budget: int
-    entries: dict[Piece, list[Entry]] = dataclasses.field(default_factory=dict)
+    entries: dict[Piece, list[JournalEntry]] = dataclasses.field(default_factory=dict)
 
 
-def writer_of(prepared: Prepared, place: Place, *, is_share: bool) -> Writer:
+def writer_of(prepared: Prepared, staging_area: StagingPlace, *, is_share: bool) -> Writer:
     """Return the writer of a conversion's target: of a worker's share, or of the whole file with its header."""
     infos = [target.info for target in prepared.plan.targets]
-    with naming(place.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
-        return place.writer(prepared.format, infos, prepared.plan.metadata, is_share=is_share)
+    with naming(staging_area.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
+        return staging_area.writer(prepared.format, infos, prepared.plan.metadata, is_share=is_share)
 
 
 def work(
     prepared: Prepared,
-    place: Place,
+    staging_area: StagingPlace,
     tasks: Sequence[Task],
     job: Job,
     run: str,
@@ -85,7 +85,7 @@ def work(
 
     Args:
         prepared: the conversion.
-        place: the staging place, entered by the caller.
+        staging_area: the staging place, entered by the caller.
         tasks: the tasks to write.
         job: its plan selects earlier entries; source tensors larger than its tasks are not loaded whole.
         run: noted with each entry.
@@ -97,21 +97,21 @@ def work(
     """
     plan_of = {target.info.name: target for target in prepared.plan.targets}
     files = stamps(prepared.reader)
-    writer = writer_of(prepared, place, is_share=True) if sole is None else sole.writer
+    writer = writer_of(prepared, staging_area, is_share=True) if sole is None else sole.writer
     pieces = [piece for task in tasks for piece in task.pieces]
-    known = place.entries(job.plan) if writer.random_access else {}
+    journal = staging_area.entries(job.plan) if writer.random_access else {}
     left = []
 
-    def note(entries: Sequence[Entry]) -> None:
+    def note(entries: Sequence[JournalEntry]) -> None:
         if writer.random_access:  # a file that is written in order can't be resumed
-            place.record(entries)
+            staging_area.record(entries)
         if sole is not None:
             sole.entries |= {entry.piece: [entry] for entry in entries}
 
     try:
         for piece in pieces:
             target = plan_of[piece.name]
-            entry = _intact(place, writer, piece, target, known)
+            entry = _intact(staging_area, writer, piece, target, journal)
             if entry is None:
                 left.append(piece)
                 continue
@@ -119,14 +119,14 @@ def work(
                 note([dataclasses.replace(entry, piece=piece, run=run)])
             advance((piece.stop - piece.start) * target.info.itemsize, piece.name)
         nbytes = sum((piece.stop - piece.start) * plan_of[piece.name].info.itemsize for piece in left)
-        place.expect(nbytes, in_one_file=not writer.random_access)
+        staging_area.expect(nbytes, in_one_file=not writer.random_access)
         targets = [(piece, plan_of[piece.name]) for piece in left]
-        _write(prepared, place, writer, targets, job.task_bytes, run, advance, note, sole)
+        _write(prepared, staging_area, writer, targets, job.task_bytes, run, advance, note, sole)
         if stamps(prepared.reader, anew=True) != files:
             raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
         if sole is None:
             writer.flush()
-            place.settle()
+            staging_area.settle()
     except BaseException:
         writer.abort()
         raise
@@ -134,20 +134,24 @@ def work(
 
 
 def _intact(
-    place: Place, writer: Writer, piece: Piece, target: Target, known: dict[Piece, list[Entry]]
-) -> Entry | None:
+    staging_area: StagingPlace,
+    writer: Writer,
+    piece: Piece,
+    target: TargetTensor,
+    journal: dict[Piece, list[JournalEntry]],
+) -> JournalEntry | None:
     """Return an earlier entry of a piece whose bytes still have its digest, or None."""
-    entries = known.get(piece, [])
+    entries = journal.get(piece, [])
     if not entries:
         return None
     try:
-        found = digest_there(place, writer, piece, target.info.itemsize)
+        digest = digest_there(staging_area, writer, piece, target.info.itemsize)
     except CheckpointError:
         return None
-    return next((entry for entry in entries if entry.digest == found), None)
+    return next((entry for entry in entries if entry.digest == digest), None)
 
 
-def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: Digest) -> str:
+def digest_there(staging_area: StagingPlace, writer: Writer, piece: Piece, width: int, *more: Digest) -> str:
     """Return the digest of a piece as stored, and feed its bytes to further digests.
 
     Raises:
@@ -156,21 +160,21 @@ def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: 
     digest = new_digest()
     for extent in writer.extents(piece.name, piece.start * width, piece.stop * width):
         for start in range(0, extent.count, BLOCK):
-            data = place.read(extent.file, extent.offset + start, min(BLOCK, extent.count - start))
-            for one in (digest, *more):
-                one.update(data)
+            data = staging_area.read(extent.file, extent.offset + start, min(BLOCK, extent.count - start))
+            for hasher in (digest, *more):
+                hasher.update(data)
     return digest.hexdigest()
 
 
 def _write(
     prepared: Prepared,
-    place: Place,
+    staging_area: StagingPlace,
     writer: Writer,
-    pieces: Sequence[tuple[Piece, Target]],
+    pieces: Sequence[tuple[Piece, TargetTensor]],
     task_bytes: int,
     run: str,
     advance: Advance,
-    note: Callable[[Sequence[Entry]], None],
+    note: Callable[[Sequence[JournalEntry]], None],
     sole: Sole | None,
 ) -> None:
     kept = None if prepared.before is None else prepared.before.kept
@@ -186,27 +190,35 @@ def _write(
     else:
         ranges = within(pieces, sole.budget)
         elements = Elements(prepared.reader, kept, sole.budget)
-    reads_back = sole is None and not place.checks_itself
+    reads_back = sole is None and not staging_area.checks_itself
     whole = Whole()
-    checks: collections.deque[tuple[Future[None] | None, Any, Open, bool, int, Entry | None]] = collections.deque()
+    checks: collections.deque[tuple[Future[None] | None, Any, Open, bool, int, JournalEntry | None]] = (
+        collections.deque()
+    )
 
-    def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
-        where = writer.place(one.piece.name, start * one.target.info.itemsize)
-        bounds = (one.piece.start, one.piece.stop) if sole is None else None  # a piece is within its memory, then
-        array, count = elements.read(one.target, start, stop, place=where, within=bounds)
+    def read(open_piece: Open, start: int, stop: int) -> tuple[Any, int]:
+        where = writer.place(open_piece.piece.name, start * open_piece.target.info.itemsize)
+        # a piece of many workers is within its memory
+        bounds = (open_piece.piece.start, open_piece.piece.stop) if sole is None else None
+        array, count = elements.read(open_piece.target, start, stop, file_offset=where, within=bounds)
         if isinstance(prepared.reader, quantised.Dequantised):
-            count += quantised.rounding_losses(prepared.reader, one.target, start, stop)
+            count += quantised.rounding_losses(prepared.reader, open_piece.target, start, stop)
         return array, count
 
     def settle() -> None:
         """Wait until the oldest chunk is read back; note its piece if that was its last chunk."""
-        check, array, one, is_last, size, entry = checks.popleft()
+        check, array, open_piece, is_last, size, entry = checks.popleft()
         if check is not None:
             check.result()
         elements.release(array)
         if is_last:
-            note([Entry(one.piece, one.digest.hexdigest(), one.changed, run), *([entry] if entry else [])])
-        advance(size, one.piece.name)
+            note(
+                [
+                    JournalEntry(open_piece.piece, open_piece.digest.hexdigest(), open_piece.changed, run),
+                    *([entry] if entry else []),
+                ]
+            )
+        advance(size, open_piece.piece.name)
 
     now = next(ranges, None)
     if soon is not None:
@@ -216,26 +228,30 @@ def _write(
         pending = None if now is None else reading.submit(read, *now)
         try:
             while now is not None and pending is not None:
-                one, start, stop = now
+                open_piece, start, stop = now
                 array, count = pending.result()
                 if soon is not None:
                     soon.taken()
                     soon.go_on()
                 now = next(ranges, None)
                 pending = None if now is None else reading.submit(read, *now)
-                name, width = one.piece.name, one.target.info.itemsize
+                name, width = open_piece.piece.name, open_piece.target.info.itemsize
                 bits = array.reshape(-1).view(np.uint8)
-                hashing = threads.submit(one.digest.update, bits.data)
-                also = threads.submit(whole.update, one, start, bits.data) if place.checks_itself else None
+                hashing = threads.submit(open_piece.digest.update, bits.data)
+                also = (
+                    threads.submit(whole.update, open_piece, start, bits.data) if staging_area.checks_itself else None
+                )
                 writer.write_range(name, start * width, bits.data)
                 hashing.result()
                 if also is not None:
                     also.result()
-                one.changed += count
-                is_last = stop == one.piece.stop
-                entry = whole.entry(one, run) if is_last else None
-                check = threads.submit(_compare, place, writer, name, start * width, bits) if reads_back else None
-                checks.append((check, array, one, is_last, bits.nbytes, entry))
+                open_piece.changed += count
+                is_last = stop == open_piece.piece.stop
+                entry = whole.entry(open_piece, run) if is_last else None
+                check = (
+                    threads.submit(_compare, staging_area, writer, name, start * width, bits) if reads_back else None
+                )
+                checks.append((check, array, open_piece, is_last, bits.nbytes, entry))
                 del bits, array
                 while len(checks) > int(sole is None):
                     settle()
@@ -255,51 +271,53 @@ class Whole:
         self._name, self._stop, self._changed = "", 0, 0
         self._digest = new_digest()
 
-    def update(self, one: Open, start: int, data: Any) -> None:
+    def update(self, open_piece: Open, start: int, data: Any) -> None:
         """Take the next bytes; they begin with element `start`."""
-        if _is_cut(one):
+        if _is_cut(open_piece):
             if start == 0:
-                self._name, self._stop, self._changed, self._digest = one.piece.name, 0, 0, new_digest()
-            if (one.piece.name, start) == (self._name, self._stop):
+                self._name, self._stop, self._changed, self._digest = open_piece.piece.name, 0, 0, new_digest()
+            if (open_piece.piece.name, start) == (self._name, self._stop):
                 self._digest.update(data)
-                self._stop += len(data) // one.target.info.itemsize
+                self._stop += len(data) // open_piece.target.info.itemsize
 
-    def entry(self, one: Open, run: str) -> Entry | None:
+    def entry(self, open_piece: Open, run: str) -> JournalEntry | None:
         """Return the entry for a whole tensor after its last piece, else None."""
-        if not _is_cut(one) or (one.piece.name, one.piece.stop) != (self._name, self._stop):
+        if not _is_cut(open_piece) or (open_piece.piece.name, open_piece.piece.stop) != (self._name, self._stop):
             return None
-        self._changed += one.changed
-        if self._stop * one.target.info.itemsize < one.target.info.nbytes:
+        self._changed += open_piece.changed
+        if self._stop * open_piece.target.info.itemsize < open_piece.target.info.nbytes:
             return None
-        return Entry(Piece(self._name, 0, self._stop), self._digest.hexdigest(), self._changed, run)
+        return JournalEntry(Piece(self._name, 0, self._stop), self._digest.hexdigest(), self._changed, run)
 
 
-def _is_cut(one: Open) -> bool:
-    return (one.piece.stop - one.piece.start) * one.target.info.itemsize < one.target.info.nbytes
+def _is_cut(open_piece: Open) -> bool:
+    return (
+        open_piece.piece.stop - open_piece.piece.start
+    ) * open_piece.target.info.itemsize < open_piece.target.info.nbytes
 
 
-def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[Open, int, int]]:
+def chunks(pieces: Sequence[tuple[Piece, TargetTensor]], most: int) -> Iterator[tuple[Open, int, int]]:
     """Yield ranges of elements that take at most `most` bytes, including intermediate results."""
     for piece, target in pieces:
-        one = Open(piece, target)
+        open_piece = Open(piece, target)
         widest = max(target.info.itemsize, numpy_dtype(target.source_dtype).itemsize)
         cost = 8 if target.is_changed else 2 if target.info.dtype != target.source_dtype else 1
         step = max(1, most // (widest * cost))
         if piece.start == piece.stop:
-            yield one, piece.start, piece.stop
+            yield open_piece, piece.start, piece.stop
         for start in range(piece.start, piece.stop, step):
-            yield one, start, min(piece.stop, start + step)
+            yield open_piece, start, min(piece.stop, start + step)
 
 
-def within(pieces: Sequence[tuple[Piece, Target]], budget: int) -> Iterator[tuple[Open, int, int]]:
+def within(pieces: Sequence[tuple[Piece, TargetTensor]], budget: int) -> Iterator[tuple[Open, int, int]]:
     """Yield whole tensors, or ranges of elements of those that exceed the memory budget in bytes."""
     for piece, target in pieces:
-        one = Open(piece, target)
+        open_piece = Open(piece, target)
         for start, stop in cuts(target, budget):
-            yield one, start, stop
+            yield open_piece, start, stop
 
 
-def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
+def _compare(staging_area: StagingPlace, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
     """Compare stored bytes with those that were written.
 
     Raises:
@@ -309,19 +327,19 @@ def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarr
     for extent in writer.extents(name, start, start + data.nbytes):
         for first in range(0, extent.count, BLOCK):
             count = min(BLOCK, extent.count - first)
-            found = np.frombuffer(place.read(extent.file, extent.offset + first, count), np.uint8)
-            if not _is_same(found, data[done : done + count]):
+            stored_bytes = np.frombuffer(staging_area.read(extent.file, extent.offset + first, count), np.uint8)
+            if not _is_same(stored_bytes, data[done : done + count]):
                 raise CheckpointError(
-                    f"{place.shown}: {name} is not there as it was written, {count} bytes from byte "
+                    f"{staging_area.shown}: {name} is not there as it was written, {count} bytes from byte "
                     f"{extent.offset + first} of {extent.file or 'the file'} on: the disk or the memory is at fault"
                 )
             done += count
-        place.release(extent.file, extent.offset, extent.count)
+        staging_area.release(extent.file, extent.offset, extent.count)
 
 
-def _is_same(one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> bool:
+def _is_same(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
     """Compare bytes, eight at a time."""
-    whole = one.size // 8 * 8
-    return np.array_equal(one[:whole].view(np.uint64), two[:whole].view(np.uint64)) and np.array_equal(
-        one[whole:], two[whole:]
+    whole = first.size // 8 * 8
+    return np.array_equal(first[:whole].view(np.uint64), second[:whole].view(np.uint64)) and np.array_equal(
+        first[whole:], second[whole:]
     )

@@ -185,13 +185,13 @@ def convert(
         done = tasks.carry_out(shared, source, target, options, begin, progress)
     result = done.result
     if json_file is not None:
-        found: dict[str, Any] = plan_json(planned)
+        data: dict[str, Any] = plan_json(planned)
         if result is not None:
-            found["changed"], found["resumed"] = result.changed, result.resumed
-            found["digests"], found["restart_reason"] = result.digests, result.restart_reason
+            data["changed"], data["resumed"] = result.changed, result.resumed
+            data["digests"], data["restart_reason"] = result.digests, result.restart_reason
         if shared.is_apart:
-            found["published"], found["waits_for"] = result is not None, list(done.waits_for)
-        write_json(found, json_file)
+            data["published"], data["waits_for"] = result is not None, list(done.waits_for)
+        write_json(data, json_file)
     if json_file == "-":
         return 0
     if result is None or done.was_there:
@@ -238,26 +238,26 @@ def inspect(
     page = temporary_page() if show and html is None else html
     if page is not None:
         check_page(page, path, json_file)
-    found = checkpoints.inspect(path, format=format)
+    facts = checkpoints.inspect(path, format=format)
     if page is not None:
         with _bytes_bar() as advance:
-            write_page(path, format, found, page, advance)
+            write_page(path, format, facts, page, advance)
         if show:
             open_in_browser(page)
     if json_file is not None:
         tensors = {
             name: {"dtype": info.dtype, "shape": list(info.shape), "file": info.file, "bytes": info.nbytes}
-            for name, info in found.tensors.items()
+            for name, info in facts.tensors.items()
         }
         data = {
             "path": str(path),
-            "format": found.format,
-            "layout": found.layout,
+            "format": facts.format,
+            "layout": facts.layout,
             "tensors": tensors,
-            "bytes": found.nbytes,
-            "dtypes": found.dtypes,
-            "metadata": found.metadata,
-            "manifest": found.has_manifest,
+            "bytes": facts.nbytes,
+            "dtypes": facts.dtypes,
+            "metadata": facts.metadata,
+            "manifest": facts.has_manifest,
         }
         write_json(data, json_file)
     if json_file == "-":
@@ -267,22 +267,22 @@ def inspect(
     for title in ("tensor", "dtype", "shape", "bytes", "file"):
         table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
     kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, info in found.tensors.items():
+    for name, info in facts.tensors.items():
         kind = name if full else re.sub(r"(?<![^.])[0-9]+(?![^.])", "{i}", name)
         shape = " x ".join(map(str, info.shape)) or "scalar"
         kinds.setdefault((kind, info.blocks or info.dtype, shape, shown_size(info.nbytes)), []).append(name)
     for (kind, *rest), names in kinds.items():
-        files = dict.fromkeys(found.tensors[name].file for name in names)
+        files = dict.fromkeys(facts.tensors[name].file for name in names)
         file = next(iter(files)) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         table.add_row(f"{kind} (x {len(names)})" if len(names) > 1 else names[0], *rest, file)
     console.print(table)
-    for note in found.notes:
+    for note in facts.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
-    numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items())
-    layout = f"layout {printable(found.layout)}" if found.layout else f"no known layout ({found.why})"
-    digests = "digests beside it" if found.has_manifest else "no digests beside it"
+    numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in facts.dtypes.items())
+    layout = f"layout {printable(facts.layout)}" if facts.layout else f"no known layout ({facts.why})"
+    digests = "digests beside it" if facts.has_manifest else "no digests beside it"
     console.print(
-        f"{found.format}, {layout}, {len(found.tensors)} tensors, {numbers}, {shown_size(found.nbytes)}, {digests}",
+        f"{facts.format}, {layout}, {len(facts.tensors)} tensors, {numbers}, {shown_size(facts.nbytes)}, {digests}",
         markup=False,
         soft_wrap=True,
     )
@@ -340,7 +340,7 @@ def verify(
     memory = None if max_memory is None else parse_size(max_memory)
     source = paths[0] if len(paths) == 2 else None
     taken = None if source is None else live.read(source)
-    given = parse_settings(settings or [])
+    named_settings = parse_settings(settings or [])
     if taken is not None:
         options = {
             "--from": from_layout,
@@ -358,8 +358,8 @@ def verify(
             if value is not None:
                 raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
     with _bytes_bar() as advance:
-        found = (
-            live.verify(taken, paths[-1], given)
+        verification = (
+            live.verify(taken, paths[-1], named_settings)
             if taken is not None
             else checkpoints.verify(
                 source,
@@ -367,7 +367,7 @@ def verify(
                 from_layout=from_layout,
                 to_layout=to_layout,
                 rules=rules,
-                settings=given,
+                settings=named_settings,
                 dequantize=dequantize,
                 strip=strip,
                 drop=drop or None,
@@ -381,25 +381,27 @@ def verify(
         )
     if json_file is not None:
         data = {
-            "passed": found.passed,
-            "tensors": found.tensors,
-            "problems": found.problems,
-            "by_digest": found.by_digest,
-            "by_source": found.by_source,
+            "passed": verification.passed,
+            "tensors": verification.tensors,
+            "problems": verification.problems,
+            "by_digest": verification.by_digest,
+            "by_source": verification.by_source,
         }
         write_json(data, json_file)
     if json_file != "-":
         console = make_console()
-        for name, problem in found.problems.items():
+        for name, problem in verification.problems.items():
             console.print(f"{name} {problem}", markup=False, soft_wrap=True)
-        ways = [way for way, used in (("digests", found.by_digest), ("the source", found.by_source)) if used]
+        ways = [
+            way for way, used in (("digests", verification.by_digest), ("the source", verification.by_source)) if used
+        ]
         verdict = (
             "every bit is right"
-            if found.passed
-            else f"{len(found.problems)} tensor{'s are' if len(found.problems) > 1 else ' is'} wrong"
+            if verification.passed
+            else f"{len(verification.problems)} tensor{'s are' if len(verification.problems) > 1 else ' is'} wrong"
         )
-        console.print(f"{paths[-1]}: {verdict} ({found.tensors} tensors, by {' and '.join(ways)})", markup=False)
-    return 0 if found.passed else 1
+        console.print(f"{paths[-1]}: {verdict} ({verification.tensors} tensors, by {' and '.join(ways)})", markup=False)
+    return 0 if verification.passed else 1
 
 
 @contextlib.contextmanager

@@ -42,31 +42,31 @@ def digest(
 
     from ...checkpoints import live
 
-    given: dict[str, Any] = {"layout": layout, "dtype": dtype, "settings": parse_settings(settings or [])}
+    options: dict[str, Any] = {"layout": layout, "dtype": dtype, "settings": parse_settings(settings or [])}
     path = place(source)
     is_module = not is_remote(path) and not path.exists() and re.search(r":[^\W\d][\w.]*$", source) is not None
     check_report(json_file, *(() if is_module else (path,)))
     if is_module:
         factories, user_code = load_judge("factories"), load_judge("commands.user_code")
         with user_code.running("digesting"):
-            found = live.digests(factories.load(source, "MODULE_OR_PATH").build(0), **given)
+            digests = live.digests(factories.load(source, "MODULE_OR_PATH").build(0), **options)
     else:
-        found = live.digests(path, **given)
+        digests = live.digests(path, **options)
     if json_file is not None:
-        write_json(found.to_json(), json_file)
-    problems = found.problems
+        write_json(digests.to_json(), json_file)
+    problems = digests.problems
     if json_file != "-":
         console = make_console()
         table = Table(box=None, pad_edge=False)
         for title in ("tensor", "dtype", "shape", "blake3"):
             table.add_column(title, overflow="fold")
-        for name, one in found.tensors.items():
-            table.add_row(name, one.dtype, " x ".join(map(str, one.shape)) or "scalar", one.digest)
+        for name, tensor in digests.tensors.items():
+            table.add_row(name, tensor.dtype, " x ".join(map(str, tensor.shape)) or "scalar", tensor.digest)
         console.print(table)
         for name, problem in problems.items():
             console.print(f"{name}: {problem}", markup=False, soft_wrap=True)
-        whose = f"layout {found.layout}" if found.layout else "its own names"
+        whose = f"layout {digests.layout}" if digests.layout else "its own names"
         console.print(
-            f"{source if is_module else path}: {len(found.tensors)} tensors, {whose}", markup=False, soft_wrap=True
+            f"{source if is_module else path}: {len(digests.tensors)} tensors, {whose}", markup=False, soft_wrap=True
         )
     return 1 if problems else 0

@@ -17,7 +17,7 @@ from .places import is_remote, place
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...checkpoints.planning.plans import Plan, Target
+    from ...checkpoints.planning.plans import Plan, TargetTensor
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -130,7 +130,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _sources(plan: Plan, target: Target) -> list[str]:
+def _sources(plan: Plan, target: TargetTensor) -> list[str]:
     """Return the source tensors of a target, including scales of quantised numbers."""
     return [one for name in target.sources for one in (name, *plan.scales.get(name, ()))]
 
@@ -142,11 +142,17 @@ def print_plan(plan: Plan, console: Console, memory: str) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("tensor", "dtype", "shape", "bytes", "operation", "from", "file"):
         table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
-    for one in plan.targets:
-        shape = " x ".join(map(str, one.info.shape)) or "scalar"
-        sources = ", ".join(_sources(plan, one))
+    for target in plan.targets:
+        shape = " x ".join(map(str, target.info.shape)) or "scalar"
+        sources = ", ".join(_sources(plan, target))
         table.add_row(
-            one.info.name, one.info.dtype, shape, shown_size(one.info.nbytes), one.operation, sources, one.info.file
+            target.info.name,
+            target.info.dtype,
+            shape,
+            shown_size(target.info.nbytes),
+            target.operation,
+            sources,
+            target.info.file,
         )
     console.print(table)
     console.print(f"{summary(plan, 'would write')}, {memory}", markup=False, soft_wrap=True)
@@ -189,13 +195,13 @@ def make_console() -> Console:
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Return settings by name; whole numbers as such."""
-    found: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ValueError(f"--set takes KEY=VALUE, got {setting}")
-        found[key] = int(value) if value.isdecimal() else value
-    return found
+        values_by_key[key] = int(value) if value.isdecimal() else value
+    return values_by_key
 
 
 def parse_size(text: str, option: str = "--max-memory") -> int:

@@ -29,7 +29,7 @@ def check_page(page: str, path: Path, json_file: str | None) -> None:
 def write_page(
     path: Path,
     format: str | None,
-    found: Inspection,
+    inspection: Inspection,
     page: str,
     advance: Callable[[int, int, str], None] | None,
 ) -> None:
@@ -43,12 +43,12 @@ def write_page(
             values[name] = checkpoint.values_of(info, tensors[name])
             done += info.nbytes
             if advance is not None:
-                advance(done, found.nbytes, name)
+                advance(done, inspection.nbytes, name)
     facts = {
-        "Container": found.format,
-        "Layout": found.layout or f"none that is known ({found.why})",
-        "Numbers": ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items()),
-        "Digests": "beside it" if found.has_manifest else "none beside it",
-        **{f"Metadata: {key}": str(value) for key, value in found.metadata.items()},
+        "Container": inspection.format,
+        "Layout": inspection.layout or f"none that is known ({inspection.why})",
+        "Numbers": ", ".join(f"{count:,} {dtype}" for dtype, count in inspection.dtypes.items()),
+        "Digests": "beside it" if inspection.has_manifest else "none beside it",
+        **{f"Metadata: {key}": str(value) for key, value in inspection.metadata.items()},
     }
     checkpoint.as_html(str(path), facts, values, page)

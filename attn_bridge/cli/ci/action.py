@@ -18,7 +18,7 @@ from typing import Any
 
 from ...checkpoints.hub import card
 from . import places, workflow
-from .places import Place
+from .places import SourceLine
 from .workflow import annotation
 
 COMMANDS = ("compare", "review", "pytest", "check")
@@ -51,21 +51,23 @@ class Inputs:
         Raises:
             ValueError: one is wrong or missing.
         """
-        given = {
+        inputs = {
             name: environment.get(f"INPUT_{name.upper()}", "").strip()
             for name in ("command", "first", "second", "arguments", "reports")
         }
-        command = given["command"] or "compare"
+        command = inputs["command"] or "compare"
         if command not in COMMANDS:
             raise ValueError(f"command ({command}) must be one of {', '.join(COMMANDS)}")
         for name in ("first", "second"):
-            if (command == "compare") != bool(given[name]):
+            if (command == "compare") != bool(inputs[name]):
                 raise ValueError(f"{name} is needed with command: compare, and goes with it alone")
         try:
-            arguments = tuple(shlex.split(given["arguments"]))
+            arguments = tuple(shlex.split(inputs["arguments"]))
         except ValueError as error:
             raise ValueError(f"arguments can't be split into words: {error}") from None
-        return cls(command, given["first"], given["second"], arguments, Path(given["reports"] or "attn-bridge-report"))
+        return cls(
+            command, inputs["first"], inputs["second"], arguments, Path(inputs["reports"] or "attn-bridge-report")
+        )
 
     def line(self) -> list[str]:
         """Return the command line, without the interpreter."""
@@ -101,12 +103,12 @@ def main() -> int:
         lines, verdict = _of_tests(inputs.reports / "tests.xml", workspace)
     else:
         lines, verdict = _of_report(inputs, workspace)
-    said = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), "")
-    if done.returncode > 1 and said:
-        place = None
+    error_line = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), "")
+    if done.returncode > 1 and error_line:
+        location = None
         if inputs.command == "compare":
-            place = places.of_report({}, inputs.second, Path.cwd(), workspace)
-        lines.append(annotation("error", "attn-bridge could not judge", said.removeprefix("error: "), place))
+            location = places.of_report({}, inputs.second, Path.cwd(), workspace)
+        lines.append(annotation("error", "attn-bridge could not judge", error_line.removeprefix("error: "), location))
     for line in lines:
         print(line)
     pages = sorted(inputs.reports.glob("*.html"))
@@ -137,8 +139,8 @@ def _of_report(inputs: Inputs, workspace: Path) -> tuple[list[str], str]:
         cells = [one for one in data.get("cells", ()) if one.get("verdict") != "equal"]
         texts = [f"{one['variant']}, {one['case']}, {one['dtype']}: {one['what']}" for one in cells]
         return [annotation("error", f"attn-bridge check: {verdict}", text) for text in texts[:MOST]], verdict
-    place = places.of_report(data, inputs.second, Path.cwd(), workspace)
-    return [annotation("error", f"attn-bridge: {verdict}", _explained(data), place)], verdict
+    location = places.of_report(data, inputs.second, Path.cwd(), workspace)
+    return [annotation("error", f"attn-bridge: {verdict}", _explained(data), location)], verdict
 
 
 def _of_review(data: places.Data, reports: Path, workspace: Path) -> list[str]:
@@ -180,13 +182,13 @@ def _of_tests(file: Path, workspace: Path) -> tuple[list[str], str]:
         return [], ""
     failed = [(case, found) for case in cases for found in case if found.tag in ("failure", "error")]
     lines = []
-    for case, found in failed[:MOST]:
+    for case, failure in failed[:MOST]:
         name, line = case.get("file"), case.get("line")
         path = Path(name) if name else None
         if path is not None:
             path = Path(os.path.relpath(path.absolute(), workspace.absolute()))
-        at = None if path is None else Place(path.as_posix(), int(line or 0) + 1)
-        text = found.get("message") or (found.text or "").strip()
+        at = None if path is None else SourceLine(path.as_posix(), int(line or 0) + 1)
+        text = failure.get("message") or (failure.text or "").strip()
         lines.append(annotation("error", f"{case.get('name')} failed", text[:4000], at))
     head = f"{len(cases)} tests, {len(failed)} failed"
     workflow.summarise(["## attn-bridge pytest", "", head, ""])

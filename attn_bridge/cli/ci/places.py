@@ -13,14 +13,14 @@ Data = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a file; the file's name is relative to the workspace."""
 
     file: str
     line: int
 
 
-def of_report(report: Data, factory: str, folder: Path, workspace: Path) -> Place | None:
+def of_report(report: Data, factory: str, folder: Path, workspace: Path) -> SourceLine | None:
     """Return the line to look at first.
 
     Args:
@@ -40,8 +40,8 @@ def of_report(report: Data, factory: str, folder: Path, workspace: Path) -> Plac
     lines = {node.name: node.lineno for node in ast.walk(tree) if hasattr(node, "name") and hasattr(node, "lineno")}
     first = report.get("first_divergence")
     kinds = [] if not isinstance(first, Mapping) else list(_types(report.get("tree"), str(first.get("path"))))
-    found = next((lines[kind] for kind in [*kinds, name] if kind in lines), 1)
-    return Place(file, found)
+    line = next((lines[kind] for kind in [*kinds, name] if kind in lines), 1)
+    return SourceLine(file, line)
 
 
 def source_of(factory: str, folder: Path) -> tuple[Path | None, str]:
@@ -57,7 +57,7 @@ def source_of(factory: str, folder: Path) -> tuple[Path | None, str]:
     return None, name
 
 
-def _types(node: Any, path: str) -> Iterator[str]:
+def _types(node: object, path: str) -> Iterator[str]:
     """Yield the second side's classes of the submodule at a path, and of its parents, innermost first."""
     if not isinstance(node, Mapping):
         return

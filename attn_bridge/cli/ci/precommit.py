@@ -15,15 +15,15 @@ from ...checkpoints.manifest import BESIDE_FILE, IN_FOLDER
 
 def checkpoints_of(names: Iterable[str]) -> list[Path]:
     """Return the checkpoints with digests that some files belong to: folders and files, each once, sorted."""
-    found: set[Path] = set()
+    checkpoints: set[Path] = set()
     for name in names:
         path = Path(name)
         if path.name.endswith(BESIDE_FILE) and path.name != IN_FOLDER:
-            found.add(path.with_name(path.name.removesuffix(BESIDE_FILE)))
+            checkpoints.add(path.with_name(path.name.removesuffix(BESIDE_FILE)))
         elif path.with_name(path.name + BESIDE_FILE).is_file():
-            found.add(path)
-        found |= {folder for folder in path.parents if (folder / IN_FOLDER).is_file()}
-    return sorted(found)
+            checkpoints.add(path)
+        checkpoints |= {folder for folder in path.parents if (folder / IN_FOLDER).is_file()}
+    return sorted(checkpoints)
 
 
 def deleted() -> list[str]:

@@ -9,18 +9,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .places import Place
+from .places import SourceLine
 
 LEVELS = ("error", "warning", "notice")
 
 
-def annotation(level: str, title: str, message: str, place: Place | None = None) -> str:
+def annotation(level: str, title: str, message: str, location: SourceLine | None = None) -> str:
     """Return the workflow command that annotates a line, or the run without a place."""
     if level not in LEVELS:
         raise ValueError(f"level ({level}) must be one of {', '.join(LEVELS)}")
-    where = {} if place is None else {"file": place.file, "line": str(place.line)}
-    said = ",".join(f"{key}={_property(value)}" for key, value in {**where, "title": title}.items())
-    return f"::{level} {said}::{_data(message)}"
+    where = {} if location is None else {"file": location.file, "line": str(location.line)}
+    properties = ",".join(f"{key}={_property(value)}" for key, value in {**where, "title": title}.items())
+    return f"::{level} {properties}::{_data(message)}"
 
 
 def _data(text: str) -> str:

@@ -137,7 +137,7 @@ def loads(text: str, path: str) -> Description:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
 
 
-def _row(table: Mapping[str, Any]) -> Row:
+def _row(table: Mapping[str, object]) -> Row:
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return Row(**values)
 
@@ -199,7 +199,7 @@ def _key(key: str) -> str:
     return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_key(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
         return f"{{ {inner} }}" if inner else "{}"

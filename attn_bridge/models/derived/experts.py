@@ -10,7 +10,7 @@ from ...printable import printable
 from ...specs.decoder_model import DecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
-from ..reading.model_config import ModelConfig
+from ..reading.model_config import ConfigFile
 
 Values = Mapping[str, Any]
 """Field of ours -> its value."""
@@ -19,7 +19,7 @@ KINDS = ("dense", "sparse")
 """Kinds of feed-forward layers in a config: without experts, and with them."""
 
 
-def is_sparse(config: ModelConfig, layer: int, values: Values) -> bool:
+def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
     """Return whether a block has experts.
 
     Args:

@@ -7,7 +7,7 @@ import dataclasses
 from ...masks import Mask
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
-from ..reading.model_config import ModelConfig
+from ..reading.model_config import ConfigFile
 from ..reading.rotary import magnitude_of
 from ..rows.attention import Table
 from .experts import Values
@@ -20,7 +20,7 @@ BRANCHES = ("queries/direct", "queries/latent")
 
 
 def read_latent(
-    config: ModelConfig, values: Values, position: Rotary | None, mask: Mask
+    config: ConfigFile, values: Values, position: Rotary | None, mask: Mask
 ) -> MultiHeadLatentAttentionConfig:
     """Return the attention of a layer, whose scale grows with scaled positions as in `transformers`.
 

@@ -45,13 +45,13 @@ from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import make_decoder
 from ..reading.differences import differences
-from ..reading.model_config import ModelConfig
+from ..reading.model_config import ConfigFile
 from ..scope import Scoped
 
 __all__ = [
     "AttentionLayer",
+    "ConfigFile",
     "Family",
-    "ModelConfig",
     "find_decoder",
     "find_encoder_decoder",
     "find_layer",
@@ -98,7 +98,7 @@ def known_model_types() -> tuple[str, ...]:
     return tuple(sorted(FAMILIES))
 
 
-def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
+def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
     """Return the attention of a layer in ours.
 
     Args:
@@ -119,7 +119,7 @@ def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
     return family.read(read, layer)
 
 
-def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
+def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
     """Return the config of a whole decoder in ours.
 
     Args:
@@ -141,7 +141,7 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ()) -> EncoderDecoderConfig:
+def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = ()) -> EncoderDecoderConfig:
     """Return the config of a whole encoder with its decoder in ours.
 
     Args:
@@ -160,7 +160,7 @@ def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ())
     return family.pair(read, names)
 
 
-def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> DecoderConfig | EncoderDecoderConfig:
+def find_whole(config: Mapping[str, object], names: Collection[str] = ()) -> DecoderConfig | EncoderDecoderConfig:
     """Return the config of a whole model in ours, of either kind.
 
     Args:
@@ -175,7 +175,7 @@ def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> Decode
     return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
 
 
-def ties_head(config: Mapping[str, Any]) -> bool | None:
+def ties_head(config: Mapping[str, object]) -> bool | None:
     """Return whether a config.json ties the head of a model to its embeddings; None for an unknown family.
 
     Raises:
@@ -285,7 +285,7 @@ def _by_kind(differences: Iterable[str]) -> list[str]:
     return [alike[0] + (f" in {len(alike)} blocks" if len(alike) > 1 else "") for alike in kinds.values()]
 
 
-def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, ModelConfig]:
+def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family, ConfigFile]:
     """Return the family of a config, and the config with its defaults.
 
     Args:
@@ -304,4 +304,4 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
             "that of another decoder from transformers"
         )
     family = FAMILIES[name]
-    return family, ModelConfig(keys, name, family.defaults, family.aliases)
+    return family, ConfigFile(keys, name, family.defaults, family.aliases)

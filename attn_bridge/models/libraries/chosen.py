@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ...weights.rows import LayoutError, Row, Shape
-from ..layout import FLAGS, Decoded, Encoded, Layout, Settings
+from ..layout import FLAGS, DecodedTensors, Encoded, Layout, Settings
 
 Form = dict[str, Any]
 """Setting -> value, for the settings that select a layout's table."""
@@ -54,23 +54,25 @@ class ChosenLayout(Layout):
             rows = {**{row.theirs: row for row in table(form)}, **rows}
         self._index_theirs(rows.values())
 
-    def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
+    def decode(
+        self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False
+    ) -> DecodedTensors:
         """Return the placement of each of our tensors in outside ones; see `Layout.decode`."""
-        _, known = self.match(shapes)
-        refused = self.why_refused(name for name in shapes if name not in known)
+        _, matches = self.match(shapes)
+        refused = self.why_refused(name for name in shapes if name not in matches)
         if refused:
             raise LayoutError(refused)
-        given = {**self.defaults, **(settings or {})}
-        form = self._of_theirs(shapes, given)
-        found = self._of(form).decode(shapes, {**given, **form}, part=part)
+        all_settings = {**self.defaults, **(settings or {})}
+        form = self._of_theirs(shapes, all_settings)
+        decoded = self._of(form).decode(shapes, {**all_settings, **form}, part=part)
         kept = {key: form[key] for key in self._kept if form[key] or key in FLAGS}
-        return dataclasses.replace(found, restore={**found.restore, **kept})
+        return dataclasses.replace(decoded, restore={**decoded.restore, **kept})
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
         """Return the placement of each of our tensors in the outside tensors to write; see `Layout.encode`."""
-        given = {**self.defaults, **(settings or {})}
-        form = self._of_ours(shapes, given)
-        return self._of(form).encode(shapes, {**given, **form}, part=part)
+        all_settings = {**self.defaults, **(settings or {})}
+        form = self._of_ours(shapes, all_settings)
+        return self._of(form).encode(shapes, {**all_settings, **form}, part=part)
 
     def _of(self, form: Form) -> Layout:
         return Layout(self.name, self.title, self._table(form), **self._rest)

@@ -86,9 +86,9 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
     """Return the form of a model of `gemma`; square feed-forward matrices alone don't determine the gate's axes."""
     votes = collections.Counter({settings["transposed"]: 0})
     for name, shape in shapes.items():
-        stem, found, rest = name.partition("gating_einsum")
+        stem, separator, rest = name.partition("gating_einsum")
         other = shapes.get(f"{stem}linear{rest}", ())
-        if found and len(shape) == 3 and len(other) == 2 and other[0] != other[1]:
+        if separator and len(shape) == 3 and len(other) == 2 and other[0] != other[1]:
             votes[int(tuple(shape[1:]) == tuple(other))] += 1
     transposed = votes.most_common(1)[0][0]  # of most layers: one that is wrong must not turn all others
     flat = int(any(name.startswith(FLAT) for name in shapes))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from ...weights.rows import Row
 from ..layout import Layout
 from ..ours import MATRIX
-from ..parts import Part
+from ..parts import OmittedPart
 from ..rows.common import GROUPED_HEADS, HEADS, TIE
 
 OURS = "trf_blocks.{i}."
 
-OPTIMIZER = Part("optimizer.", "it is the state of an optimizer, which is no part of the model")
+OPTIMIZER = OmittedPart("optimizer.", "it is the state of an optimizer, which is no part of the model")
 
 INTO, OUT_OF = "(h c) i -> i h c", "o (h c) -> h c o"
 """Axes of projections into heads, and of the one out of them."""

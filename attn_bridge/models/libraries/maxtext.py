@@ -145,13 +145,13 @@ _QUERY = re.compile(r"(?:^|\.)self_attention(?:_local)?\.query\.kernel$")
 
 def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
     """Return the form of a model of MaxText."""
-    found = {
+    flags = {
         "gemma2": any("self_attention_local." in name for name in shapes),
         "gemma3": any(".pre_ffw_norm." in name for name in shapes),
         **{kind: any(f".{block}." in name for name in shapes) for kind, block in _EXPERTS.items()},
         "qwen": any(".query_norm." in name or ".query.bias" in name for name in shapes),
     }
-    kind = next((one for one, is_there in found.items() if is_there), "llama")
+    kind = next((one for one, is_there in flags.items() if is_there), "llama")
     scan = int(any(".layers." in name for name in shapes) or any("layers_remainder." in name for name in shapes))
     queries = {name: shape for name, shape in shapes.items() if _QUERY.search(name)}
     head_dim = next((int(shape[-1]) for shape in queries.values() if shape), settings.get("head_dim", 0))
@@ -252,17 +252,17 @@ class _MaxText(ChosenLayout):
         """Return the settings that a config.json gives; of a model with text and images, those of the text."""
         text = config.get("text_config")
         config = text if isinstance(text, Mapping) else config
-        found = super().read_settings(config)
+        settings = super().read_settings(config)
         kind, heads = config.get("model_type"), config.get("num_attention_heads")
-        if "head_dim" not in found and type(heads) is int and type(config.get("hidden_size")) is int and heads > 0:
-            found["head_dim"] = config["hidden_size"] // heads
+        if "head_dim" not in settings and type(heads) is int and type(config.get("hidden_size")) is int and heads > 0:
+            settings["head_dim"] = config["hidden_size"] // heads
         if isinstance(kind, str) and not kind.startswith("attn-bridge-"):
             if kind not in _MODEL_TYPES:
                 raise LayoutError(f"config.json says {kind[:40]!r}; maxtext is for {', '.join(_MODEL_TYPES)}")
             rotary = config.get("rope_scaling") or config.get("rope_parameters") or {}
             names = [rotary.get(key) for key in ("rope_type", "type")] if isinstance(rotary, Mapping) else []
-            found.setdefault("interleaved", int("llama3" in names))
-        return found
+            settings.setdefault("interleaved", int("llama3" in names))
+        return settings
 
 
 _MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text")

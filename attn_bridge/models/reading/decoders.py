@@ -14,13 +14,13 @@ from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.rms_norm import RMSNormConfig
 from ..layout import MAX_SIZE
-from .model_config import ModelConfig
+from .model_config import ConfigFile
 
-Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]
+Block = Callable[[ConfigFile, int, Any], DecoderBlockConfig]
 """From a config, the index of a block and the config of its attention to that of the block."""
-Model = Callable[[ModelConfig], dict[str, Any]]
+Model = Callable[[ConfigFile], dict[str, Any]]
 """From a config to the arguments of a `DecoderConfig` other than vocabulary, width and blocks."""
-Pair = Callable[[ModelConfig, Collection[str]], EncoderDecoderConfig]
+Pair = Callable[[ConfigFile, Collection[str]], EncoderDecoderConfig]
 """From a config and the names of its tensors to an encoder with its decoder."""
 Write = Callable[[Any, str], dict[str, Any]]
 """From a whole model and a ``model_type`` to keys of a config.json; values without a key are left out or refused.
@@ -53,7 +53,7 @@ NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(_ACTIV
 """Our name of an activation -> the usual one of theirs."""
 
 
-def activation_of(config: ModelConfig, key: str = "hidden_act") -> Activation:
+def activation_of(config: ConfigFile, key: str = "hidden_act") -> Activation:
     """Return the activation that a key of a config names.
 
     Raises:
@@ -67,7 +67,7 @@ def activation_of(config: ModelConfig, key: str = "hidden_act") -> Activation:
     return _ACTIVATIONS[value]
 
 
-def read_feed_forward(config: ModelConfig, *, width: str = "intermediate_size", bias: str = "") -> FeedForwardConfig:
+def read_feed_forward(config: ConfigFile, *, width: str = "intermediate_size", bias: str = "") -> FeedForwardConfig:
     """Return gated feed-forward layers, as Llama has them.
 
     Args:
@@ -90,7 +90,7 @@ def write_feed_forward(
     return {width: layers.hidden_dim, "hidden_act": NAMES[layers.activation], **({bias: layers.bias} if bias else {})}
 
 
-def read_rms_norm(config: ModelConfig, *, unit_offset: bool = False) -> RMSNormConfig:
+def read_rms_norm(config: ConfigFile, *, unit_offset: bool = False) -> RMSNormConfig:
     """Return the norm of a model that has one kind of norms."""
     return RMSNormConfig(config.integer("hidden_size"), config.number("rms_norm_eps"), unit_offset)
 
@@ -100,17 +100,17 @@ def write_rms_norm(config: DecoderConfig) -> dict[str, Any]:
     return {"rms_norm_eps": config.blocks[0].norm.eps}
 
 
-def read_llama_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def read_llama_block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block as Llama has it: norms before attention and gated feed-forward layers, which may have biases."""
     return DecoderBlockConfig(attention, read_feed_forward(config, bias="mlp_bias"), read_rms_norm(config))
 
 
-def read_mistral_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+def read_mistral_block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
     """Return a block as Llama has it, but never with biases, regardless of ``mlp_bias``."""
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
 
 
-def read_llama_model(config: ModelConfig) -> dict[str, Any]:
+def read_llama_model(config: ConfigFile) -> dict[str, Any]:
     """Return the rest of a model as Llama has it: a final norm, and a head that may be tied."""
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
 
@@ -118,8 +118,8 @@ def read_llama_model(config: ModelConfig) -> dict[str, Any]:
 def inverse(formula: Callable[[float], float], value: float, near: float) -> float:
     """Return the shortest number near a guess that a formula maps to a value, exact to the last bit if possible."""
     rounded = [round(near, digits) for digits in range(17)]
-    found = [one for one in (*rounded, *(math.nextafter(near, to) for to in (0.0, math.inf))) if one > 0]
-    return next((one for one in found if formula(one) == value), near)
+    candidates = [one for one in (*rounded, *(math.nextafter(near, to) for to in (0.0, math.inf))) if one > 0]
+    return next((one for one in candidates if formula(one) == value), near)
 
 
 def write_llama_decoder(config: DecoderConfig, *, bias: str = "") -> dict[str, Any]:
@@ -158,15 +158,15 @@ def has_experts(config: DecoderConfig) -> list[bool]:
     return [isinstance(block.feed_forward, MixtureOfExpertsConfig) for block in config.blocks]
 
 
-def _first(name: str, parts: Iterable[Any], kind: type[Part]) -> Part:
-    found = [one for one in parts if isinstance(one, kind)]
-    if not found:
+def _first(name: str, parts: Iterable[object], kind: type[Part]) -> Part:
+    instances = [one for one in parts if isinstance(one, kind)]
+    if not instances:
         raise ValueError(f"{name} of no block is a {kind.__name__}")
-    return found[0]
+    return instances[0]
 
 
 def make_decoder(
-    config: ModelConfig, depth: str, attention: Callable[[ModelConfig, int], Config], block: Block, model: Model
+    config: ConfigFile, depth: str, attention: Callable[[ConfigFile, int], Config], block: Block, model: Model
 ) -> DecoderConfig:
     """Return the config of a whole decoder.
 
@@ -199,7 +199,7 @@ SIZES = (
 """Keys of sizes that may be null, where `transformers` has a default."""
 
 
-def check_sizes(config: Mapping[str, Any], least: int = 1) -> None:
+def check_sizes(config: Mapping[str, object], least: int = 1) -> None:
     """Refuse a config.json with an invalid size.
 
     Lists are accepted: families that are not ours use them for sizes that differ from layer to layer. So is -1 as the
@@ -217,7 +217,7 @@ def check_sizes(config: Mapping[str, Any], least: int = 1) -> None:
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
-        read = ModelConfig(part, printable(part.get("model_type") or kind or "this config", 60), {})
+        read = ConfigFile(part, printable(part.get("model_type") or kind or "this config", 60), {})
         for key in (*SIZES, *LAYERS):
             if part.get(key) is None or isinstance(part[key], list) or (kind is None and key == "vocab_size"):
                 continue

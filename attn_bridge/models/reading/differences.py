@@ -17,23 +17,23 @@ ROUNDING = 1e-15
 """Relative difference of numbers that a reader's formula makes of a key, such as ``1 / logits_scaling``."""
 
 
-def differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
+def differences(wanted: ModelConfig, actual: ModelConfig) -> list[str]:
     """Return the values of a config that differ in another one, as ``path (value)``; empty if both compute the same."""
-    return list(_differences(_plain(wanted), _plain(found), ""))
+    return list(_differences(_plain(wanted), _plain(actual), ""))
 
 
-def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    if dataclasses.is_dataclass(wanted) and type(wanted) is type(found):
+def _differences(wanted: object, actual: object, path: str) -> Iterator[str]:
+    if dataclasses.is_dataclass(wanted) and type(wanted) is type(actual):
         for field in dataclasses.fields(wanted):
             below = f"{path}.{field.name}" if path else field.name
-            yield from _differences(getattr(wanted, field.name), getattr(found, field.name), below)
-    elif isinstance(wanted, tuple) and isinstance(found, tuple) and len(wanted) == len(found):
-        for number, pair in enumerate(zip(wanted, found, strict=True)):
+            yield from _differences(getattr(wanted, field.name), getattr(actual, field.name), below)
+    elif isinstance(wanted, tuple) and isinstance(actual, tuple) and len(wanted) == len(actual):
+        for number, pair in enumerate(zip(wanted, actual, strict=True)):
             yield from _differences(*pair, f"{path}[{number}]")
-    elif isinstance(wanted, float) and isinstance(found, float):
-        if not math.isclose(wanted, found, rel_tol=ROUNDING):
+    elif isinstance(wanted, float) and isinstance(actual, float):
+        if not math.isclose(wanted, actual, rel_tol=ROUNDING):
             yield f"{path} ({wanted})"
-    elif wanted != found:
+    elif wanted != actual:
         yield f"{path} ({wanted!s:.80})"
 
 

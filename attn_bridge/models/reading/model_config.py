@@ -11,7 +11,7 @@ from ...printable import printable
 from ...validation import MAX_INDEX
 
 
-class ModelConfig:
+class ConfigFile:
     """A ``config.json``, with the defaults of its family for missing keys.
 
     Args:
@@ -124,7 +124,7 @@ class ModelConfig:
             raise ValueError(f"layer_types of {self.model_type} has {len(kinds)} entries, none for layer {layer}")
         return "full_attention" if kinds[layer] == "attention" else str(kinds[layer])  # which older files call it
 
-    def refuse(self, key: str, *accepted: Any) -> None:
+    def refuse(self, key: str, *accepted: object) -> None:
         """Refuse a value that changes the computation in a way that we don't support.
 
         Raises:
@@ -136,7 +136,7 @@ class ModelConfig:
             raise ValueError(f"{key} ({printable(repr(value))}) of {self.model_type} is not supported, only {only}")
 
 
-def as_number(label: str, value: Any) -> float:
+def as_number(label: str, value: object) -> float:
     """Return a value as a finite float.
 
     Raises:
@@ -152,5 +152,5 @@ def as_number(label: str, value: Any) -> float:
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else type(value).__name__

@@ -54,19 +54,21 @@ SECTIONS = {
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of the text model in a multimodal config; any other config unchanged."""
     inner = config.get("text_config")
-    found = dict(config)
+    text_config = dict(config)
     if isinstance(inner, Mapping):
-        found = {**inner, "model_type": inner.get("model_type", config.get("model_type"))}
+        text_config = {**inner, "model_type": inner.get("model_type", config.get("model_type"))}
         if "tie_word_embeddings" in config:  # the head is that of the whole model
-            found["tie_word_embeddings"] = config["tie_word_embeddings"]
-    kind = found.get("model_type")
+            text_config["tie_word_embeddings"] = config["tie_word_embeddings"]
+    kind = text_config.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
-        return found
-    found["model_type"] = TEXT_TYPES[kind]
-    keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(found.get(key), Mapping)]
+        return text_config
+    text_config["model_type"] = TEXT_TYPES[kind]
+    keys = [key for key in ("rope_scaling", "rope_parameters") if isinstance(text_config.get(key), Mapping)]
     for key in keys or ["rope_parameters"]:
-        found[key] = _with_sections(found.get(key) or {}, found["model_type"])
-    return {key: value for key, value in found.items() if not key.endswith("_config") or isinstance(inner, Mapping)}
+        text_config[key] = _with_sections(text_config.get(key) or {}, text_config["model_type"])
+    return {
+        key: value for key, value in text_config.items() if not key.endswith("_config") or isinstance(inner, Mapping)
+    }
 
 
 def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
     }
 
 
-def type_of(config: Mapping[str, Any]) -> Any:
+def type_of(config: Mapping[str, object]) -> Any:
     """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's."""
     kind = config.get("model_type")
     return text_of(config).get("model_type") if isinstance(kind, str) and kind in MODELS else kind

@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable
 from ...printable import printable
 from ..layout import MAX_SIZE
 from .decoders import MAX_LAYERS
-from .model_config import ModelConfig
+from .model_config import ConfigFile
 
 
 def check_keys(
-    config: ModelConfig, required: Iterable[str], known: Collection[str], idle: Collection[str] = ()
+    config: ConfigFile, required: Iterable[str], allowed_keys: Collection[str], idle: Collection[str] = ()
 ) -> None:
     """Check that a config has the required keys, and no unknown key that could change the computation.
 
     Args:
         config: the config.
         required: keys that must be present.
-        known: all keys that are read.
+        allowed_keys: all keys that are read.
         idle: keys that do not change the computation.
 
     Raises:
@@ -28,11 +28,11 @@ def check_keys(
     if missing:
         raise ValueError(f"{config.model_type} lacks {', '.join(missing)}")
     for key, value in config.given.items():
-        if key not in known and key not in idle and value not in (None, False, 0, "", [], {}):
+        if key not in allowed_keys and key not in idle and value not in (None, False, 0, "", [], {}):
             raise ValueError(f"{printable(key)} ({printable(value, 40)}) of {config.model_type} is not known")
 
 
-def check_size(config: ModelConfig, key: str) -> int:
+def check_size(config: ConfigFile, key: str) -> int:
     """Return a size that a tensor can have.
 
     Raises:
@@ -45,7 +45,7 @@ def check_size(config: ModelConfig, key: str) -> int:
     return size
 
 
-def layers_of(config: ModelConfig, key: str) -> int:
+def layers_of(config: ConfigFile, key: str) -> int:
     """Return the number of layers.
 
     Raises:

@@ -19,13 +19,13 @@ from ...specs.position import (
     Scaling,
     YaRNScaling,
 )
-from .model_config import ModelConfig, as_number
+from .model_config import ConfigFile, as_number
 
 Values = Mapping[str, Any]
 
 
 def read_rotary(
-    config: ModelConfig,
+    config: ConfigFile,
     head_dim: int,
     kind: str = "full_attention",
     *,
@@ -74,7 +74,7 @@ def read_rotary(
     return dataclasses.replace(rotary, axes=axes, layout=layout)
 
 
-def _axes(config: ModelConfig, values: Values, pairs: int) -> tuple[tuple[int, ...], AxesLayout]:
+def _axes(config: ConfigFile, values: Values, pairs: int) -> tuple[tuple[int, ...], AxesLayout]:
     """Return the pairs of channels of time, height and width, and how they are laid out.
 
     As in `transformers`, interleaved height and width end with the head, and time has all other pairs.
@@ -90,7 +90,7 @@ def _axes(config: ModelConfig, values: Values, pairs: int) -> tuple[tuple[int, .
     return (pairs - height - width, height, width), "interleaved"
 
 
-def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
+def write_rotary(position: object, head_dim: int | None = None) -> dict[str, Any]:
     """Return the keys that `read_rotary` reads, by their older names, which all versions of `transformers` take.
 
     Args:
@@ -99,20 +99,20 @@ def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
     """
     if not isinstance(position, Rotary):
         return {}
-    found: dict[str, Any] = {"rope_theta": position.base, "rope_scaling": None}
+    keys: dict[str, Any] = {"rope_theta": position.base, "rope_scaling": None}
     if head_dim is not None:
-        found["partial_rotary_factor"] = _part(position.dim, head_dim)
+        keys["partial_rotary_factor"] = _part(position.dim, head_dim)
     scaling = position.scaling
     if position.axes is not None:
-        found["rope_scaling"] = {"rope_type": "default", **_write_axes(position)}
+        keys["rope_scaling"] = {"rope_type": "default", **_write_axes(position)}
     if scaling is not None:
-        found["rope_scaling"] = {**(found["rope_scaling"] or {}), **write_scaling(scaling)}
+        keys["rope_scaling"] = {**(keys["rope_scaling"] or {}), **write_scaling(scaling)}
         context = getattr(scaling, "original_context", None)
         if context is not None:
-            found["max_position_embeddings"] = context
+            keys["max_position_embeddings"] = context
             if not isinstance(scaling, NTKScaling):
-                found["max_position_embeddings"] = math.ceil(context * max(1.0, getattr(scaling, "factor", 1.0)))
-    return found
+                keys["max_position_embeddings"] = math.ceil(context * max(1.0, getattr(scaling, "factor", 1.0)))
+    return keys
 
 
 def _write_axes(position: Rotary) -> dict[str, list[int] | bool]:
@@ -122,14 +122,14 @@ def _write_axes(position: Rotary) -> dict[str, list[int] | bool]:
     return {"mrope_section": list(position.axes), "mrope_interleaved": position.layout == "interleaved"}
 
 
-def write_nested(positions: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
+def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -> dict[str, Any]:
     """Return the keys of a model with separate rotary positions per kind of layers, kind -> position.
 
     Args:
         positions: those of each kind.
         head_dim: width of a head if the model may rotate a part of it; None if it rotates all.
     """
-    found = {}
+    keys = {}
     for kind, position in positions.items():
         if isinstance(position, Rotary):
             written = write_rotary(position, head_dim)
@@ -137,8 +137,8 @@ def write_nested(positions: Mapping[str, Any], head_dim: int | None = None) -> d
             if not scaling.get("truncate", True):
                 raise ValueError("truncate (False) of YaRN is passed over by transformers where each kind has its own")
             part = {"partial_rotary_factor": written["partial_rotary_factor"]} if head_dim is not None else {}
-            found[kind] = {"rope_theta": position.base, **part, **scaling}
-    return {"rope_parameters": found}
+            keys[kind] = {"rope_theta": position.base, **part, **scaling}
+    return {"rope_parameters": keys}
 
 
 def write_scaling(scaling: Scaling) -> dict[str, Any]:
@@ -159,7 +159,7 @@ _KEYS = {
 """Our name of a value -> theirs; others are the same."""
 
 
-def magnitude_of(config: ModelConfig, scaling: Scaling | None) -> float:
+def magnitude_of(config: ConfigFile, scaling: Scaling | None) -> float:
     """Return the factor of both query and key of latent attention with scaled positions (arXiv 2309.00071)."""
     values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
     weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
@@ -179,7 +179,7 @@ def rope_type(values: Values) -> str:
 
 
 def read_nested_rotary(
-    config: ModelConfig, head_dim: int, kind: str, *, pairing: Pairing = "half", partial: bool = False
+    config: ConfigFile, head_dim: int, kind: str, *, pairing: Pairing = "half", partial: bool = False
 ) -> Rotary:
     """Return the rotary positions of a layer of a model that has them per kind alone; arguments as for `read_rotary`.
 
@@ -196,19 +196,19 @@ def read_nested_rotary(
 
 
 def make_nested_rotary(
-    config: ModelConfig, head_dim: int, values: Values, base: Any, part: object = None, pairing: Pairing = "half"
+    config: ConfigFile, head_dim: int, values: Values, base: object, part: object = None, pairing: Pairing = "half"
 ) -> Rotary:
     """Return the rotary positions of a kind of layers, if each kind has its own; arguments as for `make_rotary`.
 
     As in `transformers`, their original context length comes only from their own values, and ``truncate`` is ignored.
     """
-    given = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
-    inner = ModelConfig(given, config.model_type, config.defaults, config.aliases)
+    config_values = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
+    inner = ConfigFile(config_values, config.model_type, config.defaults, config.aliases)
     return make_rotary(inner, head_dim, {**values, "truncate": True}, base, part, pairing)
 
 
 def make_rotary(
-    config: ModelConfig, head_dim: int, values: Values, base: Any, part: Any = None, pairing: Pairing = "half"
+    config: ConfigFile, head_dim: int, values: Values, base: object, part: object = None, pairing: Pairing = "half"
 ) -> Rotary:
     """Return rotary positions from their parameters in a config.
 
@@ -241,7 +241,7 @@ def make_rotary(
     return Rotary(_number(config, "rope_theta", base), None if dim == head_dim else dim, pairing, scaling)
 
 
-def _refuse_part(config: ModelConfig, head_dim: int, values: Values, kind: str) -> None:
+def _refuse_part(config: ConfigFile, head_dim: int, values: Values, kind: str) -> None:
     """Refuse a rotated part in a model that rotates all of each head: `transformers` would make tables of that part."""
     key = "partial_rotary_factor"
     part = values.get(key, config.get(key))
@@ -249,15 +249,15 @@ def _refuse_part(config: ModelConfig, head_dim: int, values: Values, kind: str) 
         raise ValueError(f"{key} ({part}) of {config.model_type} is not supported with rope_type {kind}, only 1.0")
 
 
-def _linear(config: ModelConfig, values: Values) -> Scaling:
+def _linear(config: ConfigFile, values: Values) -> Scaling:
     return LinearScaling(_required(config, values, "factor"))
 
 
-def _dynamic(config: ModelConfig, values: Values) -> Scaling:
+def _dynamic(config: ConfigFile, values: Values) -> Scaling:
     return NTKScaling(_required(config, values, "factor"), config.integer("max_position_embeddings"))
 
 
-def _yarn(config: ModelConfig, values: Values) -> Scaling:
+def _yarn(config: ConfigFile, values: Values) -> Scaling:
     original = _original_context(config, values)
     return YaRNScaling(
         factor=_factor(config, values, original),
@@ -271,7 +271,7 @@ def _yarn(config: ModelConfig, values: Values) -> Scaling:
     )
 
 
-def _llama3(config: ModelConfig, values: Values) -> Scaling:
+def _llama3(config: ConfigFile, values: Values) -> Scaling:
     return Llama3Scaling(
         factor=_required(config, values, "factor"),
         low_freq_factor=_required(config, values, "low_freq_factor"),
@@ -280,7 +280,7 @@ def _llama3(config: ModelConfig, values: Values) -> Scaling:
     )
 
 
-def _longrope(config: ModelConfig, values: Values) -> Scaling:
+def _longrope(config: ConfigFile, values: Values) -> Scaling:
     original = _original_context(config, values)
     return LongRoPEScaling(
         short_factors=_numbers(config, values, "short_factor"),
@@ -291,7 +291,7 @@ def _longrope(config: ModelConfig, values: Values) -> Scaling:
     )
 
 
-_SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ModelConfig, Values], Scaling | None]]] = {
+_SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ConfigFile, Values], Scaling | None]]] = {
     "default": (None, lambda config, values: None),
     "linear": (LinearScaling, _linear),
     "dynamic": (NTKScaling, _dynamic),
@@ -302,7 +302,7 @@ _SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ModelConfig, Values],
 """``rope_type`` -> our class of scaling, and its reader."""
 
 
-def _original_context(config: ModelConfig, values: Values) -> int:
+def _original_context(config: ConfigFile, values: Values) -> int:
     key = "original_max_position_embeddings"
     value = config.get(key) or values.get(key) or config.integer("max_position_embeddings")
     tokens = int(_number(config, key, value))
@@ -311,28 +311,28 @@ def _original_context(config: ModelConfig, values: Values) -> int:
     return tokens
 
 
-def _factor(config: ModelConfig, values: Values, original: int) -> float:
+def _factor(config: ConfigFile, values: Values, original: int) -> float:
     """Return the growth factor of the context: from the file, or from both lengths."""
     factor = values.get("factor")
     return _number(config, "factor", config.integer("max_position_embeddings") / original if factor is None else factor)
 
 
-def _required(config: ModelConfig, values: Values, key: str) -> float:
+def _required(config: ConfigFile, values: Values, key: str) -> float:
     if key not in values:
         raise ValueError(f"rope_parameters of {config.model_type} must hold {key}, got {printable(', '.join(values))}")
     return _number(config, key, values[key])
 
 
-def _numbers(config: ModelConfig, values: Values, key: str) -> tuple[float, ...]:
-    found = values.get(key)
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ValueError(f"{key} of {config.model_type} must be a list of numbers, got {printable(repr(found))}")
-    return tuple(_number(config, key, one) for one in found)
+def _numbers(config: ConfigFile, values: Values, key: str) -> tuple[float, ...]:
+    numbers = values.get(key)
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
+        raise ValueError(f"{key} of {config.model_type} must be a list of numbers, got {printable(repr(numbers))}")
+    return tuple(_number(config, key, one) for one in numbers)
 
 
-def _optional(config: ModelConfig, values: Values, key: str) -> float | None:
+def _optional(config: ConfigFile, values: Values, key: str) -> float | None:
     return None if values.get(key) is None else _number(config, key, values[key])
 
 
-def _number(config: ModelConfig, key: str, value: Any) -> float:
+def _number(config: ConfigFile, key: str, value: object) -> float:
     return as_number(f"{key} of {config.model_type}", value)

@@ -72,6 +72,6 @@ def _is_square(shape: Shape) -> bool:
 
 def _indices(shape: Shape, start: int, values: Values) -> tuple[Values, Values]:
     """Return the column and the row of every element."""
-    place = np.arange(start, start + values.size)
+    positions = np.arange(start, start + values.size)
     width, height = (*shape[:-2:-1], *shape[-2:-3:-1], 1, 1)[:2]
-    return place % width, place // width % height
+    return positions % width, positions // width % height

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ...weights.rows import Row
 from ..layout import Layout
-from ..parts import Part, towers
+from ..parts import OmittedPart, towers
 from .attention import below
 from .common import TIE
 
@@ -23,7 +23,7 @@ TOWERS = towers(
     *("multi_modal_projector.", "connector.", "aligner."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 ) + tuple(
-    Part(front + begin, mark=mark)  # other models have such names as well
+    OmittedPart(front + begin, mark=mark)  # other models have such names as well
     for front in ("", "model.")
     for begin, mark in (("encoder.", "input_linear.weight"), ("projector.", "query"))
 )
@@ -53,7 +53,7 @@ def decoder(
     prefixes: tuple[str, ...] = PREFIXES,
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
-    parts: tuple[Part, ...] = (),
+    parts: tuple[OmittedPart, ...] = (),
 ) -> Layout:
     """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
     return Layout(

@@ -64,8 +64,8 @@ class MeshCase:
 
     def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
         """Return the keyword inputs, those that are floating point in a dtype."""
-        given = self.numbers.inputs
-        return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in given.items()}
+        inputs = self.numbers.inputs
+        return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in inputs.items()}
 
 
 def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
@@ -75,13 +75,13 @@ def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
         ValueError: a name is unknown.
     """
     wanted = {find_variant(name, tuple(MODELS)).name if name not in MODELS else name for name in variants}
-    found = [
+    layers = [
         _case(variant, case, seed)
         for variant in VARIANTS
         if not variant.is_function and (not wanted or variant.name in wanted)
         for case in _cases_of(variant)
     ]
-    return found + [_model(name, config, seed) for name, config in MODELS.items() if not wanted or name in wanted]
+    return layers + [_model(name, config, seed) for name, config in MODELS.items() if not wanted or name in wanted]
 
 
 def _cases_of(variant: Variant) -> list[TwinCase]:
@@ -108,20 +108,20 @@ def _case(variant: Variant, case: TwinCase, seed: int) -> MeshCase:
 
 def divisible(config: Config) -> Config:
     """Return a config with 8 heads, or a multiple; key heads are as many as divide them, and fewer where they were."""
-    held = vars(config)
-    heads = held.get("num_heads")
+    sizes = vars(config)
+    heads = sizes.get("num_heads")
     if heads is None:
         return config
     changes: dict[str, int | None] = {"num_heads": HEADS}
-    if "num_kv_heads" in held:
-        kv_heads = held["num_kv_heads"]
+    if "num_kv_heads" in sizes:
+        kv_heads = sizes["num_kv_heads"]
         changes["num_kv_heads"] = HEADS if kv_heads == heads else math.gcd(HEADS, kv_heads)
-    if "num_groups" in held:
-        changes = {"num_heads": HEADS * (heads // held["num_groups"]), "num_groups": HEADS, "norm_groups": HEADS}
-    if "decay_rates" in held:
+    if "num_groups" in sizes:
+        changes = {"num_heads": HEADS * (heads // sizes["num_groups"]), "num_groups": HEADS, "norm_groups": HEADS}
+    if "decay_rates" in sizes:
         changes["decay_rates"] = None
-    if "num_value_heads" in held:
-        changes["num_value_heads"] = HEADS * (held["num_value_heads"] // heads)
+    if "num_value_heads" in sizes:
+        changes["num_value_heads"] = HEADS * (sizes["num_value_heads"] // heads)
     return config.replace(**changes)
 
 

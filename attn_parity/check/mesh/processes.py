@@ -79,12 +79,12 @@ def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> No
 
 def installed() -> list[backends.Framework]:
     """Return the frameworks that are installed."""
-    found = []
+    frameworks = []
     for name in FRAMEWORKS:
         with contextlib.suppress(backends.MissingBackendError):
             backends.require(name, *backends.PACKAGES[name])
-            found.append(name)
-    return found
+            frameworks.append(name)
+    return frameworks
 
 
 def chosen_frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
@@ -97,10 +97,10 @@ def chosen_frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
     for name in wanted:
         if name not in FRAMEWORKS:
             raise ValueError(f"framework ({name!r}) must be one of {', '.join(FRAMEWORKS)}")
-    found = [name for name in FRAMEWORKS if (name in wanted if wanted else name in installed())]
-    for name in found:
+    chosen = [name for name in FRAMEWORKS if (name in wanted if wanted else name in installed())]
+    for name in chosen:
         backends.require(name, *backends.PACKAGES[name])
-    return found
+    return chosen
 
 
 def process_count(framework: backends.Framework, sizes: Mapping[str, int]) -> int:
@@ -119,8 +119,8 @@ def results_of(function: Callable[[OfTask], list[Outcome]], tasks: list[OfTask])
     except workers.WorkerDiedError:
         raise
     except Exception as error:  # the others may only have lost the one that failed
-        place = tasks[0].folder / FAILED
-        raise ValueError(place.read_text().splitlines()[0] if place.exists() else str(error)) from error
+        failure = tasks[0].folder / FAILED
+        raise ValueError(failure.read_text().splitlines()[0] if failure.exists() else str(error)) from error
 
 
 @contextlib.contextmanager
@@ -133,8 +133,8 @@ def told(folder: Path, progress: Callable[[str, int, int], None] | None, before:
 
     def tell() -> None:
         nonlocal count
-        place = folder / "progress"
-        lines = place.read_text().splitlines() if place.exists() else []
+        log = folder / "progress"
+        lines = log.read_text().splitlines() if log.exists() else []
         for line in lines[count:]:
             count += 1
             progress(json.loads(line), before + count, total)

@@ -66,14 +66,14 @@ class MeshReport:
 
     def table(self) -> rich.table.Table:
         """Return the rows as a table."""
-        found = rich.table.Table(box=rich.box.SIMPLE, header_style="bold")
+        table = rich.table.Table(box=rich.box.SIMPLE, header_style="bold")
         for name in ("module", "framework", "verdict", "float64 diff", "collectives forward", "and with backward"):
-            found.add_column(name)
+            table.add_column(name)
         for row in self.rows:
             largest = "" if row.largest is None else f"{row.largest:.1e}"
             counts = (", ".join(f"{name} {n}" for name, n in one.items()) for one in (row.collectives, row.step))
-            found.add_row(row.case, row.framework, row.verdict, largest, *counts)
-        return found
+            table.add_row(row.case, row.framework, row.verdict, largest, *counts)
+        return table
 
     def explanations(self) -> list[str]:
         """Return a line for each row that is refused or not equal."""
@@ -86,8 +86,8 @@ class MeshReport:
         axes = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
         equal = sum(row.verdict == "equal" for row in self.rows)
         refused = sum(row.verdict == "refused" for row in self.rows)
-        found = f"{equal} of {len(self.rows) - refused} modules equal"
-        return f"{found} on a mesh of {axes} ({self.method}), {refused} refused, {self.seconds:.0f} s"
+        counts = f"{equal} of {len(self.rows) - refused} modules equal"
+        return f"{counts} on a mesh of {axes} ({self.method}), {refused} refused, {self.seconds:.0f} s"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON-ready data."""

@@ -90,14 +90,14 @@ def check_mesh(
     for name in wanted:
         if name not in LOW_PRECISIONS:
             raise ValueError(f"dtype ({name!r}) must be one of {', '.join(LOW_PRECISIONS)}")
-    found = chosen_frameworks(tuple(frameworks))
+    chosen_names = chosen_frameworks(tuple(frameworks))
     rows: list[MeshRow] = []
-    total = len(cases) * len(found)
-    for number, framework in enumerate(found):
+    total = len(cases) * len(chosen_names)
+    for number, framework in enumerate(chosen_names):
         with tempfile.TemporaryDirectory() as folder:
             plain: backends.Framework = "torch" if "torch" in installed() else framework
-            place = (framework, plain, tuple(sizes.items()), Path(folder), 0)
-            task = CheckTask(*place, method, chosen, seeds, wanted)
+            process = (framework, plain, tuple(sizes.items()), Path(folder), 0)
+            task = CheckTask(*process, method, chosen, seeds, wanted)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
             with told(Path(folder), progress, number * len(cases), total):
                 rows += results_of(run_process, tasks)
@@ -117,7 +117,7 @@ def run_process(task: CheckTask) -> list[MeshRow]:
     return rows
 
 
-def judge(case: MeshCase, task: CheckTask, mesh: Any) -> MeshRow:
+def judge(case: MeshCase, task: CheckTask, mesh: object) -> MeshRow:
     """Share one module out over a mesh, and compare it with a plain one."""
     started = time.perf_counter()
     parallel, meshes = backends.load(task.framework, "parallel"), load_adapter(task.framework, "meshes")

@@ -41,21 +41,21 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
         for side, block in blocks.items():
             plain = subject_of(block)
             cached = subject_of(load_adapter(side, "decoded").Decoded(block, prompt))  # type: ignore[arg-type]
-            given = inputs.astype(numpy_dtype(dtype))
-            whole = _run(plain, given, "float64")
-            exact[side], low[side] = _run(cached, given, "float64"), _run(cached, given, None)
+            rounded_inputs = inputs.astype(numpy_dtype(dtype))
+            whole = _run(plain, rounded_inputs, "float64")
+            exact[side], low[side] = _run(cached, rounded_inputs, "float64"), _run(cached, rounded_inputs, None)
             apart[side] = float(np.abs(whole - exact[side]).max(initial=0.0)) / (scale_of([whole]) or 1.0)
-    for side, found in apart.items():
-        if not found <= MEANING_LIMIT:
-            message = f"{side}: with a cache the float64 results differ by {found:.2g} of the largest value"
+    for side, distance in apart.items():
+        if not distance <= MEANING_LIMIT:
+            message = f"{side}: with a cache the float64 results differ by {distance:.2g} of the largest value"
             return Decoding("different", apart, f"{message}, allowed {MEANING_LIMIT:.0e}")
     if dtype == "float64":  # the runs above: there is no higher precision by which to measure rounding
-        found = float(np.abs(exact["torch"] - exact["flax"]).max(initial=0.0)) / (scale_of([exact["torch"]]) or 1.0)
-        if found <= MEANING_LIMIT:
+        distance = float(np.abs(exact["torch"] - exact["flax"]).max(initial=0.0)) / (scale_of([exact["torch"]]) or 1.0)
+        if distance <= MEANING_LIMIT:
             return Decoding("equal", apart, "")
-        message = f"with a cache the two sides differ by {found:.2g} of the largest value"
+        message = f"with a cache the two sides differ by {distance:.2g} of the largest value"
         return Decoding("different", apart, f"{message}, allowed {MEANING_LIMIT:.0e}")
-    one = measure(
+    error = measure(
         low["torch"],
         low["flax"],
         exact["torch"],
@@ -66,7 +66,7 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
         weights="held",
         sample=0,
     )
-    verdict = decide("decoding", "decoding", "output", low["torch"].shape, dtype, [one])
+    verdict = decide("decoding", "decoding", "output", low["torch"].shape, dtype, [error])
     is_wrong = SEVERITY.index(verdict.verdict) > SEVERITY.index("inconclusive")
     return Decoding(verdict.verdict, apart, verdict.message if is_wrong else "")
 
@@ -86,5 +86,5 @@ def steps(block: DecoderBlockConfig, tokens: int) -> tuple[int, int]:
 
 
 def _run(subject: Subject, inputs: Array, dtype: str | None) -> Array:
-    found: Array = subject.run(subject.weights(), Arguments((inputs,)), None, dtype=dtype).outputs[0]
-    return found
+    output: Array = subject.run(subject.weights(), Arguments((inputs,)), None, dtype=dtype).outputs[0]
+    return output

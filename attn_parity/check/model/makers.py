@@ -38,7 +38,7 @@ class Twin:
         config = self.config.replace(blocks=(), vocab_size=rows)
         return self._part("DecoderModel", config, "", (self.config.vocab_size, rows), numbered)
 
-    def _part(self, kind: str, config: Any, prefix: str, rows: tuple[int, int] | None, numbered: bool) -> Any:
+    def _part(self, kind: str, config: object, prefix: str, rows: tuple[int, int] | None, numbered: bool) -> Any:
         dtype = "float64" if numbered else self.dtype
         with self.backend.precision(dtype):
             module = self.backend.build_blank(kind, config, dtype)
@@ -48,8 +48,8 @@ class Twin:
     def run(self, function: Any, array: Array) -> Array:
         """Apply a part, or a method of one, to an array."""
         with self.backend.precision(self.dtype):
-            found: Array = self.backend.call(function, array)
-        return found
+            output: Array = self.backend.call(function, array)
+        return output
 
 
 class Theirs:
@@ -81,8 +81,8 @@ class Theirs:
 
     def run(self, function: Any, array: Array) -> Array:
         """Apply a part, or a method of one, to an array."""
-        found: Array = self.backend.call(function, array)
-        return found
+        output: Array = self.backend.call(function, array)
+        return output
 
 
 Maker = Twin | Theirs

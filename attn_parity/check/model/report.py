@@ -89,7 +89,7 @@ class PartVerdict:
     @staticmethod
     def of(name: str, pairs: list[PairVerdict], decoding: Decoding | None, seconds: float) -> PartVerdict:
         """Return the verdict on a part from those of its pairs; the twins, where there are two, know places best."""
-        wrong = max(pairs, key=lambda one: (SEVERITY.index(one.verdict), bool(one.place), one.first == "torch"))
+        wrong = max(pairs, key=lambda pair: (SEVERITY.index(pair.verdict), bool(pair.place), pair.first == "torch"))
         verdict, place, direction, hint = wrong.verdict, wrong.place, wrong.direction, wrong.hint
         if decoding is not None and SEVERITY.index(decoding.verdict) > SEVERITY.index(verdict):
             verdict, place, direction, hint = decoding.verdict, f"{name} (decoding)", "forward", decoding.message
@@ -147,17 +147,17 @@ class ModelReport:
     def lines(self) -> list[str]:
         """Return the report as lines of text: a verdict per part, the first divergence, and the logits."""
         width = max((len(part.name) for part in self.parts), default=0)
-        found = [f"{part.name:<{width}}  {part.verdict:<12} {part.place}".rstrip() for part in self.parts]
+        lines = [f"{part.name:<{width}}  {part.verdict:<12} {part.place}".rstrip() for part in self.parts]
         first = self.first_divergence
         if first is not None:
-            found.append(f"first divergence: {first.place or first.name} ({first.direction or first.verdict})")
-            found += [f"hint: {first.hint}"] if first.hint else []
-        found += [f"note: {note}" for note in self.notes]
+            lines.append(f"first divergence: {first.place or first.name} ({first.direction or first.verdict})")
+            lines += [f"hint: {first.hint}"] if first.hint else []
+        lines += [f"note: {note}" for note in self.notes]
         tokens = [one for row in self.kl for one in row]
         if tokens:
-            found.append(f"logits: KL divergence per token at most {max(tokens):.2e} nats, on average "
+            lines.append(f"logits: KL divergence per token at most {max(tokens):.2e} nats, on average "
                          f"{sum(tokens) / len(tokens):.2e}, over {len(tokens)} tokens")  # fmt: skip
         count = sum(part.verdict == "equal" for part in self.parts)
         judged = "the Flax twin against transformers" if self.oracle == "transformers" else "torch twin and Flax twin"
         stopped = "; interrupted" if self.stopped else ""
-        return [*found, f"{count} of {len(self.parts)} parts equal, {self.seconds:.0f} s ({judged}{stopped})"]
+        return [*lines, f"{count} of {len(self.parts)} parts equal, {self.seconds:.0f} s ({judged}{stopped})"]

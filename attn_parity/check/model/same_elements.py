@@ -17,7 +17,7 @@ from attn_bridge.weights import Rule
 
 from ...pairing import Cut, Match, Pairing, Tensor, whole
 from ...pairing.tensors import c_strides
-from ...sides.subject import Array, Arrays, Parameter
+from ...sides.subject import Array, Arrays, SideWeight
 
 MANY = 64
 """Most parts of a parameter."""
@@ -43,7 +43,10 @@ class _Run:
 
 
 def pair(
-    first: Arrays, second: Arrays, first_parameters: Mapping[str, Parameter], second_parameters: Mapping[str, Parameter]
+    first: Arrays,
+    second: Arrays,
+    first_parameters: Mapping[str, SideWeight],
+    second_parameters: Mapping[str, SideWeight],
 ) -> Pairing | None:
     """Return the pairing that numbered weights imply; None unless both sides have the same elements.
 
@@ -72,14 +75,14 @@ def pair(
         if at.min() < starts[owner] or at.max() >= starts[owner + 1]:
             return None
         source = names[owner]
-        found = _matches(
+        of_parameter = _matches(
             at - starts[owner], whole(source, first_parameters[source]), whole(name, second_parameters[name])
         )
-        if found is None:
+        if of_parameter is None:
             return None
-        matches += found
+        matches += of_parameter
     order_of = {name: number for number, name in enumerate(names)}
-    return Pairing(tuple(sorted(matches, key=lambda one: order_of[one.first.source])))
+    return Pairing(tuple(sorted(matches, key=lambda match: order_of[match.first.source])))
 
 
 def _matches(at: Array, first: Tensor, second: Tensor) -> list[Match] | None:
@@ -101,7 +104,7 @@ def _matches(at: Array, first: Tensor, second: Tensor) -> list[Match] | None:
     if not count or count > MANY:
         return None
     own_strides = second.strides
-    found = []
+    matches = []
     for number, chosen in enumerate(itertools.product(*runs)):
         axes = [
             (size, step, stride * own)
@@ -119,8 +122,8 @@ def _matches(at: Array, first: Tensor, second: Tensor) -> list[Match] | None:
         mine = _cut(first, shape, ours, f"{first.name}[{second.name}{part}]")
         its = _cut(second, shape, theirs, f"{second.name}{f'[{number}]' if part else ''}")
         names = " ".join(f"a{axis}" for axis in range(len(mine.shape)))
-        found.append(Match(mine, its, Rule("torch", "flax", f"{names} -> {names}"), "checkpoint"))
-    return found
+        matches.append(Match(mine, its, Rule("torch", "flax", f"{names} -> {names}"), "checkpoint"))
+    return matches
 
 
 def _cut(tensor: Tensor, shape: tuple[int, ...], cut: Cut, name: str) -> Tensor:

@@ -207,7 +207,7 @@ class _Walk:
         if self.progress is not None:
             self.progress(name, len(self.parts), len(self.names))
 
-    def _judge(self, name: str, make: Callable[..., Any], made: dict[str, Any], inputs: Array, block: Any) -> None:
+    def _judge(self, name: str, make: Callable[..., Any], made: dict[str, Any], inputs: Array, block: object) -> None:
         """Judge a part by each available pair of sides."""
         self._tell(name)
         begin = time.perf_counter()
@@ -244,16 +244,16 @@ class _Walk:
 
 def _unknown_model() -> type[Exception]:
     """Return the exception for `transformers` missing or not supporting a model."""
-    found: type[Exception] = load_adapter("torch", "hugging_face").UnknownModelError
-    return found
+    error_class: type[Exception] = load_adapter("torch", "hugging_face").UnknownModelError
+    return error_class
 
 
-def _check_alike(paths: tuple[Path, Path], found: tuple[DecoderConfig, DecoderConfig]) -> None:
+def _check_alike(paths: tuple[Path, Path], configs: tuple[DecoderConfig, DecoderConfig]) -> None:
     """Refuse two folders whose models are not made of the same parameters."""
-    one, two = ({row.rule.torch: row.shape for row in config.parameters} for config in found)
-    if one != two:
-        names = [name for name in dict.fromkeys([*one, *two]) if one.get(name) != two.get(name)]
-        shapes = ["none" if side.get(names[0]) is None else str(side[names[0]]) for side in (one, two)]
+    first, second = ({row.rule.torch: row.shape for row in config.parameters} for config in configs)
+    if first != second:
+        names = [name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
+        shapes = ["none" if side.get(names[0]) is None else str(side[names[0]]) for side in (first, second)]
         raise ValueError(
             f"{paths[0]} and {paths[1]} must have parameters of the same names and shapes; {names[0]} is {shapes[0]} "
             f"and {shapes[1]}"
@@ -262,17 +262,18 @@ def _check_alike(paths: tuple[Path, Path], found: tuple[DecoderConfig, DecoderCo
 
 def _verdict(name: str, first: str, report: Report, seconds: float) -> PairVerdict:
     bad = sorted(
-        (one for one in report.tensors if one.verdict != "equal"), key=lambda one: -SEVERITY.index(one.verdict)
+        (one for one in report.tensors if one.verdict != "equal"),
+        key=lambda divergence: -SEVERITY.index(divergence.verdict),
     )
-    found = tuple(WorstTensor(one.second_name, one.verdict, one.message) for one in bad[:SHOWN])
-    place = direction = hint = ""
+    worst = tuple(WorstTensor(one.second_name, one.verdict, one.message) for one in bad[:SHOWN])
+    where = direction = hint = ""
     if report.first_divergence is not None:
-        one = report.first_divergence
-        inner = one.path if first == "torch" else one.second_path or one.path
-        place = inner if name == "ends" else f"{name}.{inner}".rstrip(".")
-        direction, hint = one.direction, one.hint or ""
+        divergence = report.first_divergence
+        inner = divergence.path if first == "torch" else divergence.second_path or divergence.path
+        where = inner if name == "ends" else f"{name}.{inner}".rstrip(".")
+        direction, hint = divergence.direction, divergence.hint or ""
     notes, count = tuple(report.notes), len(report.tensors)
-    return PairVerdict(first, "flax", report.verdict, place, direction, hint, found, count, notes, seconds)
+    return PairVerdict(first, "flax", report.verdict, where, direction, hint, worst, count, notes, seconds)
 
 
 def _divergences(first: Array, second: Array) -> tuple[tuple[float, ...], ...]:
@@ -284,5 +285,5 @@ def _divergences(first: Array, second: Array) -> tuple[tuple[float, ...], ...]:
 
 def _log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(-1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    logarithms: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return logarithms

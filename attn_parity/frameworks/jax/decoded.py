@@ -27,9 +27,9 @@ class Decoded(nnx.Module):
         """Return the block's output ``(B, T, D)`` for `x` of the same shape."""
         batch, tokens, _ = x.shape
         cache = self.block.init_cache(batch, tokens)
-        found, cache = self.block(x[:, : self.prompt], cache=cache)
-        pieces = [found]
+        output, cache = self.block(x[:, : self.prompt], cache=cache)
+        pieces = [output]
         for token in range(self.prompt, tokens):
-            found, cache = self.block(x[:, token : token + 1], cache=cache)
-            pieces.append(found)
+            output, cache = self.block(x[:, token : token + 1], cache=cache)
+            pieces.append(output)
         return jnp.concatenate(pieces, 1)

@@ -15,12 +15,12 @@ from jax import Array
 from jax_attn.implementations import blocked
 from jax_attn.random import TorchRngs
 
-from ...sides.dropout_masks import Masks, Plan, asking
+from ...sides.dropout_masks import MaskPlan, Masks, asking
 from ...sides.patching import original, replaced
 from ...sides.subject import ModuleFailedError
 
 
-def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.AbstractContextManager[None]:
+def drawing(source: Masks | MaskPlan | None, module: nnx.Module) -> contextlib.AbstractContextManager[None]:
     """Have everything in an NNX module that drops draw its masks from `source`; None drops nothing.
 
     Args:
@@ -37,7 +37,7 @@ def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def drawn_from(
-    source: Masks | Plan | None, owners: Mapping[int, tuple[str, str]], spaces: Collection[str]
+    source: Masks | MaskPlan | None, owners: Mapping[int, tuple[str, str]], spaces: Collection[str]
 ) -> Iterator[None]:
     """Make all dropout take its masks from `source`; None makes every draw an error. Other threads are unaffected.
 
@@ -64,10 +64,10 @@ def drawn_from(
         sizes = jnp.shape(p) if shape is None else (shape,) if isinstance(shape, int) else tuple(map(int, shape))
         return jnp.asarray(source.draw(sizes, probability, *(asking(owners) or ("", ""))))
 
-    def _bernoulli(key: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
+    def _bernoulli(key: object, p: object = 0.5, shape: object = None, *args: object, **kwargs: object) -> Array:
         return _keep(key, p, shape)
 
-    def _of_a_stream(stream: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
+    def _of_a_stream(stream: object, p: object = 0.5, shape: object = None, *args: object, **kwargs: object) -> Array:
         return _keep(None, p, shape)
 
     own = original(jax.random, "bernoulli")
@@ -106,7 +106,7 @@ def _draws_more(closed: Any) -> bool:
     return "random_bits[" in str(closed.jaxpr)
 
 
-def setting_of(child: Any) -> str:
+def setting_of(child: object) -> str:
     """Describe how a submodule shares its masks; "" is not at all."""
     if isinstance(child, (nnx.Dropout, linen.Dropout)) and child.broadcast_dims:
         return f"broadcast_dims={tuple(child.broadcast_dims)}"

@@ -80,10 +80,10 @@ def results(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed
 
     differentiate = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
     (of_weights, of_inputs), output = differentiate(weights, sources, rest, fixed)
-    found = {"output": np.asarray(output)}
-    found |= {f"grad {name}": np.asarray(one) for name, one in of_inputs.items()}
+    arrays = {"output": np.asarray(output)}
+    arrays |= {f"grad {name}": np.asarray(one) for name, one in of_inputs.items()}
     flat = nnx.to_flat_state(of_weights)
-    return found | {f"grad {'.'.join(map(str, path))}": np.asarray(one.get_value()) for path, one in flat}
+    return arrays | {f"grad {'.'.join(map(str, path))}": np.asarray(one.get_value()) for path, one in flat}
 
 
 def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
@@ -93,7 +93,7 @@ def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], 
     def run(weights: Any, rest: Any, inputs: Any) -> Any:
         return nnx.merge(graphdef, weights, rest)(**inputs)
 
-    def loss(weights: Any, rest: Any, inputs: Any) -> Any:
+    def loss(weights: object, rest: object, inputs: object) -> Any:
         return run(weights, rest, inputs).sum()
 
     program = jax.jit(jax.value_and_grad(loss) if backward else run)

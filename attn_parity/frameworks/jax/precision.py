@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from ...settings.precision import Row, Switch
+from ...settings.precision import SettingRow, Switch
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
 """Packages that bring JAX its devices."""
@@ -41,12 +41,12 @@ def _holder(name: str) -> Callable[[Any], AbstractContextManager[None]]:
     """Return a context manager that sets a value, for the process and for a context of this thread."""
 
     @contextlib.contextmanager
-    def hold(value: Any) -> Iterator[None]:
-        here: Callable[[Any], AbstractContextManager[None]] = getattr(jax, name, contextlib.nullcontext)
+    def hold(value: object) -> Iterator[None]:
+        context: Callable[[Any], AbstractContextManager[None]] = getattr(jax, name, contextlib.nullcontext)
         former = _everywhere(name)
         jax.config.update(f"jax_{name}", value)
         try:
-            with here(value):
+            with context(value):
                 yield
         finally:
             jax.config.update(f"jax_{name}", former)
@@ -146,7 +146,7 @@ SWITCHES: tuple[Switch, ...] = (
 """Every setting."""
 
 
-def switches() -> list[Row]:
+def switches() -> list[SettingRow]:
     """Return every setting that this version of JAX has, as it is now."""
     present = kinds()
     return [switch.row("jax", present) for switch in SWITCHES if switch.exists]
@@ -164,16 +164,16 @@ def strict() -> Iterator[None]:
 
 def kinds() -> set[str]:
     """Return the kinds of devices that JAX can use here: ``cpu``, ``gpu``, ``tpu``; it starts them."""
-    found = jax.local_devices()
+    local = jax.local_devices()
     with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave the processor out
-        found = [*found, *jax.local_devices(backend="cpu")]
-    return {{"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform) for device in found}
+        local = [*local, *jax.local_devices(backend="cpu")]
+    return {{"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform) for device in local}
 
 
 def devices() -> list[str]:
     """Return one line per device that JAX can use here; it starts them."""
-    found = [(device.platform, device.id, device.device_kind) for device in jax.local_devices()]
-    return [f"{platform}:{index}" + (f", {kind}" if kind != platform else "") for platform, index, kind in found]
+    local = [(device.platform, device.id, device.device_kind) for device in jax.local_devices()]
+    return [f"{platform}:{index}" + (f", {kind}" if kind != platform else "") for platform, index, kind in local]
 
 
 def versions() -> dict[str, str]:
@@ -189,10 +189,10 @@ def product_errors() -> dict[str, float]:
     """Measure a float32 matrix product on each kind of device: largest error, relative to the largest element."""
     left, right = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
     exact = left.astype(np.float64) @ right.astype(np.float64)
-    found = {}
+    errors = {}
     for kind in sorted(kinds()):
         device = jax.local_devices(backend=kind)[0]
         product = jnp.matmul(jax.device_put(left, device), jax.device_put(right, device))
         error = np.abs(np.asarray(product, np.float64) - exact).max()
-        found[kind] = float(error / np.abs(exact).max())
-    return found
+        errors[kind] = float(error / np.abs(exact).max())
+    return errors

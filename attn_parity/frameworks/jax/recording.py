@@ -66,12 +66,12 @@ class Tape:
         if path in self.running:
             return original(*args, **kwargs)
         number = len(self.entries)
-        given = [leaf for _, leaf in flatten((args, dict(kwargs)), is_jax_array)]
+        leaves = [leaf for _, leaf in flatten((args, dict(kwargs)), is_jax_array)]
         extra = {} if method == "__call__" else {"method": method}
-        skeleton = replace((args, {**kwargs, **extra}), is_jax_array, [_SLOT] * len(given))
-        entry = _Entry(path, skeleton, list(given))
+        skeleton = replace((args, {**kwargs, **extra}), is_jax_array, [_SLOT] * len(leaves))
+        entry = _Entry(path, skeleton, list(leaves))
         self.entries.append(entry)
-        noted = [self._noted(leaf, number, "input", position) for position, leaf in enumerate(given)]
+        noted = [self._noted(leaf, number, "input", position) for position, leaf in enumerate(leaves)]
         args, kwargs = replace((args, dict(kwargs)), is_jax_array, noted)
         substitute = self._substitute(path, len(noted))
         if substitute is not None:
@@ -95,12 +95,12 @@ class Tape:
         number = sum(one.path == path for one in self.entries) - 1
         if number >= len(self.substitutes[path]):
             raise ModuleFailedError(f"{path} is called more often than it was before")
-        found = self.substitutes[path][number]
-        if len(found.added) != count:
+        substitute = self.substitutes[path][number]
+        if len(substitute.added) != count:
             raise ModuleFailedError(f"{path} is called with other arrays than before")
-        return found
+        return substitute
 
-    def _noted(self, leaf: Any, number: int, kind: str, position: int) -> Any:
+    def _noted(self, leaf: object, number: int, kind: str, position: int) -> Any:
         if not isinstance(leaf, Array):  # known, and perhaps needed as it is
             self.notes[number, kind, position] = np.asarray(leaf)
             return leaf
@@ -108,7 +108,7 @@ class Tape:
 
     def calls(self) -> list[Call]:
         """Return the calls that were run, in the order in which they began."""
-        found: list[Call] = []
+        calls: list[Call] = []
         numbers: dict[str, int] = {}
         for order, entry in enumerate(self.entries):
             inputs = self._values(order, "input", len(entry.inputs))
@@ -122,8 +122,8 @@ class Tape:
                 for position, one in enumerate(outputs)
             ]
             args, kwargs = replace(entry.skeleton, _is_slot, inputs)
-            found.append(Call(entry.path, number, order, Arguments(args, kwargs), outputs, cotangents))
-        return found
+            calls.append(Call(entry.path, number, order, Arguments(args, kwargs), outputs, cotangents))
+        return calls
 
     def dtypes(self) -> list[DtypeCall]:
         """Return the dtypes of the calls that were traced, in the order in which they began."""
@@ -134,8 +134,8 @@ class Tape:
         ]
 
     def _values(self, order: int, kind: str, count: int) -> list[Any] | None:
-        found = [self.notes.get((order, kind, position)) for position in range(count)]
-        return None if any(one is None for one in found) else found
+        values = [self.notes.get((order, kind, position)) for position in range(count)]
+        return None if any(one is None for one in values) else values
 
 
 def _names(arrays: Sequence[Array]) -> tuple[str, ...]:
@@ -143,12 +143,12 @@ def _names(arrays: Sequence[Array]) -> tuple[str, ...]:
 
 
 @jax.custom_vjp
-def _added(x: Any, added: Any) -> Any:
+def _added(x: object, added: object) -> Any:
     """Hand an array on, and add something to the gradient that comes back."""
     return x
 
 
-def _added_forward(x: Any, added: Any) -> Any:
+def _added_forward(x: object, added: object) -> Any:
     return x, added
 
 
@@ -159,18 +159,18 @@ def _added_backward(added: Any, gradient: Any) -> Any:
 _added.defvjp(_added_forward, _added_backward)
 
 
-def _with_gradient(leaf: Any, added: Any) -> Any:
+def _with_gradient(leaf: object, added: object) -> Any:
     if added is None or not isinstance(leaf, Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return _added(leaf, jnp.asarray(added, leaf.dtype))
 
 
-def _with_values(path: str, result: Any, substitute: Substitute) -> Any:
-    found = [leaf for _, leaf in flatten(result, is_jax_array)]
-    if len(found) != len(substitute.outputs):
+def _with_values(path: str, result: object, substitute: Substitute) -> Any:
+    leaves = [leaf for _, leaf in flatten(result, is_jax_array)]
+    if len(leaves) != len(substitute.outputs):
         raise ModuleFailedError(f"{path} returns other arrays than before")
     after = []
-    for leaf, array in zip(found, substitute.outputs, strict=True):
+    for leaf, array in zip(leaves, substitute.outputs, strict=True):
         if array is not None and leaf.shape != array.shape:
             raise ModuleFailedError(f"{path} returns other arrays than before")
         if array is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -196,7 +196,7 @@ class _Held:
         return "tape"
 
 
-def note(value: Any, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+def note(value: object, *, tape: _Held, key: tuple[int, str, int]) -> Any:
     """Run the operation: keep the first value, as `jax.checkpoint` runs a call again for its gradient."""
     if key[1] != "tangent":
         tape.tape.notes.setdefault(key, np.array(value))
@@ -211,13 +211,13 @@ def _tangent(primals: Sequence[Any], tangents: Sequence[Any], *, tape: _Held, ke
     return after, _note.bind(tangent, tape=tape, key=(key[0], "tangent", key[2]))
 
 
-def _transposed(cotangent: Any, _value: Any, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+def _transposed(cotangent: object, _value: object, *, tape: _Held, key: tuple[int, str, int]) -> Any:
     if type(cotangent) is ad.Zero:
         return [cotangent]
     return [_note.bind(cotangent, tape=tape, key=(key[0], "gradient", key[2]))]
 
 
-def _batched(values: Sequence[Any], axes: Sequence[Any], **_: Any) -> Any:
+def _batched(values: Sequence[object], axes: Sequence[object], **_: object) -> Any:
     return values[0], axes[0]
 
 
@@ -228,12 +228,12 @@ ad.primitive_transposes[_note] = _transposed
 batching.primitive_batchers[_note] = _batched
 
 
-def is_jax_array(value: Any) -> bool:
+def is_jax_array(value: object) -> bool:
     """Return whether a leaf is an array that can be handed on as NumPy's."""
     if isinstance(value, nnx.Variable):
         return False
     return isinstance(value, (Array, np.ndarray)) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
 
 
-def _is_slot(value: Any) -> bool:
+def _is_slot(value: object) -> bool:
     return value is _SLOT

@@ -18,9 +18,9 @@ from flax import linen, nnx
 
 from jax_attn.backend import to_numpy
 
-from ...sides.dropout_masks import Draw, Masks, Plan
+from ...sides.dropout_masks import Draw, MaskPlan, Masks
 from ...sides.function import Function
-from ...sides.large import Lent, lends
+from ...sides.large import LargeWeight, lends
 from ...sides.modes import mode_arguments
 from ...sides.subject import (
     Arguments,
@@ -30,8 +30,8 @@ from ...sides.subject import (
     CannotPromoteError,
     DtypeCall,
     ModuleFailedError,
-    Parameter,
     Run,
+    SideWeight,
     Submodule,
     Substitute,
     flatten,
@@ -41,13 +41,13 @@ from ...sides.subject import (
 from ...stack import raised_at
 from .drawing import _draws_more
 from .probes.numpy_interpreter import evaluate
-from .probes.rounding import Jitter
+from .probes.rounding import JaxprJitter
 from .probes.uses import first_uses
 from .recording import Tape, recording
 from .running.execution import (
     UNTRACEABLE,
     Differentiated,
-    Moved,
+    ProgramResults,
     counted,
     directly,
     is_double,
@@ -63,8 +63,8 @@ from .running.execution import (
     walk,
 )
 from .running.promotion import promoted
-from .sides.adapter import Adapter, Part, Setting, is_jax_float, shares_of
-from .sides.function import FunctionSide
+from .sides.adapter import Adapter, JaxPart, Setting, is_jax_float, shares_of
+from .sides.function import JaxFunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
 
@@ -77,7 +77,7 @@ MAX_TEXT = 300
 _TAPES = itertools.count(1)
 
 
-def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> JaxSubject:
+def subject_of(value: object, device: str | None = None, *, train: bool = False) -> JaxSubject:
     """Make a JAX side runnable.
 
     Args:
@@ -91,9 +91,9 @@ def subject_of(value: Any, device: str | None = None, *, train: bool = False) ->
     return JaxSubject(_adapter(value, device), train=train)
 
 
-def _adapter(value: Any, device: str | None) -> Any:
+def _adapter(value: object, device: str | None) -> Any:
     if isinstance(value, Function):
-        return FunctionSide(value, device)
+        return JaxFunctionSide(value, device)
     if isinstance(value, nnx.bridge.ToNNX):
         return of_bridge(value, device)
     if isinstance(value, nnx.Module):
@@ -115,7 +115,7 @@ def _adapter(value: Any, device: str | None) -> Any:
 class _Program:
     """Traced and compiled forms of a side for one layout of its operands."""
 
-    run: Callable[..., Moved]
+    run: Callable[..., ProgramResults]
     structure: list[str]
 
 
@@ -133,7 +133,7 @@ class JaxSubject:
         self._adapter = adapter
         self.train = train
         self.home = adapter.home
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, JaxPart] = {}
         self._programs: dict[Any, _Program] = {}
         self._promoted: dict[Any, tuple[Any, Any]] = {}
         self._asked: dict[Any, tuple[list[Draw], bool]] = {}
@@ -170,11 +170,11 @@ class JaxSubject:
         """Whether modules can hold float64; JAX's can where ``jax_enable_x64`` is set."""
         return bool(jax.config.jax_enable_x64)
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         return self._adapter.parameters()
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return the variables of other kinds, or the leaves of other collections, by name."""
         return self._adapter.state()
 
@@ -210,15 +210,15 @@ class JaxSubject:
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call does not reach."""
-        found = [] if self.train else self._adapter.switched_off()
+        branches = [] if self.train else self._adapter.switched_off()
         names = self._adapter.signature()
-        given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
-        missing = [name for name in names if name not in given]
+        passed = {*list(names)[: len(arguments.args)], *arguments.kwargs}
+        missing = [name for name in names if name not in passed]
         what = self._adapter.label.removesuffix(f" {self.name}")
         texts = [f"the {what}'s `{name}` (you gave none)" for name in missing]
         changed = ", ".join(sorted(self._part("").changed))
         again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
-        return [*found, *self._adapter.caches(), *texts, *again]
+        return [*branches, *self._adapter.caches(), *texts, *again]
 
     def run(
         self,
@@ -238,9 +238,11 @@ class JaxSubject:
         part = self._part(path)
         weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
-        given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
+        rounded_cotangents = (
+            None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
+        )
         plan, probe = (
-            Plan(),
+            MaskPlan(),
             Differentiated(
                 self.name,
                 self.train,
@@ -262,10 +264,10 @@ class JaxSubject:
             0 if is_probe(mode) else seed,
             _layout(weights),
             _layout(leaves),
-            _layout(given),
+            _layout(rounded_cotangents),
             _static(arguments),
         )
-        operands = (weights, leaves, given)
+        operands = (weights, leaves, rounded_cotangents)
         with self._reported(dtype, arguments), _kept_wide(weights, leaves):
             draws, foreign = self._ask(key, plan, function, operands, dtype) if self.train else ([], False)
             source = Masks(masks)
@@ -274,8 +276,8 @@ class JaxSubject:
                 run = self._program(key, function, (*operands, drawn), dtype, mode, tables)
                 self._programs[key] = _Program(counted(run, probe.replaced), probe.structure)
             program = self._programs[key]
-            found = program.run((*operands, drawn), seed)
-        outputs, of_weights, of_inputs = found.results
+            outcome = program.run((*operands, drawn), seed)
+        outputs, of_weights, of_inputs = outcome.results
         shares = shares_of(outputs, program.structure, of_weights, self.home.shardings)
         return Run(
             [to_numpy(one) for one in outputs],
@@ -284,8 +286,8 @@ class JaxSubject:
             {name: to_numpy(one) for name, one in of_weights.items()},
             draws,
             foreign,
-            found.count,
-            found.tables,
+            outcome.count,
+            outcome.tables,
             shares,
         )
 
@@ -300,8 +302,8 @@ class JaxSubject:
         leaves = arguments.leaves
         with self._reported(None, arguments):
             closed, _ = trace(forward, ([weights[name] for name in names], leaves))
-        found = first_uses(closed, [True] * len(names) + [False] * len(leaves))
-        return {names[position]: at for position, at in found.items()}
+        uses = first_uses(closed, [True] * len(names) + [False] * len(leaves))
+        return {names[position]: at for position, at in uses.items()}
 
     def _entry(self, path: str) -> str | None:
         return None if path else self.entry
@@ -311,7 +313,7 @@ class JaxSubject:
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call; JAX need not run for it."""
         structure: list[str] = []
-        setting = Setting(train=self.train, source=Plan())
+        setting = Setting(train=self.train, source=MaskPlan())
 
         def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
             result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
@@ -324,8 +326,8 @@ class JaxSubject:
                 shapes = jax.eval_shape(_run, dict(weights), arguments.leaves)
             except UNTRACEABLE:
                 run = self.run(weights, arguments)
-                found = zip(run.structure, run.outputs, strict=True)
-                return [(place, one.shape, one.dtype.name) for place, one in found]
+                described = zip(run.structure, run.outputs, strict=True)
+                return [(place, one.shape, one.dtype.name) for place, one in described]
         return [(place, one.shape, one.dtype.name) for place, one in zip(structure, shapes, strict=True)]
 
     def record(
@@ -415,15 +417,15 @@ class JaxSubject:
             return complaint
         if not isinstance(error, (TypeError, ValueError, IndexError)):
             return ""
-        found = self._adapter.culprit(error)
-        if found:
-            return found
+        culprit = self._adapter.culprit(error)
+        if culprit:
+            return culprit
         names = arguments.named(self.argument_names)
-        given = [f"{name} {one.dtype.name} {one.shape}" for name, one in zip(names, arguments.leaves, strict=True)]
-        return f"called with {', '.join(given)}" if given else ""
+        inputs = [f"{name} {one.dtype.name} {one.shape}" for name, one in zip(names, arguments.leaves, strict=True)]
+        return f"called with {', '.join(inputs)}" if inputs else ""
 
     def _ask(
-        self, key: Any, plan: Plan, function: Callable[..., Any], operands: Any, dtype: str | None
+        self, key: Any, plan: MaskPlan, function: Callable[..., Any], operands: Any, dtype: str | None
     ) -> tuple[list[Draw], bool]:
         """Trace a function for the masks that it asks for, and whether it draws other random numbers."""
         if key not in self._asked:
@@ -438,9 +440,9 @@ class JaxSubject:
 
     def _program(
         self,
-        key: Any,
+        key: object,
         function: Callable[..., Any],
-        operands: Any,
+        operands: object,
         dtype: str | None,
         mode: str,
         tables: Collection[int],
@@ -468,13 +470,13 @@ class JaxSubject:
         except UNTRACEABLE:
             return directly(function, promote=dtype == "float64")
 
-        def _put(operands: Any) -> list[Any]:
+        def _put(operands: object) -> list[Any]:
             return jax.tree.leaves(self.home.put(operands))
 
         if mode == "jitter":
             double = is_double(operands)
             return lambda operands, seed: jax.tree.unflatten(
-                tree, walk(closed.jaxpr, closed.consts, _put(operands), Jitter(seed, double=double))
+                tree, walk(closed.jaxpr, closed.consts, _put(operands), JaxprJitter(seed, double=double))
             )
         if dtype == "float64":
             return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
@@ -492,7 +494,7 @@ class JaxSubject:
             self._promoted[same] = self._trace_promoted(function, operands)
         return self._promoted[same]
 
-    def _trace_promoted(self, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+    def _trace_promoted(self, function: Callable[..., Any], operands: object) -> tuple[Any, Any]:
         if not self.train:
             # Whatever goes wrong here goes right below, or is raised there.
             with contextlib.suppress(Exception), promoted():
@@ -504,13 +506,13 @@ class JaxSubject:
             with promoted():  # control flow on values, perhaps below a loop that has to stay one
                 return trace(function, operands)
 
-    def _part(self, path: str) -> Part:
+    def _part(self, path: str) -> JaxPart:
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
 
 
-def _noted(function: Callable[..., Any], operands: Any, tape: Tape, *, in_float64: bool) -> Any:
+def _noted(function: Callable[..., Any], operands: object, tape: Tape, *, in_float64: bool) -> Any:
     """Return the results of a function whose calls a tape records.
 
     In float64 the traced program runs in NumPy; a program that reads values cannot be traced and runs in JAX.
@@ -524,14 +526,14 @@ def _noted(function: Callable[..., Any], operands: Any, tape: Tape, *, in_float6
     return function(*jax.tree.map(jnp.asarray, read(operands)))
 
 
-def _kept_wide(weights: Mapping[str, Any], leaves: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+def _kept_wide(weights: Mapping[str, object], leaves: Sequence[object]) -> contextlib.AbstractContextManager[None]:
     """Return the context in which JAX does not cut float64 operands down to float32."""
     wide: contextlib.AbstractContextManager[None] = jax.enable_x64(True)
     return wide if is_double((weights, leaves)) else contextlib.nullcontext()
 
 
 def _weight(array: np.ndarray[Any, Any], dtype: str | None) -> Any:
-    return Lent(array) if lends(array, dtype) else _as(array, dtype)
+    return LargeWeight(array) if lends(array, dtype) else _as(array, dtype)
 
 
 def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
@@ -550,14 +552,16 @@ def _failure(error: Exception, dtype: str | None, what: str, details: str = "") 
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 
-def _layout(tree: Any) -> Any:
+def _layout(tree: object) -> Any:
     return jax.tree.structure(tree), tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(tree))
 
 
 def _static(arguments: Arguments) -> str:
-    rest = [repr(leaf) for _, leaf in flatten((arguments.args, dict(arguments.kwargs)), lambda one: not _is_tree(one))]
+    rest = [
+        repr(leaf) for _, leaf in flatten((arguments.args, dict(arguments.kwargs)), lambda value: not _is_tree(value))
+    ]
     return repr(arguments.paths) + repr([text for text in rest if not text.startswith("array(")])
 
 
-def _is_tree(value: Any) -> bool:
+def _is_tree(value: object) -> bool:
     return isinstance(value, (tuple, list, Mapping)) or is_array(value)

@@ -20,14 +20,14 @@ from jax import Array
 
 from jax_attn.backend import to_numpy
 
-from ...sides.dropout_masks import Draw, Masks, Plan
+from ...sides.dropout_masks import Draw, MaskPlan, Masks
 from ...sides.subject import Arguments, Arrays, ModuleFailedError
 from ...training.stepping import Hyperparameters, State, Step
 from .drawing import _draws_more, _prepare, drawing
 from .running.execution import outputs_of, trace
 from .running.promotion import promoted
 from .sides.adapter import dotted, is_jax_float
-from .sides.nnx_module import Part
+from .sides.nnx_module import NNXPart
 from .subject import _as, _failure, _layout, _static
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
@@ -47,7 +47,7 @@ def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any
     if name == "momentum":
         return optax.sgd(values.lr, momentum=values.momentum)
 
-    def _is_decayed(parameters: Mapping[str, Any]) -> dict[str, bool]:
+    def _is_decayed(parameters: Mapping[str, object]) -> dict[str, bool]:
         return {one: one in decayed for one in parameters}
 
     (b1, b2), decay = values.betas, values.weight_decay
@@ -80,7 +80,7 @@ class Trainer:
     ):
         self.precision = dtype
         self._name = type(module).__name__
-        self._part = Part(module, "", carried=carried)
+        self._part = NNXPart(module, "", carried=carried)
         self._carried = frozenset(carried)
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
@@ -99,7 +99,7 @@ class Trainer:
         return State({}, 0)
 
     def gradients(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: Any, masks: Masks
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: object, masks: Masks
     ) -> Step:
         """Return loss and gradients of one batch, in train mode.
 
@@ -143,9 +143,9 @@ class Trainer:
                 self._update = jax.jit(self._step)
             after, own = self._update(mine, dict(gradients), own)
             own = jax.tree.map(np.asarray, own)
-            found: dict[str, Arrays] = {}
-            _collect(own, found)
-        return {**weights, **_arrays(after)}, State(found, state.count + 1, own)
+            moments: dict[str, Arrays] = {}
+            _collect(own, moments)
+        return {**weights, **_arrays(after)}, State(moments, state.count + 1, own)
 
     def _step(self, weights: Any, gradients: Any, own: Any) -> Any:
         updates, own = self._optimizer.update(gradients, own, weights)
@@ -165,7 +165,7 @@ class Trainer:
 
     def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], list[Draw], bool]:
         """Return a compiled function for one layout of a batch, the masks that it asks for, and if it draws more."""
-        plan = Plan()
+        plan = MaskPlan()
 
         def differentiate(mine: Any, rest: Any, leaves: Any, targets: Any, masks: Any) -> Any:
             plan.start(masks)
@@ -193,17 +193,17 @@ class Trainer:
 
         def run(operands: Any) -> Any:
             with self._precise():
-                found = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
-                return jax.tree.unflatten(tree, [np.asarray(one) for one in found])
+                results = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
+                return jax.tree.unflatten(tree, [np.asarray(one) for one in results])
 
         return run, draws, _draws_more(closed)
 
 
-def _arrays(found: Mapping[str, Any]) -> Arrays:
-    return {name: np.array(to_numpy(one), copy=True) for name, one in found.items()}
+def _arrays(arrays: Mapping[str, object]) -> Arrays:
+    return {name: np.array(to_numpy(one), copy=True) for name, one in arrays.items()}
 
 
-def _is_record(node: Any) -> bool:
+def _is_record(node: object) -> bool:
     return isinstance(node, tuple) and hasattr(node, "_fields")
 
 
@@ -216,8 +216,8 @@ def _filled(node: Any, state: State, names: set[str]) -> Any:
             if field == "count":
                 changed[field] = np.full(np.shape(value), state.count, np.asarray(value).dtype)
             elif field in SLOTS and isinstance(value, Mapping):
-                given = state.slots.get(SLOTS[field], {})
-                changed[field] = {name: given.get(name, one) if name in names else one for name, one in value.items()}
+                moments = state.slots.get(SLOTS[field], {})
+                changed[field] = {name: moments.get(name, one) if name in names else one for name, one in value.items()}
             else:
                 changed[field] = _filled(value, state, names)
         return type(node)(**changed)
@@ -228,22 +228,22 @@ def _filled(node: Any, state: State, names: set[str]) -> Any:
     return node
 
 
-def _collect(node: Any, found: dict[str, Arrays]) -> None:
+def _collect(node: Any, moments: dict[str, Arrays]) -> None:
     """Gather the moments in an optimizer state."""
     if _is_record(node):
         for field in node._fields:
             value = getattr(node, field)
             if field in SLOTS and isinstance(value, Mapping):
                 arrays = {name: np.asarray(one) for name, one in value.items() if hasattr(one, "dtype")}
-                found.setdefault(SLOTS[field], {}).update(arrays)
+                moments.setdefault(SLOTS[field], {}).update(arrays)
             else:
-                _collect(value, found)
+                _collect(value, moments)
     elif isinstance(node, (tuple, list)):
-        for one in node:
-            _collect(one, found)
+        for child in node:
+            _collect(child, moments)
     elif isinstance(node, Mapping):
-        for one in node.values():
-            _collect(one, found)
+        for child in node.values():
+            _collect(child, moments)
 
 
 def _set_rates(module: nnx.Module, rate: float) -> None:
@@ -255,15 +255,15 @@ def _set_rates(module: nnx.Module, rate: float) -> None:
             child.dropout_rate = rate
 
 
-def _first(result: Any) -> Array:
+def _first(result: object) -> Array:
     return next(one for one in outputs_of(result, "trained")[1] if is_jax_float(one))
 
 
-def _mse(result: Any, targets: Array) -> Array:
+def _mse(result: object, targets: Array) -> Array:
     return jnp.square(_first(result) - targets).mean()
 
 
-def _cross_entropy(result: Any, targets: Array) -> Array:
+def _cross_entropy(result: object, targets: Array) -> Array:
     logs = jax.nn.log_softmax(_first(result), -1)
     return -jnp.take_along_axis(logs, jnp.asarray(targets)[..., None], -1).mean()
 

@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from torch_attn import random
 
-from ...sides.dropout_masks import Masks, Plan, asking
+from ...sides.dropout_masks import MaskPlan, Masks, asking
 from ...sides.subject import ModuleFailedError
 from .running.promotion import BACKWARD, backward_inside
 
 
 @contextlib.contextmanager
-def drawing(source: Masks | Plan | None, module: nn.Module) -> Iterator[_Drawing]:
+def drawing(source: Masks | MaskPlan | None, module: nn.Module) -> Iterator[_Drawing]:
     """Have everything that drops draw its masks from `source`; None drops nothing.
 
     A checkpoint draws its masks again in the backward pass; it gets the ones that it had in the forward pass.
@@ -50,7 +50,7 @@ def random_state() -> list[Tensor]:
 
 
 class _Drawing(TorchFunctionMode):
-    def __init__(self, source: Masks | Plan | None, module: nn.Module):
+    def __init__(self, source: Masks | MaskPlan | None, module: nn.Module):
         super().__init__()
         self.source = source
         self.owners = {id(child): path for path, child in module.named_modules()}
@@ -85,7 +85,7 @@ class _Drawing(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def of_a_stream(
-        self, key: Any, p: float | Tensor = 0.5, shape: Any = None, *, x64: bool = False, device: Any = None
+        self, key: object, p: float | Tensor = 0.5, shape: object = None, *, x64: bool = False, device: object = None
     ) -> Tensor:
         """Stand for `random.bernoulli`."""
         if self.source is None:
@@ -102,15 +102,15 @@ class _Drawing(TorchFunctionMode):
         if self._drawn and not self.foreign():
             torch.set_rng_state(self._started)
 
-    def _keep(self, shape: Any, rate: float, device: Any) -> Tensor:
+    def _keep(self, shape: object, rate: float, device: object) -> Tensor:
         with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
             return self._mask(shape, rate).to(device)
 
     def _mask(self, shape: Any, rate: float) -> Tensor:
         assert self.source is not None
-        place = torch.get_rng_state().numpy().tobytes()
+        state = torch.get_rng_state().numpy().tobytes()
         again = torch._C._current_graph_task_id() != -1
-        if again and place not in self._drawn:
+        if again and state not in self._drawn:
             raise ModuleFailedError(
                 "a dropout mask is drawn again in the backward pass, and another one than in the forward pass "
                 "(torch.utils.checkpoint with preserve_rng_state=False)"
@@ -118,11 +118,11 @@ class _Drawing(TorchFunctionMode):
         if not again:
             self.foreign()
             mask = self.source.draw(tuple(shape), 1.0 - float(rate), asking(self.owners) or "")
-            self._drawn[place] = torch.from_numpy(np.array(mask))
+            self._drawn[state] = torch.from_numpy(np.array(mask))
         torch.rand(())  # so that torch's random state, which a checkpoint brings back, tells the masks apart
         if not again:
             self._expected = random_state()
-        return self._drawn[place]
+        return self._drawn[state]
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         shape = tuple(input.shape)
@@ -193,8 +193,8 @@ class _Drawing(TorchFunctionMode):
 
     def _bernoulli(self, input: Tensor, p: float | None = None, *, generator: Any = None, out: Any = None) -> Tensor:
         if self.source is None:
-            given = {} if out is None else {"out": out}
-            return torch.bernoulli(input, *(() if p is None else (p,)), generator=generator, **given)
+            keywords = {} if out is None else {"out": out}
+            return torch.bernoulli(input, *(() if p is None else (p,)), generator=generator, **keywords)
         if p is None:
             probabilities = input.detach().unique()
             if probabilities.numel() != 1:

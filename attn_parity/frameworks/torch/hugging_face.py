@@ -33,7 +33,7 @@ class UnknownModelError(Exception):
     """`transformers` is missing, or does not support the model; the message names the cause."""
 
 
-class Layer(nn.Module):
+class ModelLayer(nn.Module):
     """One layer of a model of `transformers`, called with the layer's input.
 
     Args:
@@ -95,16 +95,16 @@ class _Stage(nn.Module):
         super().__init__()
         self._layer, self._call = (layer,), call
 
-    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        found = self._layer[0](self._call.given, *args, **kwargs)
-        self._call.result = found[0] if isinstance(found, tuple) else found
+    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> Any:
+        result = self._layer[0](self._call.given, *args, **kwargs)
+        self._call.result = result[0] if isinstance(result, tuple) else result
         raise _Done
 
 
 class _Empty(nn.Module):
     """Placeholder for a layer in front of it; returns its input, or the first of its inputs."""
 
-    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> Any:
         return hidden_states, None
 
 
@@ -129,7 +129,7 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def layer(config: Any, index: int, state: Mapping[str, Array], dtype: str) -> Layer:
+def layer(config: Any, index: int, state: Mapping[str, Array], dtype: str) -> ModelLayer:
     """Return a layer with its tensors.
 
     Args:
@@ -141,7 +141,7 @@ def layer(config: Any, index: int, state: Mapping[str, Array], dtype: str) -> La
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id = FEW, None
     model, layers = _loaded(config, [index], state, dtype)
-    return Layer(model.base_model, layers, index).eval()
+    return ModelLayer(model.base_model, layers, index).eval()
 
 
 def ends(config: Any, rows: int, state: Mapping[str, Array], dtype: str) -> Ends:
@@ -172,7 +172,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
     pruned: Any = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
     tensors = {name: from_numpy(array, name, adopt=array.flags.writeable) for name, array in state.items()}
     with _quiet():
-        model, found = pruned.from_pretrained(
+        model, loading = pruned.from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -181,8 +181,8 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
             experts_implementation="eager",
             output_loading_info=True,
         )
-    missing = [name for name in found["missing_keys"] if not kept or f".{kept[0]}." in f".{name}."]
-    wrong = [*missing, *found["unexpected_keys"], *(name for name, *_ in found["mismatched_keys"])]
+    missing = [name for name in loading["missing_keys"] if not kept or f".{kept[0]}." in f".{name}."]
+    wrong = [*missing, *loading["unexpected_keys"], *(name for name, *_ in loading["mismatched_keys"])]
     if wrong:
         raise UnknownModelError(f"transformers does not load {', '.join(sorted(map(str, wrong))[:3])}")
     _sharpen(model)
@@ -207,10 +207,10 @@ def _sharpen(model: Any) -> None:
             if tables:
                 for name in tables:
                     module._buffers[name] = module._buffers[name].double()
-                held = dict(module._parameters)  # which are no part of it
-                module._parameters.update({name: _blank(one) for name, one in held.items()})
+                registered = dict(module._parameters)  # which are no part of it
+                module._parameters.update({name: _blank(one) for name, one in registered.items()})
                 model._init_weights(module)
-                module._parameters.update(held)
+                module._parameters.update(registered)
             if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
                 module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
 

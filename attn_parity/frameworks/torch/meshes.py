@@ -41,8 +41,8 @@ def simulate(sizes: Mapping[str, int], rank: int, folder: Path, *, again: bool =
     if again:
         return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     devices = math.prod(sizes.values())
-    place = f"file://{folder.resolve()}/processes"
-    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=devices, timeout=PATIENCE)
+    address = f"file://{folder.resolve()}/processes"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=devices, timeout=PATIENCE)
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
@@ -70,10 +70,10 @@ def results(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed:
     weights = from_numpy(np.random.default_rng(seed).normal(size=tuple(output.shape))).to(output.dtype)
     (output * cut_as(weights, output)).sum().backward()
     sources |= dict(module.named_parameters())
-    found = {"output": to_numpy(output)}
-    found |= {f"grad {name}": to_numpy(one.grad) for name, one in sources.items() if one.grad is not None}
+    arrays = {"output": to_numpy(output)}
+    arrays |= {f"grad {name}": to_numpy(one.grad) for name, one in sources.items() if one.grad is not None}
     module.zero_grad()
-    return found
+    return arrays
 
 
 def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
@@ -87,5 +87,5 @@ def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *
         if backward:
             output.sum().backward()
     module.zero_grad()
-    found = {str(operation).rpartition(".")[2]: count for operation, count in counts.get_comm_counts().items()}
-    return dict(sorted(found.items()))
+    counts_by_name = {str(operation).rpartition(".")[2]: count for operation, count in counts.get_comm_counts().items()}
+    return dict(sorted(counts_by_name.items()))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...settings.precision import Row, Switch
+from ...settings.precision import SettingRow, Switch
 
 MIXED = "decided by fp32_precision"
 """Value of float32_matmul_precision where torch refuses to read it, because the newer settings were used."""
@@ -25,7 +25,7 @@ def _holder(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[A
     """Return a context manager that sets a value if it differs, and restores the former one."""
 
     @contextlib.contextmanager
-    def hold(value: Any) -> Iterator[None]:
+    def hold(value: object) -> Iterator[None]:
         former = read()
         if former != value:
             write(value)
@@ -65,8 +65,8 @@ def _own_fp32(backend: str, operation: str) -> str:
             _set_fp32(*pair, "none")
         return _get_fp32(backend, operation)
     finally:
-        for one in reversed(former):
-            _set_fp32(*one)
+        for setting in reversed(former):
+            _set_fp32(*setting)
 
 
 def _fp32(
@@ -118,9 +118,9 @@ def _hold_matmul(value: str) -> Iterator[None]:
         with _holder(_read_matmul, lambda value: torch.set_float32_matmul_precision(value))(value):
             yield
     finally:
-        for pair, one in zip(newer, former, strict=True):
-            if _own_fp32(*pair) != one:
-                _set_fp32(*pair, one)
+        for pair, setting in zip(newer, former, strict=True):
+            if _own_fp32(*pair) != setting:
+                _set_fp32(*pair, setting)
 
 
 # ---- the others
@@ -154,7 +154,7 @@ def _reduction(dtype: str) -> Switch:
     )
 
 
-def _attribute(owner: Any, name: str, path: str, meaning: str, safe: bool, fails: bool) -> Switch:
+def _attribute(owner: object, name: str, path: str, meaning: str, safe: bool, fails: bool) -> Switch:
     def read() -> bool:
         return bool(getattr(owner, name))
 
@@ -190,8 +190,8 @@ _KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 
 def _kernels() -> str:
     """Return the kernels that scaled_dot_product_attention may choose from."""
-    found = [name for name in _KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
-    return "any" if len(found) == len(_KERNELS) else ", ".join(found)
+    enabled = [name for name in _KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
+    return "any" if len(enabled) == len(_KERNELS) else ", ".join(enabled)
 
 
 def _enable_kernels(names: str) -> None:
@@ -340,7 +340,7 @@ SWITCHES: tuple[Switch, ...] = (
 """Every setting, those that others inherit from first."""
 
 
-def switches() -> list[Row]:
+def switches() -> list[SettingRow]:
     """Return every setting that this version of torch has, as it is now."""
     present = kinds()
     return [switch.row("torch", present) for switch in SWITCHES if switch.exists]
@@ -358,17 +358,17 @@ def strict() -> Iterator[None]:
 
 def kinds() -> set[str]:
     """Return the kinds of devices that torch can use here: ``cpu``, ``gpu``, ``mps``."""
-    found = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return {"cpu", *(kind for kind, usable in found.items() if usable)}
+    usable_kinds = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return {"cpu", *(kind for kind, usable in usable_kinds.items() if usable)}
 
 
 def devices() -> list[str]:
     """Return one line per device that torch can use here."""
-    found = [f"cpu, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"]
+    lines = [f"cpu, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"]
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
-        found.append(f"cuda:{index}, {card.name}, {card.total_memory / 2**30:.0f} GiB, sm_{card.major}{card.minor}")
-    return [*found, *(["mps"] if "mps" in kinds() else [])]
+        lines.append(f"cuda:{index}, {card.name}, {card.total_memory / 2**30:.0f} GiB, sm_{card.major}{card.minor}")
+    return [*lines, *(["mps"] if "mps" in kinds() else [])]
 
 
 def versions() -> dict[str, str]:
@@ -381,10 +381,10 @@ def product_errors() -> dict[str, float]:
     """Measure a float32 matrix product on each kind of device: largest error, relative to the largest element."""
     left, right = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
     exact = left.astype(np.float64) @ right.astype(np.float64)
-    found = {}
+    errors = {}
     for kind in sorted(kinds()):
         device = "cuda" if kind == "gpu" else kind
         product = torch.from_numpy(left).to(device) @ torch.from_numpy(right).to(device)
         error = np.abs(product.cpu().to(torch.float64).numpy() - exact).max()
-        found[kind] = float(error / np.abs(exact).max())
-    return found
+        errors[kind] = float(error / np.abs(exact).max())
+    return errors

@@ -75,7 +75,7 @@ class DtypeRecorder:
         return hook
 
 
-class Recorder:
+class CallRecorder:
     """Records the calls of submodules inside `recording`.
 
     Args:
@@ -111,32 +111,32 @@ class Recorder:
     def calls(self) -> list[Call]:
         """Return the recorded calls, in the order in which they began."""
         numbers: dict[str, int] = {}
-        found = []
+        calls = []
         for call in sorted(self._calls, key=lambda call: call.order):
             cotangents = [
                 call.gradients.get(place, np.zeros_like(output)) if has_graph else None
                 for place, (output, has_graph) in enumerate(zip(call.outputs, call.has_graph, strict=True))
             ]
             number = numbers[call.path] = numbers.get(call.path, -1) + 1
-            found.append(Call(call.path, number, call.order, call.arguments, call.outputs, cotangents))
-        return found
+            calls.append(Call(call.path, number, call.order, call.arguments, call.outputs, cotangents))
+        return calls
 
     def _before(self, path: str) -> Any:
-        def hook(child: nn.Module, args: Any, kwargs: Any) -> None:
-            found = _tensors((args, kwargs))
+        def hook(child: nn.Module, args: object, kwargs: object) -> None:
+            tensors = _tensors((args, kwargs))
             begun = None
-            if all(map(_is_plain, found)):
+            if all(map(_is_plain, tensors)):
                 begun = _Recorded(
-                    path, self._count, Arguments(*replace((args, kwargs), is_tensor, self._copies(found)))
+                    path, self._count, Arguments(*replace((args, kwargs), is_tensor, self._copies(tensors)))
                 )
                 if not _is_backward():
                     self._count += 1
-                    self.parts[path] = [one.detach() if cut_of(one).is_cut else None for one in found]
+                    self.parts[path] = [one.detach() if cut_of(one).is_cut else None for one in tensors]
             self._began.setdefault(id(child), []).append(begun)
 
         return hook
 
-    def _after(self, child: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def _after(self, child: nn.Module, args: object, kwargs: object, result: object) -> None:
         call = self._began[id(child)].pop()
         results = _tensors(result)
         if call is None or not all(map(_is_plain, results)):
@@ -152,12 +152,12 @@ class Recorder:
 
     def _first_run(self, call: _Recorded) -> _Recorded | None:
         """Return the recorded call that a checkpoint is repeating, if it has no gradients."""
-        for one in self._calls:
-            if one.path == call.path and not one.repeated and not any(one.has_graph):
-                pairs = zip(one.arguments.leaves, call.arguments.leaves, strict=False)
+        for recorded in self._calls:
+            if recorded.path == call.path and not recorded.repeated and not any(recorded.has_graph):
+                pairs = zip(recorded.arguments.leaves, call.arguments.leaves, strict=False)
                 if all(np.array_equal(ours, theirs) for ours, theirs in pairs):
-                    one.repeated = True
-                    return one
+                    recorded.repeated = True
+                    return recorded
         return None
 
     def _copies(self, tensors: list[Tensor]) -> list[Array]:
@@ -166,14 +166,14 @@ class Recorder:
 
     def _listen(self, call: _Recorded, results: list[Tensor]) -> None:
         call.has_graph = [one.requires_grad for one in results]
-        for place, one in enumerate(results):
-            if one.requires_grad:
-                one.register_hook(
-                    lambda gradient, place=place: call.gradients.update({place: self._copies([gradient])[0]})
+        for position, tensor in enumerate(results):
+            if tensor.requires_grad:
+                tensor.register_hook(
+                    lambda gradient, position=position: call.gradients.update({position: self._copies([gradient])[0]})
                 )
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors(tree: object) -> list[Tensor]:
     return [tensor for _, tensor in flatten(tree, is_tensor)]
 
 

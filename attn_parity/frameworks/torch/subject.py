@@ -19,7 +19,7 @@ from torch_attn.backend import few_threads, from_numpy
 from torch_attn.functional import dtype_name
 
 from ...hints.settings import read as read_settings
-from ...sides.dropout_masks import Masks, Plan
+from ...sides.dropout_masks import MaskPlan, Masks
 from ...sides.dtypes import class_of
 from ...sides.large import is_large
 from ...sides.subject import (
@@ -28,25 +28,25 @@ from ...sides.subject import (
     Arrays,
     Call,
     DtypeCall,
-    Parameter,
     Run,
+    SideWeight,
     Submodule,
     Substitute,
     plain_values,
 )
 from .drawing import drawing
-from .recording import DtypeRecorder, Recorder
+from .recording import CallRecorder, DtypeRecorder
 from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .substitution import Substitution
-from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
+from .weights import ModuleSide, TorchFunctionSide, TorchPart, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
 """Weights of a module from which on a run is worth avoiding."""
 
 
-def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> TorchSubject:
+def subject_of(value: object, device: str | None = None, *, train: bool = False) -> TorchSubject:
     """Make a torch side runnable.
 
     Args:
@@ -72,7 +72,7 @@ class TorchSubject:
     """Names that calls changed, other than weights and running statistics."""
 
     def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
-        self.side: ModuleSide | FunctionSide = side_of(value)
+        self.side: ModuleSide | TorchFunctionSide = side_of(value)
         self.train = train
         self.device = device_of(self.side.tensors(), device)
         self.changed = set()
@@ -104,12 +104,12 @@ class TorchSubject:
         """Whether modules can hold float64; torch's always can."""
         return True
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         with ONE_AT_A_TIME:
             return self.side.parameters()
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return name -> buffer, without running statistics."""
         with ONE_AT_A_TIME:
             return self.side.state()
@@ -125,13 +125,13 @@ class TorchSubject:
             ModuleFailedError: one of them is sparse, nested, quantised or on the meta device.
         """
         with ONE_AT_A_TIME:  # a run in another thread has the module hold its own
-            held = self.side.tensors()
-            held = {name: held[name] for name in self.parameters()}
-            check_readable(held, f"{self.kind} {self.name}")
+            tensors = self.side.tensors()
+            tensors = {name: tensors[name] for name in self.parameters()}
+            check_readable(tensors, f"{self.kind} {self.name}")
             arrays = {}
             self.apart = []
-            for name, one in held.items():
-                arrays[name], difference = read(one, f"weight {name}", self.mesh)
+            for name, tensor in tensors.items():
+                arrays[name], difference = read(tensor, f"weight {name}", self.mesh)
                 self.apart += [difference] if difference else []
             return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
 
@@ -145,8 +145,8 @@ class TorchSubject:
 
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole itself first."""
-        found = self.side.modules()
-        return [Submodule(path, type(child).__name__ if path else self.name) for path, child in found.items()]
+        modules = self.side.modules()
+        return [Submodule(path, type(child).__name__ if path else self.name) for path, child in modules.items()]
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
@@ -159,30 +159,30 @@ class TorchSubject:
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the parts of the side that a call does not reach, and the behaviour that the comparison ignores."""
-        found = []
+        behaviour = []
         for path, child in self.side.modules().items():
             rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
             name = path or type(child).__name__
             if self.train:
                 continue
             if rate and ("dropout" in type(child).__name__.lower() or isinstance(child, nn.MultiheadAttention)):
-                found.append(f"dropout of {name} ({rate:g}): off in eval mode")
+                behaviour.append(f"dropout of {name} ({rate:g}): off in eval mode")
             elif getattr(child, "running_mean", None) is not None:
-                found.append(f"statistics of {name}: those of a batch are for train mode")
+                behaviour.append(f"statistics of {name}: those of a batch are for train mode")
             elif asks_for_mode(child):
-                found.append(f"train mode of {name}: its code asks which mode it is in")
+                behaviour.append(f"train mode of {name}: its code asks which mode it is in")
         names = self.side.signature()
-        given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
-        missing = [name for name in names if name not in given]
-        found += [f"the {self.kind}'s `{name}` (you gave none)" for name in missing]
+        passed = {*list(names)[: len(arguments.args)], *arguments.kwargs}
+        missing = [name for name in names if name not in passed]
+        behaviour += [f"the {self.kind}'s `{name}` (you gave none)" for name in missing]
         for name, tensor in self.side.tensors().items():
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
-                found.append(f"hooks on the gradient of {name}: gradients are compared without them")
+                behaviour.append(f"hooks on the gradient of {name}: gradients are compared without them")
         if self.changed:
-            found.append(
+            behaviour.append(
                 f"a second call: what a call changes is put back before each ({', '.join(sorted(self.changed))})"
             )
-        return found
+        return behaviour
 
     def run(
         self,
@@ -200,13 +200,13 @@ class TorchSubject:
         """Run forward, and backward if there are cotangents; see `Subject.run`."""
         dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         with ONE_AT_A_TIME:
-            one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
+            execution = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:
-                return as_written(lambda: one.results(weights, arguments, cotangents, self._accumulates))
+                return as_written(lambda: execution.results(weights, arguments, cotangents, self._accumulates))
             except NeedsBackwardError:
-                found = one.results(weights, arguments, cotangents, accumulate=True)
+                run = execution.results(weights, arguments, cotangents, accumulate=True)
             self._accumulates = True
-        return found
+        return run
 
     def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
         """Return weight -> number of the first operation that combines it with values that depend on inputs."""
@@ -231,7 +231,7 @@ class TorchSubject:
 
         part = self.side.part("")
         modules = self.side.modules()
-        with ONE_AT_A_TIME, undisturbed(modules.values(), 0, self.train), self.drawing(Plan()), eager():
+        with ONE_AT_A_TIME, undisturbed(modules.values(), 0, self.train), self.drawing(MaskPlan()), eager():
             tensors = {name: fake(array) for name, array in weights.items()}
             leaves = [fake(leaf) for leaf in arguments.leaves]
             with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
@@ -274,22 +274,22 @@ class TorchSubject:
         dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
-        one = Execution(self, self.side.part(path), path, dtype, "eager", 0, 0, frozenset())
+        execution = Execution(self, self.side.part(path), path, dtype, "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
-                recorder = Recorder(self.side.modules(), self.mesh)
+                recorder = CallRecorder(self.side.modules(), self.mesh)
                 # Its hooks come first, and so the recorder sees what was replaced.
                 substitution = Substitution(self.side.modules(), substitutes)
                 try:
                     with substitution.holding(), recorder.recording():
-                        found = one.results(weights, arguments, cotangents, accumulate)
+                        results = execution.results(weights, arguments, cotangents, accumulate)
                 except NeedsBackwardError:
                     continue
                 self.parts = self.parts if path else recorder.parts
-                return found, [call for call in recorder.calls() if call.path != path]
+                return results, [call for call in recorder.calls() if call.path != path]
         raise AssertionError("gradients that are accumulated need no other way")
 
-    def drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[Any]:
+    def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""
         return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
 
@@ -297,11 +297,11 @@ class TorchSubject:
         """Return an array as a new tensor on the subject's device."""
         return _cast(from_numpy(array).to(self.device), dtype)
 
-    def constants(self, part: Part, dtype: str | None) -> dict[str, Tensor]:
+    def constants(self, part: TorchPart, dtype: str | None) -> dict[str, Tensor]:
         """Return copies of the buffers of a part, for it to write to."""
         return {name: _cast(one.detach().clone().to(self.device), dtype) for name, one in part.constants.items()}
 
-    def compiled(self, part: Part, path: str, mode: str) -> Any:
+    def compiled(self, part: TorchPart, path: str, mode: str) -> Any:
         """Return the part compiled by torch.compile; a second run takes the first one's."""
         if (path, mode) not in self._compiled:
             backend = "inductor" if mode != "aot" and can_build_extensions() else "aot_eager"
@@ -320,5 +320,5 @@ def _is_rate(child: nn.Module, name: str) -> bool:
     return _is_number(value) and 0.0 < value <= 1.0
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -45,29 +45,30 @@ class Substitution:
                 handle.remove()
 
     def _before(self, path: str) -> Any:
-        def hook(child: nn.Module, args: Any, kwargs: Any) -> Any:
+        def hook(child: nn.Module, args: object, kwargs: object) -> Any:
             number = self._next.get(path, 0)
             self._next[path] = number + 1
             if number >= len(self._substitutes[path]):
                 raise ModuleFailedError(f"{path} is called more often than it was before")
-            one = self._running[path] = self._substitutes[path][number]
-            found = [leaf for _, leaf in flatten((args, kwargs), is_tensor)]
-            if len(found) != len(one.added):
+            substitute = self._running[path] = self._substitutes[path][number]
+            leaves = [leaf for _, leaf in flatten((args, kwargs), is_tensor)]
+            if len(leaves) != len(substitute.added):
                 raise ModuleFailedError(f"{path} is called with other arrays than before")
-            pairs = zip(found, one.added, strict=True)
+            pairs = zip(leaves, substitute.added, strict=True)
             return replace((args, kwargs), is_tensor, [_with_gradient(leaf, added) for leaf, added in pairs])
 
         return hook
 
     def _after(self, path: str) -> Any:
-        def hook(child: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-            one = self._running.pop(path)
-            found = [leaf for _, leaf in flatten(result, is_tensor)]
-            if [None if array is None else array.shape for array in one.outputs] != [
-                None if array is None else tuple(leaf.shape) for leaf, array in zip(found, one.outputs, strict=False)
+        def hook(child: nn.Module, args: object, kwargs: object, result: object) -> Any:
+            substitute = self._running.pop(path)
+            leaves = [leaf for _, leaf in flatten(result, is_tensor)]
+            if [None if array is None else array.shape for array in substitute.outputs] != [
+                None if array is None else tuple(leaf.shape)
+                for leaf, array in zip(leaves, substitute.outputs, strict=False)
             ]:
                 raise ModuleFailedError(f"{path} returns other arrays than before")
-            pairs = zip(found, one.outputs, strict=True)
+            pairs = zip(leaves, substitute.outputs, strict=True)
             return replace(result, is_tensor, [_with_value(leaf, array) for leaf, array in pairs])
 
         return hook
@@ -90,8 +91,8 @@ class _Added(torch.autograd.Function):
 def _with_gradient(leaf: Tensor, added: Array | None) -> Tensor:
     if added is None or not leaf.requires_grad:
         return leaf
-    found: Tensor = _Added.apply(leaf, cut_as(from_numpy(added).to(leaf.device, leaf.dtype), leaf))
-    return found
+    tensor: Tensor = _Added.apply(leaf, cut_as(from_numpy(added).to(leaf.device, leaf.dtype), leaf))
+    return tensor
 
 
 def _with_value(leaf: Tensor, array: Array | None) -> Tensor:

@@ -106,7 +106,7 @@ class Trainer:
         return State({}, 0)
 
     def gradients(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: Any, masks: Masks
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: object, masks: Masks
     ) -> Step:
         """Return loss and gradients of one batch, in train mode.
 
@@ -125,15 +125,15 @@ class Trainer:
                 return self._differentiated(weights, arguments, targets, masks, self._accumulates)
             except NeedsBackwardError:
                 masks.restart()
-                found = self._differentiated(weights, arguments, targets, masks, accumulate=True)
+                loss_and_gradients = self._differentiated(weights, arguments, targets, masks, accumulate=True)
             self._accumulates = True
-        return found
+        return loss_and_gradients
 
     def _differentiated(
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
         arguments: Arguments,
-        targets: Any,
+        targets: object,
         masks: Masks,
         accumulate: bool,
     ) -> Step:
@@ -150,13 +150,15 @@ class Trainer:
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
                 if not loss.requires_grad or loss.numel() != 1:
                     raise ValueError("the loss must be one number that depends on the weights")
-                found = gradients_of([loss], [torch.ones_like(loss)], sources, accumulate, lambda _, one: to_numpy(one))
+                results = gradients_of(
+                    [loss], [torch.ones_like(loss)], sources, accumulate, lambda _, tensor: to_numpy(tensor)
+                )
         except (ModuleFailedError, NeedsBackwardError):
             raise
         except Exception as error:  # whatever a step raises is told as its own
             raise failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
         foreign = not all(map(torch.equal, before, random_state()))
-        gradients = {name: one for (name, _), one in zip(self._named, found, strict=True) if one is not None}
+        gradients = {name: one for (name, _), one in zip(self._named, results, strict=True) if one is not None}
         statistics = {name: to_numpy(one).copy() for name, one in self._others.items()}
         return Step(to_numpy(loss), gradients, statistics, foreign)
 
@@ -181,10 +183,10 @@ class Trainer:
         self._optimizer.step()
         own = {name: dict(self._optimizer.state[parameter]) for name, parameter in self._named}
         slots: dict[str, Arrays] = {}
-        for name, held in own.items():
-            for key, one in held.items():
-                if key in SLOTS and isinstance(one, Tensor):
-                    slots.setdefault(SLOTS[key], {})[name] = to_numpy(one).copy()
+        for name, moments in own.items():
+            for key, moment in moments.items():
+                if key in SLOTS and isinstance(moment, Tensor):
+                    slots.setdefault(SLOTS[key], {})[name] = to_numpy(moment).copy()
         after = {name: to_numpy(parameter).copy() for name, parameter in self._named}
         return {**weights, **after}, State(slots, state.count + 1, own)
 
@@ -193,7 +195,7 @@ class Trainer:
             for name, tensor in self._weights:
                 tensor.copy_(from_numpy(weights[name]))
 
-    def _tensor(self, array: Any) -> Any:
+    def _tensor(self, array: object) -> Any:
         if not isinstance(array, np.ndarray):
             return array
         tensor = from_numpy(array).to(self._device)
@@ -213,15 +215,15 @@ def _set_rates(module: nn.Module, rate: float) -> None:
             child.dropout = rate
 
 
-def _first(result: Any) -> Tensor:
+def _first(result: object) -> Tensor:
     return outputs_of(result, "torch module that is trained")[1][0]
 
 
-def _mse(result: Any, targets: Tensor) -> Tensor:
+def _mse(result: object, targets: Tensor) -> Tensor:
     return torch.square(_first(result) - targets).mean()
 
 
-def _cross_entropy(result: Any, targets: Tensor) -> Tensor:
+def _cross_entropy(result: object, targets: Tensor) -> Tensor:
     logits = _first(result)
     return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long())
 

@@ -1,7 +1,7 @@
 """The contents of a torch side: a module or a pure function, its weights by name, its parts, and how to call them.
 
-`ModuleSide` and `FunctionSide` have the same interface; `subject.TorchSubject` runs either. Weights are swapped in only
-inside `Part.holding`, so that the user's own tensors and gradients are never touched.
+`ModuleSide` and `TorchFunctionSide` have the same interface; `subject.TorchSubject` runs either. Weights are swapped in
+only inside `TorchPart.holding`, so that the user's own tensors and gradients are never touched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_attn.functional import dtype_name
 
 from ...sides.entries import picked
 from ...sides.function import Function
-from ...sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace, signature_of
+from ...sides.subject import Arguments, ModuleFailedError, SideWeight, flatten, replace, signature_of
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers that training changes and that Flax keeps as batch statistics; every other buffer is state."""
@@ -33,7 +33,7 @@ Call = Callable[[Arguments], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TorchPart:
     """The target of a run: the whole module or function, or a submodule.
 
     Attributes:
@@ -71,7 +71,7 @@ class ModuleSide:
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module.forward)
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         frozen = self._frozen()
         return {
@@ -79,7 +79,7 @@ class ModuleSide:
             for name, tensor, role in self._named(self.module)
         }
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return name -> buffer, without running statistics; those of a state dict are persistent."""
         # The state dict itself may run hooks of the user.
         computed = {
@@ -97,19 +97,19 @@ class ModuleSide:
         """Count the buffers of these names, and no other, among the parameters."""
         self._carried = frozenset(names)
 
-    def _described(self, name: str, tensor: Tensor, role: str) -> Parameter:
+    def _described(self, name: str, tensor: Tensor, role: str) -> SideWeight:
         path, _, _ = name.rpartition(".")
         owners = self.modules()
         owner = _stock_name(owners[path]) if path in owners else ""
-        return Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
+        return SideWeight(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
 
     def _named(self, module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
         """Yield the `named_weights` of a submodule, and its carried buffers."""
         yield from named_weights(module)
         carried = {id(one) for name, one in self.module.named_buffers() if name in self._carried}
-        for name, one in module.named_buffers():
-            if id(one) in carried:
-                yield name, one, "state"
+        for name, buffer in module.named_buffers():
+            if id(buffer) in carried:
+                yield name, buffer, "state"
 
     def _frozen(self) -> set[int]:
         """Return the ids of the parameters without gradients; none where all are: the module was frozen as a whole."""
@@ -124,20 +124,20 @@ class ModuleSide:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters, running statistics and other buffers by name."""
-        found = {name: tensor for name, tensor, _ in self._named(self.module)}
-        return {**found, **{name: one for name, one in self.module.named_buffers() if name not in found}}
+        weights = {name: tensor for name, tensor, _ in self._named(self.module)}
+        return {**weights, **{name: one for name, one in self.module.named_buffers() if name not in weights}}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return path -> submodule, the module itself first."""
         return dict(self.module.named_modules())
 
-    def part(self, path: str) -> Part:
+    def part(self, path: str) -> TorchPart:
         """Return the module or a submodule."""
         module = self.module.get_submodule(path)
         whole = {id(tensor): name for name, tensor, _ in self._named(self.module)}
         own = list(self._named(module))
         names = {name: whole[id(tensor)] for name, tensor, _ in own}  # one that is tied elsewhere has its name there
-        return Part(
+        return TorchPart(
             type(module).__name__,
             names,
             frozenset(name for name, one, role in own if role == "parameter" and id(one) not in self._frozen()),
@@ -148,7 +148,7 @@ class ModuleSide:
         )
 
 
-class FunctionSide:
+class TorchFunctionSide:
     """A pure function of torch with the tree of its weights."""
 
     kind = "torch function"
@@ -166,14 +166,14 @@ class FunctionSide:
         """Return argument name -> whether it may be positional; the first argument, the weights, is left out."""
         return dict(list(signature_of(self.function.call).items())[1:])
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the tensors of the tree by dotted name; whole numbers and bools are passed on as they are."""
         return {
-            name: Parameter(tuple(one.shape), dtype_name(one), "", name.rpartition(".")[0], framework="torch")
+            name: SideWeight(tuple(one.shape), dtype_name(one), "", name.rpartition(".")[0], framework="torch")
             for name, one in self.tensors().items()
         }
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return nothing: every leaf of a tree is a weight."""
         return {}
 
@@ -197,20 +197,20 @@ class FunctionSide:
         """Return the whole; a function has no submodules."""
         return {"": self._root}
 
-    def part(self, path: str) -> Part:
+    def part(self, path: str) -> TorchPart:
         """Return the whole."""
         if path:
             raise ModuleFailedError(f"torch function {self.name} has no submodule {path}")
-        held = self.tensors()
-        trained = frozenset(name for name, one in held.items() if one.is_floating_point())
-        return Part(self.name, {name: name for name in held}, trained, held, {}, self._holding, self._call)
+        tensors = self.tensors()
+        trained = frozenset(name for name, one in tensors.items() if one.is_floating_point())
+        return TorchPart(self.name, {name: name for name in tensors}, trained, tensors, {}, self._holding, self._call)
 
     @property
     def call(self) -> Any:
         """The function."""
         return self.function.call
 
-    def _call(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, weights: object, *args: object, **kwargs: object) -> Any:
         return self.function.call(weights, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -227,7 +227,7 @@ def _swapped(module: nn.Module, tensors: dict[str, Tensor], target: Any) -> Iter
         yield lambda arguments: target(*arguments.args, **arguments.kwargs)
 
 
-def side_of(value: Any) -> ModuleSide | FunctionSide:
+def side_of(value: object) -> ModuleSide | TorchFunctionSide:
     """Return the side of a module or a function.
 
     Raises:
@@ -246,7 +246,7 @@ def side_of(value: Any) -> ModuleSide | FunctionSide:
                 raise ModuleFailedError(f"{what} {kept}")
         return ModuleSide(value)
     if isinstance(value, Function):
-        return FunctionSide(value)
+        return TorchFunctionSide(value)
     raise ModuleFailedError(
         f"a torch side must be an nn.Module or parity.function(f, weights), got {type(value).__name__}"
     )
@@ -300,8 +300,8 @@ def check_readable(tensors: Mapping[str, Tensor], owner: str) -> None:
     Raises:
         ModuleFailedError: one is not; the message names it.
     """
-    for name, one in tensors.items():
-        what = unreadable(one)
+    for name, tensor in tensors.items():
+        what = unreadable(tensor)
         if what:
             raise ModuleFailedError(f"weight {name} of {owner} is {what}")
 
@@ -326,8 +326,10 @@ def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> 
         ModuleFailedError: torch does not find the device.
     """
     if wanted is None:
-        held = [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
-        return torch.device("cpu") if not held or held[0].is_meta else held[0].device
+        elements = (
+            [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
+        )
+        return torch.device("cpu") if not elements or elements[0].is_meta else elements[0].device
     if wanted == "cpu":
         return torch.device("cpu")
     if wanted == "gpu" and torch.cuda.is_available():
@@ -337,7 +339,7 @@ def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> 
     raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
 
 
-def outputs_of(result: Any, what: str, entry: str | None = None) -> tuple[list[str], list[Tensor]]:
+def outputs_of(result: object, what: str, entry: str | None = None) -> tuple[list[str], list[Tensor]]:
     """Return the path and the tensor of every output.
 
     Args:
@@ -348,23 +350,23 @@ def outputs_of(result: Any, what: str, entry: str | None = None) -> tuple[list[s
     Raises:
         ModuleFailedError: the result holds no tensor, or one that is unreadable as an array.
     """
-    found = flatten(result, is_tensor)
-    if not found:
+    leaves = flatten(result, is_tensor)
+    if not leaves:
         raise ModuleFailedError(f"the {what} returned {type(result).__name__}, which holds no tensor")
-    found = found if entry is None else picked(found, entry, f"the {what}")
-    for path, tensor in found:
+    leaves = leaves if entry is None else picked(leaves, entry, f"the {what}")
+    for path, tensor in leaves:
         why = unreadable(tensor)
         if why:
             raise ModuleFailedError(f"output{path} of the {what} is {why}")
-    return [path for path, _ in found], [tensor for _, tensor in found]
+    return [path for path, _ in leaves], [tensor for _, tensor in leaves]
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Return whether a leaf is a tensor."""
     return isinstance(value, Tensor)
 
 
-def _stock_name(module: Any) -> str:
+def _stock_name(module: object) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn.")]
     return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)

@@ -68,13 +68,13 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], words: str) -> Mark
 def _runs(values: Sequence[float]) -> list[list[tuple[int, float]]]:
     """Return the points that are drawn, in pieces without a gap."""
     every = max(1, math.ceil(len(values) / POINTS))
-    found: list[list[tuple[int, float]]] = [[]]
-    for place, value in enumerate(values):
+    pieces: list[list[tuple[int, float]]] = [[]]
+    for position, value in enumerate(values):
         if not math.isfinite(value):
-            found.append([])
-        elif place % every == 0 or place == len(values) - 1:
-            found[-1].append((place + 1, value))
-    return [one for one in found if one]
+            pieces.append([])
+        elif position % every == 0 or position == len(values) - 1:
+            pieces[-1].append((position + 1, value))
+    return [one for one in pieces if one]
 
 
 def bars(counts: Sequence[int], words: str, width: int = 160, height: int = 36) -> Markup:

@@ -66,16 +66,16 @@ def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
         info: dtype, shape, bytes and file.
         array: its elements; None if they are not read.
     """
-    known = Values(info.dtype, tuple(info.shape), info.nbytes, str(info.file))
+    values = Values(info.dtype, tuple(info.shape), info.nbytes, str(info.file))
     if array is None or not array.size or not _is_number(array):
-        return known
+        return values
     flat = array.reshape(-1)
     zeros = int(flat.size - np.count_nonzero(flat))
     flat = flat[:: max(1, math.ceil(flat.size / DRAWN))].astype(np.float64)
     finite = flat[np.isfinite(flat)]
     lost = int(flat.size - finite.size)
     if not finite.size:
-        return dataclasses.replace(known, zeros=zeros, not_finite=lost)
+        return dataclasses.replace(values, zeros=zeros, not_finite=lost)
     low, high = float(finite.min()), float(finite.max())
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(finite.mean()), float(finite.std())
@@ -84,7 +84,7 @@ def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
         finite, span = finite / 4, (low / 4, high / 4)
     counts, _ = np.histogram(finite, BINS, span)
     return dataclasses.replace(
-        known, low=low, high=high, mean=mean, deviation=deviation, zeros=zeros, not_finite=lost,
+        values, low=low, high=high, mean=mean, deviation=deviation, zeros=zeros, not_finite=lost,
         counts=tuple(map(int, counts)),
     )  # fmt: skip
 
@@ -135,17 +135,17 @@ def _level(inside: Named, depth: int, is_small: bool) -> list[Markup]:
     few = len(inside) <= TOGETHER
     leaves = {parts: one for parts, one in inside.items() if few or len(parts) == 1}
     folders: dict[str, Named] = {}
-    for parts, one in inside.items():
+    for parts, child in inside.items():
         if parts not in leaves:
-            folders.setdefault(parts[0], {})[parts[1:]] = one
-    found = [_table([(".".join(parts), *one) for parts, one in leaves.items()])] if leaves else []
+            folders.setdefault(parts[0], {})[parts[1:]] = child
+    tables = [_table([(".".join(parts), *one) for parts, one in leaves.items()])] if leaves else []
     for name, content in folders.items():
         label = name
         while len({parts[0] for parts in content}) == 1 and all(len(parts) > 1 for parts in content):
             part = next(iter(content))[0]  # a folder that holds one folder alone is shown with it
             label, content = f"{label}.{part}", {parts[1:]: one for parts, one in content.items()}
         size = _size(one.nbytes for _, one in content.values())
-        found.append(
+        tables.append(
             element(
                 "details",
                 element(
@@ -157,7 +157,7 @@ def _level(inside: Named, depth: int, is_small: bool) -> list[Markup]:
                 open=is_small and depth < OPEN_DEPTH,
             )
         )
-    return found
+    return tables
 
 
 def _size(sizes: Iterable[int]) -> str:
@@ -174,26 +174,26 @@ def _table(rows: Sequence[tuple[str, str, Values]]) -> Markup:
     return markup.scrolled(table, f"Tensors from {rows[0][1]} on", "scroll")
 
 
-def _row(label: str, name: str, one: Values) -> Markup:
-    size = math.prod(one.shape)
+def _row(label: str, name: str, values: Values) -> Markup:
+    size = math.prod(values.shape)
     picture: Markup | None = None
-    if one.low is not None and one.high is not None:
-        most = max(range(len(one.counts)), key=one.counts.__getitem__)
-        width = (one.high / len(one.counts)) - (one.low / len(one.counts))
-        start = one.low + most * width
+    if values.low is not None and values.high is not None:
+        most = max(range(len(values.counts)), key=values.counts.__getitem__)
+        width = (values.high / len(values.counts)) - (values.low / len(values.counts))
+        start = values.low + most * width
         words = (
-            f"histogram of {name} from {number(one.low, 3)} to {number(one.high, 3)}; "
+            f"histogram of {name} from {number(values.low, 3)} to {number(values.high, 3)}; "
             f"most values lie between {number(start, 3)} and {number(start + width, 3)}"
         )
-        picture = charts.bars(one.counts, words)
-    zeros = f"{one.zeros / size:.1%}" if one.zeros else "0"
-    numbers = (one.low, one.high, one.mean, one.deviation)
+        picture = charts.bars(values.counts, words)
+    zeros = f"{values.zeros / size:.1%}" if values.zeros else "0"
+    numbers = (values.low, values.high, values.mean, values.deviation)
     return element(
         "tr",
         element("th", markup.named(label), scope="row"),
-        element("td", one.dtype),
-        element("td", shape(one.shape), class_="number"),
+        element("td", values.dtype),
+        element("td", shape(values.shape), class_="number"),
         (element("td", "" if value is None else number(value, 3), class_="number") for value in numbers),
-        element("td", zeros if one.low is not None else "", class_="number"),
-        element("td", picture, f"{one.not_finite:,} not finite" if one.not_finite else None),
+        element("td", zeros if values.low is not None else "", class_="number"),
+        element("td", picture, f"{values.not_finite:,} not finite" if values.not_finite else None),
     )

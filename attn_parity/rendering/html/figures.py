@@ -39,7 +39,7 @@ def section(report: Report) -> list[Markup]:
     if len(report.pictures) > len(ordered):
         count = f"{len(ordered)} of {len(report.pictures):,} tensors, those that differ first."
         parts.append(hint(count))
-    for place, picture in enumerate(ordered):
+    for rank, picture in enumerate(ordered):
         tensor = verdicts.get(picture.name)
         verdict = tensor.verdict if tensor else "equal"
         parts.append(
@@ -52,7 +52,7 @@ def section(report: Report) -> list[Markup]:
                     element("span", shape(picture.first.shape), class_="hint"),
                 ),
                 element("div", _maps(picture, labels), _histogram(picture, tensor, labels), class_="figures"),
-                open=place < OPEN,
+                open=rank < OPEN,
                 class_="picture",
             )
         )
@@ -63,21 +63,21 @@ def section(report: Report) -> list[Markup]:
 
 
 def _maps(picture: Picture, labels: SideLabels) -> Markup:
-    one, two = picture.first, picture.second
-    if not one.size or one.shape != two.shape:
+    first, second = picture.first, picture.second
+    if not first.size or first.shape != second.shape:
         why = "it has no elements"
-        if one.size:
-            why = f"{labels[0]} has {shape(one.shape)}, {labels[1]} {shape(two.shape)}"
+        if first.size:
+            why = f"{labels[0]} has {shape(first.shape)}, {labels[1]} {shape(second.shape)}"
         return hint(f"Not drawn: {why}.")
-    if pictures.is_attention(one) or pictures.is_attention(two):
+    if pictures.is_attention(first) or pictures.is_attention(second):
         return _head_maps(picture, labels)
-    both = pictures.matrix(one), pictures.matrix(two)
+    both = pictures.matrix(first), pictures.matrix(second)
     rows, columns = both[0].shape
-    caption = f"{rows} x {columns} elements: {pictures.axes_of(one.shape)}"
+    caption = f"{rows} x {columns} elements: {pictures.axes_of(first.shape)}"
     if max(rows, columns) > pictures.CELLS:
         caption += f", drawn as at most {pictures.CELLS} x {pictures.CELLS} cells, each the most extreme of its block"
-    place = np.ravel_multi_index(pictures.furthest(*both), both[0].shape)
-    caption += _largest(one, two, np.unravel_index(int(place), one.shape), labels)
+    flat_index = np.ravel_multi_index(pictures.furthest(*both), both[0].shape)
+    caption += _largest(first, second, np.unravel_index(int(flat_index), first.shape), labels)
     return _figure(picture.name, [(None, *both)], MAP_SIZE, caption, labels)
 
 
@@ -89,16 +89,16 @@ def _head_maps(picture: Picture, labels: SideLabels) -> Markup:
     caption = f"attention weights, {queries} queries (down) x {keys} keys (across), sample {sample} of {batch}"
     if heads > len(chosen):
         caption += f", the {len(chosen)} of {heads} heads that differ most"
-    place = pictures.furthest(picture.first[sample, chosen[0]], picture.second[sample, chosen[0]])
-    caption += _largest(picture.first, picture.second, (sample, chosen[0], *place), labels)
+    position = pictures.furthest(picture.first[sample, chosen[0]], picture.second[sample, chosen[0]])
+    caption += _largest(picture.first, picture.second, (sample, chosen[0], *position), labels)
     return _figure(picture.name, maps, HEAD_SIZE, caption, labels)
 
 
-def _largest(first: Array, second: Array, place: Sequence[Any], labels: SideLabels) -> str:
-    one, two = float(first[tuple(place)]), float(second[tuple(place)])
-    if one == two or (one != one and two != two):
+def _largest(first: Array, second: Array, position: Sequence[Any], labels: SideLabels) -> str:
+    ours, theirs = float(first[tuple(position)]), float(second[tuple(position)])
+    if ours == theirs or (ours != ours and theirs != theirs):
         return ""
-    return f"; largest difference at {index(tuple(place))}: {labels[0]} {number(one)}, {labels[1]} {number(two)}"
+    return f"; largest difference at {index(tuple(position))}: {labels[0]} {number(ours)}, {labels[1]} {number(theirs)}"
 
 
 def _figure(
@@ -227,22 +227,22 @@ def _chart(first: Array, second: Array, title: str, labels: SideLabels) -> Marku
     share = highest / max(int(first.sum()), 1)
     marks = []
     for side, counts, up in (("first", first, True), ("second", second, False)):
-        for place in np.flatnonzero(counts).tolist():
-            height = max(1.5, float(counts[place]) / highest * (middle - 6))  # a single outlier stays visible
+        for bin_index in np.flatnonzero(counts).tolist():
+            height = max(1.5, float(counts[bin_index]) / highest * (middle - 6))  # a single outlier stays visible
             marks.append(
                 element(
                     "rect",
-                    x=f"{left + place * step + 0.5:.1f}",
+                    x=f"{left + bin_index * step + 0.5:.1f}",
                     y=f"{middle - height - 0.5 if up else middle + 0.5:.1f}",
                     width=f"{max(step - 1, 1):.1f}",
                     height=f"{height:.1f}",
                     class_=f"side-{side}",
                 )
             )
-    for place in range(0, bins, 4):
-        x = f"{left + place * step:.1f}"
-        power = pictures.octave(place)
-        label = "<2⁻⁷" if not place else "1" if not power else f"2{str(power).translate(_SUPERSCRIPTS)}"
+    for bin_index in range(0, bins, 4):
+        x = f"{left + bin_index * step:.1f}"
+        power = pictures.octave(bin_index)
+        label = "<2⁻⁷" if not bin_index else "1" if not power else f"2{str(power).translate(_SUPERSCRIPTS)}"
         marks.append(element("line", x1=x, x2=x, y1=0, y2=CHART_HEIGHT - bottom + 3, class_="tick"))
         marks.append(element("text", label, x=x, y=CHART_HEIGHT - bottom + 16, text_anchor="middle"))
     marks.append(element("line", x1=left, x2=CHART_WIDTH, y1=f"{middle:.1f}", y2=f"{middle:.1f}", class_="axis"))

@@ -95,17 +95,17 @@ def _parts(report: ModelReport) -> Iterable[Markup]:
 
 def _pair(pair: PairVerdict) -> Markup:
     sides = f"{shown(pair.first)} and {shown(pair.second)}"
-    place = [", at ", element("code", pair.place)] if pair.place else []
+    location = [", at ", element("code", pair.place)] if pair.place else []
     tensors = count(pair.tensors, "tensor")
-    return element("li", f"{sides}: {pair.verdict}", place, f"; {tensors}, {pair.seconds:.1f} s")
+    return element("li", f"{sides}: {pair.verdict}", location, f"; {tensors}, {pair.seconds:.1f} s")
 
 
-def _decoding(one: Decoding | None) -> Markup | None:
-    if one is None:
+def _decoding(decoding: Decoding | None) -> Markup | None:
+    if decoding is None:
         return None
-    apart = ", ".join(f"{shown(side)} {value:.1e}" for side, value in one.apart.items())
-    text = f"decoding with a cache: {one.verdict}; apart from all at once, of the largest value: {apart}"
-    return element("li", f"{text}. {one.message}".strip())
+    apart = ", ".join(f"{shown(side)} {value:.1e}" for side, value in decoding.apart.items())
+    text = f"decoding with a cache: {decoding.verdict}; apart from all at once, of the largest value: {apart}"
+    return element("li", f"{text}. {decoding.message}".strip())
 
 
 def _worst(pair: PairVerdict) -> Markup:

@@ -198,18 +198,18 @@ def _pairing(report: Report) -> list[Markup]:
 
 
 def _coverage(report: Report) -> list[Markup]:
-    found = []
+    parts = []
     for field, title, meaning in COVERAGE:
         names = getattr(report, field)
         if names:
-            found += [
+            parts += [
                 element("h3", f"{title} ({len(names):,})"),
                 hint(meaning),
                 items(names, f"names {field}"),
             ]
-    if not found and report.tensors:
-        found.append(hint("Every parameter was exercised, and no branch is known to be left out."))
-    return found
+    if not parts and report.tensors:
+        parts.append(hint("Every parameter was exercised, and no branch is known to be left out."))
+    return parts
 
 
 def _environment(report: Report) -> list[Markup]:

@@ -60,12 +60,12 @@ def _split(shape: tuple[int, ...]) -> int:
     return min(splits, key=lambda split: abs(np.log(counts[split] ** 2 / size)))
 
 
-def shrink(one: Array, other: Array | None = None) -> Array:
+def shrink(first: Array, other: Array | None = None) -> Array:
     """Return the element of each block that is furthest from zero, of a matrix or of the difference of two."""
-    rows, columns = _edges(one)
+    rows, columns = _edges(first)
     cells = np.empty((len(rows) - 1, len(columns) - 1))
     for cell, (start, stop) in enumerate(itertools.pairwise(rows)):  # row by row: a tensor may be large
-        block = one[start:stop].astype(np.float64)
+        block = first[start:stop].astype(np.float64)
         if other is not None:
             block = difference(block, other[start:stop].astype(np.float64))
         highest = np.maximum.reduceat(block.max(axis=0), columns[:-1])
@@ -74,27 +74,27 @@ def shrink(one: Array, other: Array | None = None) -> Array:
     return cells
 
 
-def furthest(one: Array, other: Array) -> tuple[int, int]:
+def furthest(first: Array, other: Array) -> tuple[int, int]:
     """Return where two matrices differ most."""
-    rows, columns = _edges(one)
+    rows, columns = _edges(first)
     with np.errstate(invalid="ignore"):
-        apart = np.abs(shrink(one, other))
+        apart = np.abs(shrink(first, other))
     row, column = np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape)
     block = (slice(*rows[row : row + 2]), slice(*columns[column : column + 2]))
-    inside = np.abs(difference(one[block].astype(np.float64), other[block].astype(np.float64)))
-    place = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=np.inf))), inside.shape)
-    return int(rows[row] + place[0]), int(columns[column] + place[1])
+    inside = np.abs(difference(first[block].astype(np.float64), other[block].astype(np.float64)))
+    position = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=np.inf))), inside.shape)
+    return int(rows[row] + position[0]), int(columns[column] + position[1])
 
 
-def _edges(one: Array) -> list[Array]:
-    return [np.linspace(0, size, min(size, CELLS) + 1).astype(int) for size in one.shape]
+def _edges(grid: Array) -> list[Array]:
+    return [np.linspace(0, size, min(size, CELLS) + 1).astype(int) for size in grid.shape]
 
 
-def difference(one: Array, two: Array) -> Array:
-    """Return ``one - two``, zero also where both are the same infinity or both NaN."""
-    same = (one == two) | (np.isnan(one) & np.isnan(two))
+def difference(first: Array, second: Array) -> Array:
+    """Return ``first - second``, zero also where both are the same infinity or both NaN."""
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(same, 0.0, one - two)
+        return np.where(same, 0.0, first - second)
 
 
 def limits(*cells: Array) -> tuple[float, float]:

@@ -92,11 +92,11 @@ def _header(report: TrainingReport, running: bool) -> Markup:
 
 
 def _losses(report: TrainingReport) -> Markup:
-    known = {name: report.losses[name] for name in CLASSES if report.losses.get(name)}
-    series = {name: (CLASSES.get(name, "side-none"), values) for name, values in known.items()}
-    said = [f"{name} from {number(values[0], 4)} to {number(values[-1], 4)}" for name, values in known.items()]
-    words = f"Loss of each run over the steps: {'; '.join(said)}." if said else "No step was taken yet."
-    return section("losses", "Losses", hint(words), charts.lines(series, words) if said else None)
+    classes = {name: report.losses[name] for name in CLASSES if report.losses.get(name)}
+    series = {name: (CLASSES.get(name, "side-none"), values) for name, values in classes.items()}
+    phrases = [f"{name} from {number(values[0], 4)} to {number(values[-1], 4)}" for name, values in classes.items()]
+    words = f"Loss of each run over the steps: {'; '.join(phrases)}." if phrases else "No step was taken yet."
+    return section("losses", "Losses", hint(words), charts.lines(series, words) if phrases else None)
 
 
 def _growth(report: TrainingReport) -> Markup | None:
@@ -104,8 +104,8 @@ def _growth(report: TrainingReport) -> Markup | None:
         return None
     kinds = ("side-first", "side-second", "side-none", "side-first dashed", "side-second dashed", "side-none dashed")
     series = {name: (kinds[i % len(kinds)], values) for i, (name, values) in enumerate(report.growth.items())}
-    said = [f"{name} {relative(values[-1])}" for name, values in report.growth.items() if values]
-    words = f"Distance of the weights of two runs, relative to the weights, after the last step: {'; '.join(said)}."
+    phrases = [f"{name} {relative(values[-1])}" for name, values in report.growth.items() if values]
+    words = f"Distance of the weights of two runs, relative to the weights, after the last step: {'; '.join(phrases)}."
     return section("growth", "How far the weights drift apart", hint(words), charts.lines(series, words))
 
 
@@ -147,15 +147,15 @@ def _octaves(values: Sequence[float], most: int = 80) -> list[int]:
     """Return a bar per step, or per span of steps: its largest difference in octaves above 2 ** -60."""
     every = max(1, math.ceil(len(values) / most))
     spans = [values[place : place + every] for place in range(0, len(values), every)]
-    return [max(0, round(math.log2(one)) + 60) if (one := min(_largest(span), 2.0**60)) > 0 else 0 for span in spans]
+    return [max(0, round(math.log2(size)) + 60) if (size := min(_largest(span), 2.0**60)) > 0 else 0 for span in spans]
 
 
 def _more(report: TrainingReport) -> list[Markup]:
-    found = []
+    sections = []
     for name, title, texts in (("settings", "Settings", report.settings), ("notes", "Notes", report.notes)):
         if texts:
-            found.append(section(name, title, items(texts)))
+            sections.append(section(name, title, items(texts)))
     if report.environment:
         versions = facts(report.environment.items(), "Versions and switches")
-        found.append(section("environment", "Environment", element("div", versions, class_="facts")))
-    return found
+        sections.append(section("environment", "Environment", element("div", versions, class_="facts")))
+    return sections

@@ -11,7 +11,7 @@ from ...pair import SIDES
 from ...results.findings import Side, shown
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide
-from ...sides.shards import Cut
+from ...sides.shards import ShardCut
 from ...sides.subject import Array, Run
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
@@ -25,7 +25,7 @@ MAX_PARTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
+class SharedParameter:
     """A parameter that the devices of one axis share, each a part.
 
     Attributes:
@@ -59,18 +59,18 @@ def lost(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
     side = shared_side(runs)
     if side is None:
         return ""
-    known = list(_shared(runner, sample, runs, side))
+    parameters = list(_shared(runner, sample, runs, side))
     inside = f"{within['first']}." if within["first"] else ""
-    for one in [each for each in known if each.name.startswith(inside)][:MAX_TRIED]:
-        text = _lost_through(runner, sample, one, known, side)
+    for parameter in [each for each in parameters if each.name.startswith(inside)][:MAX_TRIED]:
+        text = _lost_through(runner, sample, parameter, parameters, side)
         if text:
             return text
     return ""
 
 
-def _shared(runner: Live, sample: Sample, runs: Mapping[Side, Run], side: Side) -> Iterator[Shared]:
+def _shared(runner: Live, sample: Sample, runs: Mapping[Side, Run], side: Side) -> Iterator[SharedParameter]:
     """Yield the parameters that the devices of one axis share, those that take part last in a module first."""
-    cuts: dict[str, Cut] = runs[side].shares.parameters
+    cuts: dict[str, ShardCut] = runs[side].shares.parameters
     numbered = {
         name: cuts[name].numbers(one.shape) if name in cuts else np.zeros(one.shape)
         for name, one in runs[side].parameter_gradients.items()
@@ -82,21 +82,23 @@ def _shared(runner: Live, sample: Sample, runs: Mapping[Side, Run], side: Side) 
         cut, parameter = cuts.get(own.removeprefix("grad ")), name.removeprefix("grad ")
         axes = [] if cut is None else [axis for cuts_of in cut.axes for axis, size in cuts_of if size > 1]
         parts = aligned.first if side == "first" else aligned.second
-        held = sample.weights.get(parameter)
-        if cut is not None and len(axes) == 1 and held is not None and held.shape == parts.shape:
-            yield Shared(parameter, axes[0], parts, cut.count)
+        array = sample.weights.get(parameter)
+        if cut is not None and len(axes) == 1 and array is not None and array.shape == parts.shape:
+            yield SharedParameter(parameter, axes[0], parts, cut.count)
 
 
-def _lost_through(runner: Live, sample: Sample, one: Shared, known: list[Shared], side: Side) -> str:
+def _lost_through(
+    runner: Live, sample: Sample, shared: SharedParameter, parameters: list[SharedParameter], side: Side
+) -> str:
     pair = runner.pair
     plain = other_side(side)
-    if one.count > MAX_PARTS:
+    if shared.count > MAX_PARTS:
         return ""
     differing: list[list[str]] = []
     missing: dict[str, int] = {}
-    for part in range(one.count):
-        kept = np.where(one.parts == part, sample.weights[one.name], 0).astype(sample.weights[one.name].dtype)
-        moved = dataclasses.replace(sample, weights={**sample.weights, one.name: kept})
+    for part in range(shared.count):
+        kept = np.where(shared.parts == part, sample.weights[shared.name], 0).astype(sample.weights[shared.name].dtype)
+        moved = dataclasses.replace(sample, weights={**sample.weights, shared.name: kept})
         runs = [runner.exact(each, moved, pair.dtype) for each in SIDES]
         tensors = pair.aligned(*runs)
         limits = {name: MEANING_LIMIT * scale_of([tensor.first]) for name, tensor in tensors.items()}
@@ -105,30 +107,34 @@ def _lost_through(runner: Live, sample: Sample, one: Shared, known: list[Shared]
             for name, tensor in tensors.items()
         }
         differing.append([name for name, distance in apart.items() if not distance <= limits[name]])
-        for other in known:
+        for other in parameters:
             tensor = tensors.get(f"grad {other.name}")
             elsewhere = other.parts != part
-            if tensor is None or other.axis != one.axis or other.name == one.name or not elsewhere.any():
+            if tensor is None or other.axis != shared.axis or other.name == shared.name or not elsewhere.any():
                 continue
             sides = {"first": wide(tensor.first)[elsewhere], "second": wide(tensor.second)[elsewhere]}
             reached = {each: float(np.abs(array).max()) for each, array in sides.items()}
             limit = limits[f"grad {other.name}"]
             if reached[side] <= limit < reached[plain]:
                 missing[other.name] = missing.get(other.name, 0) + 1
-    axis, label = one.axis, shown(pair.labels[side])
-    whole = [name for name, count in missing.items() if count == one.count]
+    axis, label = shared.axis, shown(pair.labels[side])
+    whole = [name for name, count in missing.items() if count == shared.count]
     if whole:
         return (
-            f"what comes back through the part of {one.name} on one device of {axis} does not reach the parts of "
+            f"what comes back through the part of {shared.name} on one device of {axis} does not reach the parts of "
             f"{whole[0]} on the others in {label}: consistent with a gradient that is not added up over the "
-            f"{one.count} devices of {axis}"
+            f"{shared.count} devices of {axis}"
         )
     right = [part for part, names in enumerate(differing) if not names]
-    if right and len(right) < one.count and not any(name.startswith("output") for names in differing for name in names):
+    if (
+        right
+        and len(right) < shared.count
+        and not any(name.startswith("output") for names in differing for name in names)
+    ):
         gradient = next(names for names in differing if names)[0]
         return (
-            f"{gradient} agrees where {one.name} is zero but for its part on device {', '.join(map(str, right))} of "
+            f"{gradient} agrees where {shared.name} is zero but for its part on device {', '.join(map(str, right))} of "
             f"{axis}, and not where another part is kept: consistent with a gradient in {label} that is not added up "
-            f"over the {one.count} devices of {axis}"
+            f"over the {shared.count} devices of {axis}"
         )
     return ""

@@ -13,7 +13,7 @@ from ...pair import SIDES
 from ...results.findings import Side
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide
-from ...sides.shards import Cut
+from ...sides.shards import ShardCut
 from ...sides.subject import Array
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live
@@ -42,13 +42,13 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Ma
     other = other_side(shared)
     inside = f"{within[shared]}." if within[shared] else ""
     cuts = {name: cut for name, cut in runs[shared].shares.parameters.items() if name.startswith(inside)}
-    held, arguments = pair.weights(sample, shared), sample.arguments[shared]
+    unexchanged, arguments = pair.weights(sample, shared), sample.arguments[shared]
     wanted = [
         wide(one) for one in runner.precisely(other, pair.weights(sample, other), sample.arguments[other]).outputs
     ]
-    shapes = {name: one.shape for name, one in held.items() if name.startswith(inside)}
+    shapes = {name: one.shape for name, one in unexchanged.items() if name.startswith(inside)}
     for way in itertools.islice(_ways(cuts, shapes, mesh), MAX_TRIED):
-        weights = {**held, **{name: way.moved(held[name], at) for name, at in way.places.items()}}
+        weights = {**unexchanged, **{name: way.moved(unexchanged[name], at) for name, at in way.places.items()}}
         outputs = [wide(one) for one in runner.precisely(shared, weights, arguments).outputs]
         if agree(wanted, outputs):
             return (
@@ -83,21 +83,21 @@ class Exchange:
 
 
 def _ways(
-    cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+    cuts: Mapping[str, ShardCut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> Iterator[Exchange]:
     """Yield the possible exchanges between devices: of their parts, or of heads that they received for tokens."""
     several = sorted((name, size) for name, size in sizes.items() if size > 1)
     for axis, size in several:
-        held = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
+        positions = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
         owners: dict[str, list[str]] = {}
-        for name in held:
+        for name in positions:
             owners.setdefault(name.rpartition(".")[0], []).append(name)
-        sets = [[name] for name in held]
+        sets = [[name] for name in positions]
         sets += [own for own in owners.values() if len(own) > 1]
         sets += [[*one, *two] for one, two in itertools.combinations(owners.values(), 2)]
-        sets += [list(held)] if len(owners) > 2 else []
+        sets += [list(positions)] if len(owners) > 2 else []
         for shift in range(1, min(size, 3)):
-            yield from (Exchange({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
+            yield from (Exchange({name: positions[name] for name in one}, axis, size, 1, shift) for one in sets)
     for axis, size in several:
         alike: dict[tuple[int, int], dict[str, int]] = {}
         for name, shape in shapes.items():
@@ -113,16 +113,16 @@ def _ways(
                         yield Exchange({name: places[name] for name in names}, axis, size, outer, shift)
 
 
-def _place(cut: Cut, axis: str) -> int | None:
+def _place(cut: ShardCut, axis: str) -> int | None:
     """Return which axis of an array an axis of the mesh cuts, if it alone does."""
     return next((at for at, cuts in enumerate(cut.axes) if [name for name, _ in cuts] == [axis]), None)
 
 
-def agree(one: Sequence[Array], two: Sequence[Array], limit: float = MEANING_LIMIT) -> bool:
+def agree(arrays: Sequence[Array], other_arrays: Sequence[Array], limit: float = MEANING_LIMIT) -> bool:
     """Return whether two lists of arrays are the same but for a relative difference, by default float64's rounding."""
     return all(
         float(np.abs(first - second).max(initial=0.0)) <= limit * scale_of([first])
-        for first, second in zip(one, two, strict=True)
+        for first, second in zip(arrays, other_arrays, strict=True)
     )
 
 

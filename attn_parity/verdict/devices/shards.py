@@ -11,7 +11,7 @@ from ...pair import SIDES, Pair
 from ...results.findings import Side, TensorVerdict
 from ...samples.sampling import Sample
 from ...sides.dtypes import wide
-from ...sides.shards import Cut, named, where
+from ...sides.shards import ShardCut, named, where
 from ...sides.subject import Run
 from ..measures import MEANING_LIMIT, scale_of
 from ..notes import Findings
@@ -24,7 +24,7 @@ MAX_ASKED = 8
 """Most shards of an output to test one by one for the gradients that come back from them."""
 
 
-def copies_compared(found: Findings, shown: Mapping[Side, str]) -> list[TensorVerdict]:
+def copies_compared(findings: Findings, shown: Mapping[Side, str]) -> list[TensorVerdict]:
     """Return a verdict on each result of which devices hold copies that should be the same, and are not."""
     return [
         TensorVerdict(
@@ -32,17 +32,17 @@ def copies_compared(found: Findings, shown: Mapping[Side, str]) -> list[TensorVe
             f"copies of {what}",
             "copies",
             (),
-            found.verdicts[0].dtype,
+            findings.verdicts[0].dtype,
             "different",
             f"devices of the {shown[side]} side that should hold the same do not: {how}",
         )
-        for (side, what), how in found.apart.items()
+        for (side, what), how in findings.apart.items()
     ]
 
 
-def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
+def on_shards(runner: Runner, findings: Findings) -> list[TensorVerdict]:
     """Return the verdicts, with the shards named in each difference that is confined to some shards."""
-    verdicts, sample = found.verdicts, found.furthest
+    verdicts, sample = findings.verdicts, findings.furthest
     if sample is None or not runner.live or all(one.verdict != "different" for one in verdicts):
         return verdicts
     dtype = verdicts[0].dtype
@@ -65,24 +65,28 @@ def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
     cuts |= {f"grad {name}": cut for name, cut in shares.parameters.items()}
     aligned = runner.pair.aligned(runs["first"], runs["second"])
     moved = runner.pair.aligned(*(numbers if side == shared else runs[side] for side in SIDES))
-    said = []
-    for one in verdicts:
-        name = one.name if shared == "first" else one.second_name
+    with_shards = []
+    for verdict in verdicts:
+        name = verdict.name if shared == "first" else verdict.second_name
         cut = cuts.get(name)
-        place = ""
-        if one.verdict == "different" and one.name in aligned and cut is not None and cut.is_cut:
-            tensor, of_shards = aligned[one.name], moved[one.name]
+        confined = ""
+        if verdict.verdict == "different" and verdict.name in aligned and cut is not None and cut.is_cut:
+            tensor, of_shards = aligned[verdict.name], moved[verdict.name]
             apart = np.abs(wide(tensor.first) - wide(tensor.second))
             floor = max(MEANING_LIMIT * scale_of([tensor.first]), TOUCHED * float(apart.max(initial=0.0)))
-            place = where(~(apart <= floor), of_shards.first if shared == "first" else of_shards.second, cut)
-        said.append(dataclasses.replace(one, message=f"{one.message}; {place}", shards=place) if place else one)
-    if exact and all(one.verdict == "equal" for one in said if one.name.startswith("output")):
-        return _sent_back(runner, sample, said, shared, shares.outputs)
-    return said
+            confined = where(~(apart <= floor), of_shards.first if shared == "first" else of_shards.second, cut)
+        with_shards.append(
+            dataclasses.replace(verdict, message=f"{verdict.message}; {confined}", shards=confined)
+            if confined
+            else verdict
+        )
+    if exact and all(one.verdict == "equal" for one in with_shards if one.name.startswith("output")):
+        return _sent_back(runner, sample, with_shards, shared, shares.outputs)
+    return with_shards
 
 
 def _sent_back(
-    runner: Runner, sample: Sample, verdicts: list[TensorVerdict], shared: Side, cuts: Sequence[Cut]
+    runner: Runner, sample: Sample, verdicts: list[TensorVerdict], shared: Side, cuts: Sequence[ShardCut]
 ) -> list[TensorVerdict]:
     """Return the verdicts; name the output shards if only gradients coming back from some of them differ."""
     cut = next((one for one in cuts if one.is_cut), None)
@@ -91,7 +95,7 @@ def _sent_back(
         return verdicts
     outputs = runner.plain(shared, sample, different[0].dtype, exact=True).outputs
     numbers = [own.numbers(one.shape) if own == cut else None for own, one in zip(cuts, outputs, strict=True)]
-    found: dict[str, list[int]] = {one.name: [] for one in different}
+    shards_of: dict[str, list[int]] = {one.name: [] for one in different}
     for number in range(cut.count):
         kept = [
             np.zeros(one.shape) if own is None else (own == number).astype(one.dtype)
@@ -99,17 +103,17 @@ def _sent_back(
         ]
         runs = [runner.of_part(side, sample, different[0].dtype, kept) for side in SIDES]
         for name, tensor in runner.pair.aligned(*runs).items():
-            apart = np.abs(wide(tensor.first) - wide(tensor.second)).max(initial=0.0) if name in found else 0.0
-            if name in found and not float(apart) <= MEANING_LIMIT * scale_of([tensor.first]):
-                found[name].append(number)
-    said = []
-    for one in verdicts:
-        at = found.get(one.name, [])
+            apart = np.abs(wide(tensor.first) - wide(tensor.second)).max(initial=0.0) if name in shards_of else 0.0
+            if name in shards_of and not float(apart) <= MEANING_LIMIT * scale_of([tensor.first]):
+                shards_of[name].append(number)
+    with_shards = []
+    for verdict in verdicts:
+        at = shards_of.get(verdict.name, [])
         if 0 < len(at) < cut.count:
-            place = f"only in what comes back from {named(at, cut)}"
-            one = dataclasses.replace(one, message=f"{one.message}; {place}", shards=place)
-        said.append(one)
-    return said
+            location = f"only in what comes back from {named(at, cut)}"
+            verdict = dataclasses.replace(verdict, message=f"{verdict.message}; {location}", shards=location)
+        with_shards.append(verdict)
+    return with_shards
 
 
 def is_askable(pair: Pair) -> bool:

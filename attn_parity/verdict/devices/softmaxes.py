@@ -47,13 +47,13 @@ def mixed(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mappin
     if not is_askable(runner.pair):
         return ""
     alike = _alike(sample)
-    found = _outputs(runner, alike)
-    if agree(found["first"], found["second"]):
+    outputs = _outputs(runner, alike)
+    if agree(outputs["first"], outputs["second"]):
         return (
             f"the sides agree where all tokens are the same one: consistent with {WHY} (order of gathered keys, hops "
             "of a ring and how they are merged, masks, positions)"
         )
-    return _counted(runner, sample, within, mesh) or _not_adding_up(runner, alike, found, within)
+    return _counted(runner, sample, within, mesh) or _not_adding_up(runner, alike, outputs, within)
 
 
 def _alike(sample: Sample) -> Sample:
@@ -86,13 +86,13 @@ def _moved(runner: Live, sample: Sample, side: Side, within: str, by: float) -> 
 
 def _counted(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mapping[str, int]) -> str:
     """Recognise a logit that devices count once each: one side agrees once its own is so much larger."""
-    found, labels = _outputs(runner, sample), runner.pair.labels
+    outputs, labels = _outputs(runner, sample), runner.pair.labels
     for size in sorted({size for size in mesh.values() if size > 1}):
         axes = " or ".join(name for name, count in mesh.items() if count == size)
         for side, other in (SIDES, SIDES[::-1]):
             for name, weights in _moved(runner, sample, side, within[side], math.log(size)):
                 run = runner.precisely(side, weights, sample.arguments[side])
-                if agree(found[other], [wide(one) for one in run.outputs], ROUNDED):
+                if agree(outputs[other], [wide(one) for one in run.outputs], ROUNDED):
                     return (
                         f"the sides agree once {name} is log({size}) larger in {shown(labels[side])}: consistent with "
                         f"{shown(labels[other])} counting it {size} times in a softmax, once on each of the {size} "
@@ -101,9 +101,11 @@ def _counted(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Map
     return ""
 
 
-def _not_adding_up(runner: Live, sample: Sample, found: Mapping[Side, list[Array]], within: Mapping[Side, str]) -> str:
+def _not_adding_up(
+    runner: Live, sample: Sample, outputs: Mapping[Side, list[Array]], within: Mapping[Side, str]
+) -> str:
     """Recognise weights that do not add up: places of one side are alike as its tokens are, those of the other not."""
-    text = _uneven(found, runner.pair.labels)
+    text = _uneven(outputs, runner.pair.labels)
     if text:
         return f"{text}: {_MERGED}"
     # A logit that carries no value takes its share from the others: there, places differ on both sides.
@@ -114,8 +116,8 @@ def _not_adding_up(runner: Live, sample: Sample, found: Mapping[Side, list[Array
         if twin is None:
             continue
         moved: dict[Side, list[Array]] = {}
-        for side, one in zip(SIDES, (weights, twin), strict=True):
-            moved[side] = [wide(each) for each in runner.precisely(side, one, sample.arguments[side]).outputs]
+        for side, side_weights in zip(SIDES, (weights, twin), strict=True):
+            moved[side] = [wide(each) for each in runner.precisely(side, side_weights, sample.arguments[side]).outputs]
         text = _uneven(moved, runner.pair.labels)
         if text:
             return f"{text} once {name} is far below 0: {_MERGED}"
@@ -128,15 +130,15 @@ _MERGED = (
 )
 
 
-def _uneven(found: Mapping[Side, list[Array]], labels: Mapping[Side, str]) -> str:
+def _uneven(outputs: Mapping[Side, list[Array]], labels: Mapping[Side, str]) -> str:
     """Report a side whose outputs are equal at all positions of a sequence while those of the other vary; else "".
 
     Positions that see no key may differ from the rest on both sides.
     """
-    for one, two in zip(found["first"], found["second"], strict=True):
-        if one.shape != two.shape or one.ndim < 2:
+    for first, second in zip(outputs["first"], outputs["second"], strict=True):
+        if first.shape != second.shape or first.ndim < 2:
             continue
-        kinds: dict[Side, int] = {"first": _kinds(one), "second": _kinds(two)}
+        kinds: dict[Side, int] = {"first": _kinds(first), "second": _kinds(second)}
         side, other = sorted(SIDES, key=kinds.__getitem__)
         if kinds[side] <= MOST_KINDS and kinds[side] < kinds[other]:
             return (
@@ -149,11 +151,11 @@ def _uneven(found: Mapping[Side, list[Array]], labels: Mapping[Side, str]) -> st
 def _kinds(array: Array) -> int:
     """Return the number of distinct vectors along a sequence, counting up to one more than `MOST_KINDS`."""
     limit = MEANING_LIMIT * scale_of([array])
-    found: list[Array] = []
-    for place in range(array.shape[-2]):
-        row = array[..., place, :]
-        if all(float(np.abs(row - one).max(initial=0.0)) > limit for one in found):
-            found.append(row)
-        if len(found) > MOST_KINDS:
+    distinct: list[Array] = []
+    for position in range(array.shape[-2]):
+        row = array[..., position, :]
+        if all(float(np.abs(row - one).max(initial=0.0)) > limit for one in distinct):
+            distinct.append(row)
+        if len(distinct) > MOST_KINDS:
             break
-    return len(found)
+    return len(distinct)

@@ -15,7 +15,7 @@ from jax import Array
 
 from attn_parity.sides.patching import replaced
 from jax_attn import functional, implementations
-from jax_attn.implementations import Call
+from jax_attn.implementations import KernelCall
 
 from ...planted.kernels import OWN_FORMULA, Kernel, Order, draw_order
 
@@ -30,7 +30,7 @@ class Library:
     def __init__(self, *, own_weights: bool):
         self.own_weights = own_weights
 
-    def unsupported(self, call: Call) -> str | None:
+    def unsupported(self, call: KernelCall) -> str | None:
         """Return why it can't serve a call; None if it can."""
         if call.softcap is not None or call.sinks is not None:
             return "it has no softcap and no sinks"
@@ -42,7 +42,7 @@ class Library:
             return "it has a scale of its own"
         return None
 
-    def attend(self, call: Call) -> Array:
+    def attend(self, call: KernelCall) -> Array:
         """Return the context ``(B, T, H, Dv)``."""
         query, key, value, allowed = call.query, call.key, call.value, call.allowed()
         sees = None
@@ -83,9 +83,9 @@ def running(module: nnx.Module, order: Order) -> nnx.Module:
         order: the kernels.
     """
     cls: Any = type(module)
-    for _, one in nnx.iter_modules(module):
-        if isinstance(one, nnx.MultiHeadAttention):
-            one.attention_fn = _attend
+    for _, submodule in nnx.iter_modules(module):
+        if isinstance(submodule, nnx.MultiHeadAttention):
+            submodule.attention_fn = _attend
 
     @functools.wraps(cls.__call__)
     def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
@@ -103,5 +103,5 @@ def _attend(query: Array, key: Array, value: Array, *, mask: Array | None = None
     return context
 
 
-def _choose(choose: Any, order: Order, call: Call, name: str | None = None) -> Any:
+def _choose(choose: Any, order: Order, call: KernelCall, name: str | None = None) -> Any:
     return order.choose(call) if name is None else choose(call, name)

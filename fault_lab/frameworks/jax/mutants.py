@@ -299,18 +299,18 @@ class Port(nnx.Module):
         positions: Array | None = None,
     ) -> Array:
         """Call the variant."""
-        given = {"attention_mask": attention_mask, "context": context, "positions": positions}
-        given = {name: one for name, one in given.items() if one is not None}
+        options = {"attention_mask": attention_mask, "context": context, "positions": positions}
+        options = {name: one for name, one in options.items() if one is not None}
         graphdef, parameters, rest = nnx.split(self.port, nnx.Param, ...)
         flat = nnx.to_flat_state(parameters)
-        held = {".".join(map(str, path)): variable.get_value() for path, variable in flat}
-        held |= read(self.reads, held, transposed=True)
-        read_from = [(path, variable.replace(held[".".join(map(str, path))])) for path, variable in flat]
-        output: Array = nnx.merge(graphdef, nnx.from_flat_state(read_from), rest)(x, **given)
+        weights = {".".join(map(str, path)): variable.get_value() for path, variable in flat}
+        weights |= read(self.reads, weights, transposed=True)
+        read_from = [(path, variable.replace(weights[".".join(map(str, path))])) for path, variable in flat]
+        output: Array = nnx.merge(graphdef, nnx.from_flat_state(read_from), rest)(x, **options)
         return output
 
 
-def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -> nnx.Module:
+def build(name: str, arguments: Mapping[str, object], order: Order | None = None) -> nnx.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
@@ -391,7 +391,7 @@ class _EncoderLayer(nnx.Module):
         return fed
 
 
-def _rounded(x: Array, dtype: Any) -> Array:
+def _rounded(x: Array, dtype: object) -> Array:
     return x.astype(dtype).astype(x.dtype)
 
 

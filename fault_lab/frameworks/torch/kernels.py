@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_parity.sides.patching import replaced
 from torch_attn import implementations
-from torch_attn.implementations import Call, sdpa
+from torch_attn.implementations import KernelCall, sdpa
 
 from ...planted.kernels import OWN_FORMULA, Kernel, Order, draw_order
 
@@ -33,11 +33,11 @@ class Backend:
         self.backend = backend
         self.on_cpu = on_cpu
 
-    def unsupported(self, call: Call) -> str | None:
+    def unsupported(self, call: KernelCall) -> str | None:
         """Return why it can't serve a call; None if it can."""
         return sdpa.unsupported(call) if self.on_cpu or not call.query.is_cpu else "it is for GPUs"
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: KernelCall) -> Tensor:
         """Return the context ``(B, T, H, Dv)``."""
         with self.switched_on():
             return sdpa.attend(call)
@@ -53,14 +53,14 @@ class Eager:
     """The plain formula as ports have it: scores below the mask are the smallest number of their precision."""
 
     @staticmethod
-    def unsupported(call: Call) -> str | None:
+    def unsupported(call: KernelCall) -> str | None:
         """Return why it can't serve a call; None if it can."""
         reason = "it has no softcap" if call.softcap is not None else None
         reason = "it has no sinks" if call.sinks is not None else reason
         return "it has no dropout and returns no weights" if call.dropout or call.return_weights else reason
 
     @staticmethod
-    def attend(call: Call) -> Tensor:
+    def attend(call: KernelCall) -> Tensor:
         """Return the context ``(B, T, H, Dv)``."""
         query, key, value = (one.transpose(1, 2) for one in (call.query, call.key, call.value))
         groups = query.shape[1] // key.shape[1]
@@ -122,5 +122,5 @@ def running(module: nn.Module, order: Order) -> nn.Module:
     return module
 
 
-def _choose(choose: Any, order: Order, call: Call, name: str | None = None) -> Any:
+def _choose(choose: Any, order: Order, call: KernelCall, name: str | None = None) -> Any:
     return order.choose(call) if name is None else choose(call, name)

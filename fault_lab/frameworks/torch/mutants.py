@@ -297,14 +297,14 @@ class Port(nn.Module):
         positions: Tensor | None = None,
     ) -> Tensor:
         """Call the variant."""
-        given = {"attention_mask": attention_mask, "context": context, "positions": positions}
-        given = {name: one for name, one in given.items() if one is not None}
+        options = {"attention_mask": attention_mask, "context": context, "positions": positions}
+        options = {name: one for name, one in options.items() if one is not None}
         weights = read(self.reads, dict(self.port.named_parameters()), transposed=False)
-        output: Tensor = torch.func.functional_call(self.port, weights, (x,), given)
+        output: Tensor = torch.func.functional_call(self.port, weights, (x,), options)
         return output
 
 
-def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -> nn.Module:
+def build(name: str, arguments: Mapping[str, object], order: Order | None = None) -> nn.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
@@ -362,11 +362,11 @@ class _RoundedGradient(torch.autograd.Function):
     """The identity, with a gradient that is rounded to bfloat16."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: object, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         return _rounded(gradient, torch.bfloat16) if gradient.dtype == torch.float32 else gradient
 
 

@@ -39,7 +39,7 @@ def values() -> dict[str, Any]:
     return here | others
 
 
-def row_of(name: str) -> joint.Row:
+def row_of(name: str) -> joint.SettingRow:
     """Return a setting as it is now."""
     (row,) = (row for row in precision.switches() if row.name == name)
     return row

@@ -8,7 +8,7 @@ import pytest
 
 from jax_attn import functional
 from jax_attn.implementations import cudnn
-from jax_attn.implementations.call import Call
+from jax_attn.implementations.call import KernelCall
 
 QUERY, KEY, VALUE = np.random.default_rng(0).normal(size=(3, 1, 4, 2, 8)).astype("float32")
 LINE = (
@@ -34,7 +34,7 @@ def attend(monkeypatch):
 
     fused.defvjp(forward, lambda pullback, cotangent: pullback(cotangent))
     monkeypatch.setattr("jax.nn.dot_product_attention", lambda query, key, value, **options: fused(query, key, value))
-    return lambda query: cudnn.attend(Call(query, KEY, VALUE, None, None, 0.5, None, None, 0.0, None, False))
+    return lambda query: cudnn.attend(KernelCall(query, KEY, VALUE, None, None, 0.5, None, None, 0.0, None, False))
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])

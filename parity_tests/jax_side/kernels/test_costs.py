@@ -35,7 +35,7 @@ def test_eager_calls_compile_once():
 
 def test_a_window_visits_its_blocks_only():
     shape = block_plan.Shape(1, 1, 1, 8192, 8192)
-    plan = block_plan.Plan(shape, masks.sliding_window(256), 1.0, None, 0.0, 1, 256, 256, unrolled=False)
+    plan = block_plan.BlockPlan(shape, masks.sliding_window(256), 1.0, None, 0.0, 1, 256, 256, unrolled=False)
     listed, begins, _, ends = plan.tables
     assert len(listed) < 3 * len(begins)
     assert max(end - begin for begin, end in zip(begins, ends, strict=True)) <= 3

@@ -8,7 +8,7 @@ import pytest
 
 from attn_bridge import masks
 from fault_lab.adapters import load_mutants
-from jax_attn.implementations import Call, reference
+from jax_attn.implementations import KernelCall, reference
 
 from .attention_calls import operands
 
@@ -19,7 +19,7 @@ KERNELS = load_mutants("flax", "kernels").KERNELS
 def test_a_query_that_sees_no_key_gets_zeros(name):
     query, key, value = (jnp.asarray(one, jnp.float32) for one in operands(queries=6, keys=6))
     mask = masks.causal().restrict(jnp.arange(6) >= jnp.array([[0], [2]]))
-    call = Call(query, key, value, mask, None, query.shape[-1] ** -0.5, None, None, 0.0, None, False)
+    call = KernelCall(query, key, value, mask, None, query.shape[-1] ** -0.5, None, None, 0.0, None, False)
     assert KERNELS[name].unsupported(call) is None
     found = np.asarray(KERNELS[name].attend(call))
     assert not found[1, :2].any()

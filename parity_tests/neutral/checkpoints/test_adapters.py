@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints.adapters import Adapter, Merged
+from attn_bridge.checkpoints.adapters import LoraAdapter, Merged
 from attn_bridge.checkpoints.containers import open_reader
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
@@ -171,7 +171,7 @@ def test_pieces_and_workers_merge_to_the_same_bytes(tmp_path, is_dora):
     checkpoints.convert(source, tmp_path / "whole", to_layout="same", adapter=adapter)
     whole = checkpoints.read(tmp_path / "whole")
     with open_reader(source) as base:
-        found = Merged(base, Adapter.open(adapter), {}, "", False)
+        found = Merged(base, LoraAdapter.open(adapter), {}, "", False)
         for name in (f"{DOWN}.weight", f"{FUSED}.weight"):
             data = whole[name].tobytes()
             for start, stop in ((0, 1), (3, 9), (7, 60), (10, 61), (59, 120), (120, 120)):

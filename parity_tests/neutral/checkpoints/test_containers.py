@@ -68,7 +68,8 @@ def test_formats_that_nobody_asks_for_are_not_loaded(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
     assert (
-        done.stdout == "['base', 'files', 'links', 'npz', 'paths', 'remote', 'sources', 'targets', 'writing', 'zips']\n"
+        done.stdout
+        == "['base', 'files', 'links', 'mistaken', 'npz', 'paths', 'remote', 'sources', 'targets', 'writing', 'zips']\n"
     )
 
 

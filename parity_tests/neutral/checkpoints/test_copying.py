@@ -10,7 +10,7 @@ from attn_bridge.checkpoints import copying
 from attn_bridge.checkpoints.containers.base import TensorInfo
 from attn_bridge.checkpoints.copying import apply, move_of, pieces, source_runs
 from attn_bridge.checkpoints.elements import Elements
-from attn_bridge.checkpoints.planning import Target
+from attn_bridge.checkpoints.planning import TargetTensor
 from attn_bridge.checkpoints.readers import ArraysReader
 
 DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64, np.complex128]
@@ -77,7 +77,7 @@ def test_elements_that_lie_apart_are_gathered(most):
     array = drawn((40, 90), np.uint32)
     part = array[:, 10:40]
     move = move_of("x", 10, 0, [(40, 90, 1), (30, 1, 40)])
-    target = Target(TensorInfo("y", "uint32", (30, 40)), "uint32", (move,), "")
+    target = TargetTensor(TensorInfo("y", "uint32", (30, 40)), "uint32", (move,), "")
     elements = Elements(ArraysReader({"x": array}), None, most)
     assert elements.read(target)[0].tobytes() == part.T.tobytes()
     assert elements.read(target, 17, 333)[0].tobytes() == part.T.reshape(-1)[17:333].tobytes()
@@ -87,7 +87,9 @@ def test_memory_is_used_again_only_once_it_was_given_back():
     one, two = (drawn((64, 64), np.uint16, seed) for seed in (1, 2))
     elements = Elements(ArraysReader({"a": one, "b": two}), None, 1 << 20)
     targets = [
-        Target(TensorInfo(name, "uint16", (64, 64)), "uint16", (move_of(name, 0, 0, [(64, 64, 1), (64, 1, 64)]),), "")
+        TargetTensor(
+            TensorInfo(name, "uint16", (64, 64)), "uint16", (move_of(name, 0, 0, [(64, 64, 1), (64, 1, 64)]),), ""
+        )
         for name in "ab"
     ]
     first, second = (elements.read(target)[0] for target in targets)
@@ -104,15 +106,15 @@ def test_memory_is_used_again_only_once_it_was_given_back():
 def test_memory_lies_in_its_page_as_its_bytes_will_in_the_file(kind):
     array = drawn((70, 64), kind)
     move = move_of("x", 0, 0, [(64, 1, 70), (70, 64, 1)])
-    target = Target(TensorInfo("y", array.dtype.name, (64, 70)), array.dtype.name, (move,), "")
+    target = TargetTensor(TensorInfo("y", array.dtype.name, (64, 70)), array.dtype.name, (move,), "")
     elements = Elements(ArraysReader({"x": array}), None, 1 << 20)
     for place in (0, 8, 4096, 12345 * 8, 1 << 40, 40960 - 8, 8 * 511):
-        found, _ = elements.read(target, place=place)
+        found, _ = elements.read(target, file_offset=place)
         assert found.tobytes() == array.T.tobytes()
         assert (found.ctypes.data - place) % 4096 == 0
         assert found.flags.aligned
         elements.release(found)
-    odd = elements.read(target, place=3)[0]
+    odd = elements.read(target, file_offset=3)[0]
     assert odd.flags.aligned
     assert odd.tobytes() == array.T.tobytes()
 
@@ -123,8 +125,8 @@ def test_memory_that_is_used_again_has_room_at_any_place():
     for name, array in arrays.items():  # the memory of the first has as many bytes as the second needs
         rows = len(array)
         move = move_of(name, 0, 0, [(64, 1, rows), (rows, 64, 1)])
-        target = Target(TensorInfo(name, "uint8", (64, rows)), "uint8", (move,), "")
-        found, _ = elements.read(target, place=4096 - 64 + 2048)
+        target = TargetTensor(TensorInfo(name, "uint8", (64, rows)), "uint8", (move,), "")
+        found, _ = elements.read(target, file_offset=4096 - 64 + 2048)
         assert found.tobytes() == array.T.tobytes()
         elements.release(found)
 
@@ -132,7 +134,7 @@ def test_memory_that_is_used_again_has_room_at_any_place():
 def test_a_cast_says_how_many_elements_it_changed():
     array = np.float32([1.0, 1.0 + 2**-20, np.nan, np.inf, -0.0, 1e-45])
     move = move_of("x", 0, 0, [(6, 1, 1)])
-    target = Target(TensorInfo("y", "bfloat16", (6,)), "float32", (move,), "")
+    target = TargetTensor(TensorInfo("y", "bfloat16", (6,)), "float32", (move,), "")
     found, changed = Elements(ArraysReader({"x": array}), None, 0).read(target)
     assert found.dtype == ml_dtypes.bfloat16
     assert changed == 2

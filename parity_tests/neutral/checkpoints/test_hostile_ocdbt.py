@@ -80,7 +80,7 @@ def test_values_that_are_the_same_bytes_many_times_are_refused(database):
         said = {**array, "shape": [1 << 11, 4]}
         raw = json.dumps(said).encode()
         (database / "d" / "more").write_bytes(raw)
-        places[b"a.weight/.zarray"] = ocdbt.Place("d/more", 0, len(raw))
+        places[b"a.weight/.zarray"] = ocdbt.ValueLocation("d/more", 0, len(raw))
 
     where, _ = ocdbt.decode(database, database)
     one = where[b"a.weight/.zarray"]

@@ -11,7 +11,7 @@ import pytest
 from attn_bridge.checkpoints.containers.base import Array, TensorInfo
 from attn_bridge.checkpoints.copying import Move, move_of
 from attn_bridge.checkpoints.elements import Elements, Parts
-from attn_bridge.checkpoints.planning import Target, part_of
+from attn_bridge.checkpoints.planning import TargetTensor, part_of
 from attn_bridge.checkpoints.readers import ArraysReader, SharedReader
 from attn_bridge.weights import Region, slices
 
@@ -43,8 +43,8 @@ def placed(source: str, at: tuple[int, ...], sizes: tuple[int, ...], order: tupl
     return move_of(source, 0, sum(first * step for first, step in zip(at, there, strict=True)), axes)
 
 
-def target_of(shape: tuple[int, ...], *moves: Move) -> Target:
-    return Target(TensorInfo("y", "float32", shape), "float32", moves, "")
+def target_of(shape: tuple[int, ...], *moves: Move) -> TargetTensor:
+    return TargetTensor(TensorInfo("y", "float32", shape), "float32", moves, "")
 
 
 A, B = drawn(6, 4, 10), drawn(4, 10, 6) + 1000

@@ -14,7 +14,7 @@ import fsspec
 from attn_bridge.checkpoints import manifest
 from attn_bridge.checkpoints.containers import UNFINISHED
 from attn_bridge.checkpoints.containers.remote import staged, stores, to_path
-from attn_bridge.checkpoints.workers.jobs import Entry, Piece
+from attn_bridge.checkpoints.workers.jobs import JournalEntry, Piece
 from attn_bridge.checkpoints.workers.places.stored import StoredPlace
 
 
@@ -55,7 +55,7 @@ def test_a_settled_place_has_its_bytes_and_journal_in_the_store(folder):
     place, other = StoredPlace(folder), StoredPlace(folder)
     place.entries("plan")
     place._staged.write("payload/x", 0, memoryview(b"seven b"))
-    entry = Entry(Piece("t", 0, 7), "digest", 0, "run")
+    entry = JournalEntry(Piece("t", 0, 7), "digest", 0, "run")
     place.record([entry])
     assert other.entries("plan") == {}
     place.settle()

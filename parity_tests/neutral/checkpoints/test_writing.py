@@ -15,7 +15,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import writing
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Flusher, Target, Threads
+from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Flusher, TargetFile, Threads
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 SIZE = 3 * BLOCK + 12345
@@ -61,14 +61,14 @@ def assert_lands(target, shift=0):
 
 @pytest.mark.parametrize("shift", [0, 1, 8], ids=["in its page", "a byte off", "a word off"])
 def test_every_range_lands_where_it_belongs(tmp_path, shift):
-    assert_lands(Target(tmp_path / "x", SIZE), shift)
+    assert_lands(TargetFile(tmp_path / "x", SIZE), shift)
 
 
 def test_what_is_large_goes_past_the_page_cache(tmp_path, passes_cache, monkeypatch):
     cached = []
-    write = Target._write_cached
-    monkeypatch.setattr(Target, "_write_cached", lambda *call: (cached.append(len(call[2])), write(*call)))
-    target = Target(tmp_path / "x", SIZE)
+    write = TargetFile._write_cached
+    monkeypatch.setattr(TargetFile, "_write_cached", lambda *call: (cached.append(len(call[2])), write(*call)))
+    target = TargetFile(tmp_path / "x", SIZE)
     target.write(100, some_bytes(2 * BLOCK))
     assert max(cached) < PAGE
     target.write(100, some_bytes(LARGE - 1))
@@ -92,14 +92,14 @@ def test_a_system_that_takes_no_more_this_way_is_written_to_through_the_cache(
             pwrite(number, data[: answer // PAGE * PAGE], start)
         return answer
 
-    target = Target(tmp_path / "x", SIZE)
+    target = TargetFile(tmp_path / "x", SIZE)
     monkeypatch.setattr(writing, "_WRITERS", Threads(1, "write"))
     monkeypatch.setattr(os, "pwrite", reluctant)
     assert_lands(target)
 
 
 def test_a_full_disk_is_one_line(tmp_path, passes_cache, monkeypatch):
-    target = Target(tmp_path / "x", SIZE)
+    target = TargetFile(tmp_path / "x", SIZE)
 
     def full(number, data, start):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -110,7 +110,7 @@ def test_a_full_disk_is_one_line(tmp_path, passes_cache, monkeypatch):
 
 
 def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, monkeypatch):
-    target = Target(tmp_path / "x", SIZE)
+    target = TargetFile(tmp_path / "x", SIZE)
     wait, waits, ended = writing.concurrent.futures.wait, [], []
 
     def interrupted(jobs):
@@ -130,12 +130,12 @@ def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, m
 def test_a_forked_process_writes_too(tmp_path):
     code = f"""
 import os, signal
-from attn_bridge.checkpoints.containers.writing import BLOCK, Target
+from attn_bridge.checkpoints.containers.writing import BLOCK, TargetFile
 from pathlib import Path
-Target(Path({str(tmp_path)!r}) / "parent", 3 * BLOCK).write(0, bytes(3 * BLOCK))
+TargetFile(Path({str(tmp_path)!r}) / "parent", 3 * BLOCK).write(0, bytes(3 * BLOCK))
 if not (child := os.fork()):
     signal.alarm(20)
-    Target(Path({str(tmp_path)!r}) / "child", 3 * BLOCK).write(0, b"x" * (3 * BLOCK))
+    TargetFile(Path({str(tmp_path)!r}) / "child", 3 * BLOCK).write(0, b"x" * (3 * BLOCK))
     os._exit(0)
 raise SystemExit(os.waitpid(child, 0)[1])
 """

@@ -385,7 +385,7 @@ def test_a_dump_that_breaks_off_leaves_nothing_behind(tmp_path, monkeypatch):
     def broken(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dumps.Writer, "finish", broken)
+    monkeypatch.setattr(dumps.DumpWriter, "finish", broken)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "torch", Net("torch"), monkeypatch)
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from attn_parity.pair import work_of
 from attn_parity.samples import calls, sampling
 from attn_parity.samples.sampling import FIRST, LARGE, QUICK, Effort, Planned, Sample
 from attn_parity.sides.modes import called_with, contradicted, given_modes, mode_arguments
-from attn_parity.sides.subject import Arguments, ModuleFailedError, Parameter
+from attn_parity.sides.subject import Arguments, ModuleFailedError, SideWeight
 
 JUDGE = Path(attn_parity.__file__).parent
 TRUNK = ("compare", "hints", "localisation", "matching", "pairing", "results", "samples", "sides", "verdict")
@@ -185,8 +185,8 @@ def test_hard_inputs_differ_in_size_by_two_orders_of_magnitude():
 
 def test_drawn_weights_follow_from_names_and_seeds():
     names = {"a.bias": (64,), "a.scale": (64,), "b.bias": (64,)}
-    parameters = {name: Parameter(shape, "float32", "LayerNorm", "a") for name, shape in names.items()}
-    parameters["n"] = Parameter((3,), "int64", "Net", "")
+    parameters = {name: SideWeight(shape, "float32", "LayerNorm", "a") for name, shape in names.items()}
+    parameters["n"] = SideWeight((3,), "int64", "Net", "")
     held = {name: np.zeros(one.shape, one.dtype) for name, one in parameters.items()}
     one, again = (sampling.draw_weights(parameters, held, (0, 1)) for _ in range(2))
     other = sampling.draw_weights(parameters, held, (1, 1))
@@ -200,7 +200,7 @@ def test_drawn_weights_follow_from_names_and_seeds():
 
 def test_state_without_negative_numbers_is_drawn_without_any():
     names = {"var": np.ones(64), "count": np.asarray(3.0), "mean": np.zeros(64), "offset": np.asarray([-1.0, 2.0] * 32)}
-    parameters = {name: Parameter(one.shape, "float64", "Net", "", role="state") for name, one in names.items()}
+    parameters = {name: SideWeight(one.shape, "float64", "Net", "", role="state") for name, one in names.items()}
     drawn = sampling.draw_weights(parameters, names, (0, 1))
     assert all(isinstance(one, np.ndarray) and one.shape == names[name].shape for name, one in drawn.items())
     assert [name for name, one in drawn.items() if (one < 0).any()] == ["mean", "offset"]
@@ -343,6 +343,6 @@ def test_given_modes_keep_their_position():
 )
 def test_drawn_matrices_have_the_scale_of_their_layer(name, owner, shape, inner):
     drawn = sampling.draw_weights(
-        {name: Parameter(shape, "float32", owner, "a")}, {name: np.zeros(shape, "f4")}, (0, 1)
+        {name: SideWeight(shape, "float32", owner, "a")}, {name: np.zeros(shape, "f4")}, (0, 1)
     )
     assert np.sqrt(inner) * drawn[name].std() == pytest.approx(1.0, rel=0.03)

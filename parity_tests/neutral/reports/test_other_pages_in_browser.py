@@ -66,8 +66,7 @@ def test_a_page_reloads_new_content_unless_paused(page, paths, monkeypatch):
     wait_until(page, f"{LIVE} && ({LIVE}.checked && {LIVE}.click(), !{LIVE}.checked)")
     training.as_html(training_report(3), paths["live"], running=True)
     page.open(paths["live"], *SCREENS["desk"])  # the reader reloads it: it stays paused
-    assert page.evaluate(STEPS) == 3
-    assert page.evaluate(f"{LIVE}.checked") is False
+    wait_until(page, f"{STEPS} === 3 && !{LIVE}.checked")
     training.as_html(training_report(3), paths["live"])
     page.evaluate(f"{LIVE}.click()")
     wait_until(page, f"document.readyState === 'complete' && {LIVE} === null")

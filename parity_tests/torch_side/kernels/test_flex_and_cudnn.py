@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
 from attn_bridge import masks
 from torch_attn import functional
-from torch_attn.implementations import Call, flex, sdpa
+from torch_attn.implementations import KernelCall, flex, sdpa
 
 from .attention_calls import all_options, draw, operands
 
@@ -46,7 +46,7 @@ def test_flex_attention_matches_the_reference(options, mask, key_heads):
 )
 def test_flex_attention_declares_its_limits(changes, options, reason):
     inputs = [one.float() for one in operands(**{"width": 16, "value_width": 16, **changes})]
-    call: Call = functional._checked(*inputs, **all_options(options))
+    call: KernelCall = functional._checked(*inputs, **all_options(options))
     assert flex.unsupported_anywhere(call) == reason
     wide = functional._checked(*(one.double() for one in inputs), **all_options({}))
     if reason is None:

@@ -73,6 +73,9 @@ def number():
 def linen_module():
     return linen.Dense(3)
 
+def function_and_weights():
+    return torch.relu, {}
+
 class Two(torch.nn.Module):
     def forward(self, x):
         return x, x

@@ -55,6 +55,11 @@ WRONG = {
         "def make(): return needs(size=...), and give bad.py:make\n",
     ),
     "a number": (["bad.py:number", PAIR[1], *SHAPE], "bad.py:number must give a torch.nn.Module, an nnx.Module, "),
+    "a function and weights": (
+        ["bad.py:function_and_weights", PAIR[1], *SHAPE],
+        "bad.py:function_and_weights gives a tuple that begins with a function; "
+        "give attn_bridge.parity.function(f, weights), which is called as f(weights, *inputs)\n",
+    ),
     "no factory": (["bad.py:constant", "theirs.py:make", *SHAPE], "bad.py:constant is of type int, not a factory\n"),
     "Linen": ([PAIR[0], "bad.py:linen_module", *SHAPE], "bad.py:linen_module gives the Linen module Dense alone; "),
     "no inputs": (

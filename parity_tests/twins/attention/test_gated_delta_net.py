@@ -419,7 +419,7 @@ def test_both_twins_start_alike_from_the_numbers_of_jax():
 
 
 def run_example(capsys) -> tuple[int, list[str]]:
-    main = runpy.run_path(str(Path(families.__file__).parents[2] / "examples" / "recurrent_attention.py"))["main"]
+    main = runpy.run_path(str(Path(families.__file__).parents[3] / "examples" / "recurrent_attention.py"))["main"]
     with pytest.raises(SystemExit) as end:
         main()
     return int(end.value.code), capsys.readouterr().out.splitlines()

@@ -17,13 +17,13 @@ from torch.func import functional_call
 
 from attn_bridge import Rule, WeightsMismatchError
 from attn_parity.pairing import partial, propose
-from attn_parity.sides.subject import Parameter
+from attn_parity.sides.subject import SideWeight
 
 tnn = torch.nn
 
 
 @dataclasses.dataclass(frozen=True)
-class Stated(Parameter):
+class Stated(SideWeight):
     """A parameter that says its framework."""
 
     framework: str = ""

@@ -85,8 +85,8 @@ def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str,
         CheckpointError: it is damaged, names anything but its own classes, or its chunks do not fill its tensors.
     """
     whole = Machine(data, path, INERT).run()
-    found = _state(path, whole, f"{HOME}Metadata", ("state_dict_metadata", "storage_data"))
-    entries, stored = found["state_dict_metadata"], found["storage_data"]
+    attributes = _state(path, whole, f"{HOME}Metadata", ("state_dict_metadata", "storage_data"))
+    entries, stored = attributes["state_dict_metadata"], attributes["storage_data"]
     if not isinstance(entries, dict) or not isinstance(stored, dict):
         raise bad(path, "has no state_dict_metadata and storage_data")
     if len(stored) > MAX_CHUNKS:
@@ -108,22 +108,22 @@ def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str,
     return tensors, others
 
 
-def _state(path: Path, found: Any, kind: str, names: Sequence[str]) -> dict[str, Any]:
+def _state(path: Path, record: Any, kind: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the attributes of an object of a class."""
-    is_one = isinstance(found, Record) and found.name == kind and not found.arguments
-    if not is_one or not isinstance(found.state, dict):
-        raise bad(path, f"has {printable(_named(found))} where {kind.rpartition('.')[2]} should be")
-    if missing := [name for name in names if name not in found.state]:
+    is_one = isinstance(record, Record) and record.name == kind and not record.arguments
+    if not is_one or not isinstance(record.state, dict):
+        raise bad(path, f"has {printable(_named(record))} where {kind.rpartition('.')[2]} should be")
+    if missing := [name for name in names if name not in record.state]:
         raise bad(path, f"has a {kind.rpartition('.')[2]} without {missing[0]}")
-    state: dict[str, Any] = found.state
+    state: dict[str, Any] = record.state
     return state
 
 
-def _named(found: Any) -> str:
-    return f"a {found.name.rpartition('.')[2]}" if isinstance(found, Record | Global) else f"a {type(found).__name__}"
+def _named(value: Any) -> str:
+    return f"a {value.name.rpartition('.')[2]}" if isinstance(value, Record | Global) else f"a {type(value).__name__}"
 
 
-def _natural(path: Path, shown: str, value: Any) -> int:
+def _natural(path: Path, shown: str, value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise bad(path, f"{shown} {printable(repr(value), 60)} is no natural number")
     return value
@@ -131,30 +131,30 @@ def _natural(path: Path, shown: str, value: Any) -> int:
 
 def _items(path: Path, stored: dict[Any, Any]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
     """Return name -> offset of a chunk (None for a value that is not a tensor) -> its location in a file."""
-    found: dict[str, dict[tuple[int, ...] | None, Item]] = {}
+    items: dict[str, dict[tuple[int, ...] | None, Item]] = {}
     for index, info in stored.items():
         key = _state(path, index, f"{HOME}MetadataIndex", ("fqn",))
         name, offset = check_name(path, key["fqn"]), key.get("offset")
         if offset is not None:
             offset = check_shape(path, name, offset)
-        place = _state(path, info, STORAGE_INFO, ("relative_path", "offset", "length"))
-        if place.get("transform_descriptors"):
-            how = printable(repr(place["transform_descriptors"]), 60)
+        storage_info = _state(path, info, STORAGE_INFO, ("relative_path", "offset", "length"))
+        if storage_info.get("transform_descriptors"):
+            how = printable(repr(storage_info["transform_descriptors"]), 60)
             raise bad(path, f"{printable(name)} was stored by the extension {how}; save it without extensions")
-        file = check_name(path, place["relative_path"])
-        start = _natural(path, f"the offset of {printable(name)}", place["offset"])
-        size = _natural(path, f"the length of {printable(name)}", place["length"])
-        places = found.setdefault(name, {})
+        file = check_name(path, storage_info["relative_path"])
+        start = _natural(path, f"the offset of {printable(name)}", storage_info["offset"])
+        size = _natural(path, f"the length of {printable(name)}", storage_info["length"])
+        places = items.setdefault(name, {})
         if offset in places:
             raise bad(path, f"the chunk {printable(offset)} of {printable(name)} is stored twice")
         places[offset] = Item(file, start, size)
-    return found
+    return items
 
 
-def _tensor(path: Path, name: str, entry: Any, places: dict[tuple[int, ...] | None, Item]) -> Chunks:
+def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Item]) -> Chunks:
     shown = printable(name)
-    said = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
-    properties = said["properties"]
+    attributes = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
+    properties = attributes["properties"]
     kinds = (f"{HOME}TensorProperties", f"{OLD_HOME}TensorProperties")
     state = properties.state if isinstance(properties, Record) and properties.name in kinds else None
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], Global):
@@ -163,11 +163,11 @@ def _tensor(path: Path, name: str, entry: Any, places: dict[tuple[int, ...] | No
     layout = state[1]
     if not isinstance(layout, Record) or layout.arguments != ("torch.strided",):
         raise bad(path, f"{shown} is a sparse tensor, or of another layout than torch.strided")
-    shape = check_shape(path, name, said["size"])
-    if not isinstance(said["chunks"], list):
+    shape = check_shape(path, name, attributes["size"])
+    if not isinstance(attributes["chunks"], list):
         raise bad(path, f"{shown} has no list of chunks")
     starts, stops, items = [], [], []
-    for chunk in said["chunks"]:
+    for chunk in attributes["chunks"]:
         box = _state(path, chunk, f"{HOME}ChunkStorageMetadata", ("offsets", "sizes"))
         offsets, sizes = (check_shape(path, name, box[one]) for one in ("offsets", "sizes"))
         if len(offsets) != len(shape) or len(sizes) != len(shape):
@@ -221,6 +221,6 @@ def _check_filled(path: Path, made: Chunks) -> None:
             else:
                 del signs[corner]
     if signs:
-        held = int((made.stops - made.starts).prod(axis=1, dtype=object).sum())
-        how = f"hold {held} elements of {math.prod(shape)}" if held != math.prod(shape) else "overlap and leave holes"
+        total = int((made.stops - made.starts).prod(axis=1, dtype=object).sum())
+        how = f"hold {total} elements of {math.prod(shape)}" if total != math.prod(shape) else "overlap and leave holes"
         raise bad(path, f"the chunks of {shown} do not fill it: they {how}")

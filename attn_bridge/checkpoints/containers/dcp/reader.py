@@ -16,7 +16,7 @@ from ....printable import printable
 from ..base import DCP_METADATA as METADATA
 from ..base import GAP, MAX_HEADER, SPARSE, Array, CheckpointError, Reader, rows_as_region
 from ..files import bad, boxes, c_strides, check_range, extent, listed
-from ..pickles import Machine, Plain, Strided
+from ..pickles import Machine, PlainValues, Strided
 from ..sources import inside, open_file
 from ..torch_file import Stored, open_archive
 from ..zips import Window
@@ -94,9 +94,9 @@ class DcpReader(Reader):
         """Open all files, and check that the entries fit in them and do not overlap."""
         own = self.path / METADATA
         ranges: dict[str, list[tuple[int, int, str, int]]] = {}
-        for name, one in self._chunks.items():
-            sizes = (one.stops - one.starts).prod(axis=1, dtype=np.int64) * one.info.itemsize
-            for item, size in zip(one.items, sizes.tolist(), strict=True):
+        for name, chunks in self._chunks.items():
+            sizes = (chunks.stops - chunks.starts).prod(axis=1, dtype=np.int64) * chunks.info.itemsize
+            for item, size in zip(chunks.items, sizes.tolist(), strict=True):
                 ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, size))
         for name, item in others.items():
             ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, 0))
@@ -122,9 +122,9 @@ class DcpReader(Reader):
         if item.size > MAX_HEADER:
             raise _NotPlainError(f"it has {item.size} bytes")
         pickle, _, _ = open_archive(window)
-        found = Machine(pickle, window.path, HARMLESS).run()
+        value = Machine(pickle, window.path, HARMLESS).run()
         try:
-            return Plain(window.path, len(pickle)).value(found, "it")
+            return PlainValues(window.path, len(pickle)).value(value, "it")
         except CheckpointError as error:
             raise _NotPlainError(str(error).removeprefix(f"{printable(window.path, 400)}: ")) from None
 
@@ -157,11 +157,11 @@ class DcpReader(Reader):
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix; if its rows are rows of the tensor, only the needed part of each chunk is read."""
-        found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
-        if found is None:
+        location = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
+        if location is None:
             super().read_rows(name, start, step, into)
             return
-        region, axis, (rows, _) = found
+        region, axis, (rows, _) = location
         done, column = 0, start % step
         for box in boxes(self.tensors[name].shape[axis:], column, column + into.shape[1]):
             inner = [(part.start, part.stop) for part in box]
@@ -191,25 +191,25 @@ class DcpReader(Reader):
                 (max(first, start), min(last, stop))
                 for (first, last), start, stop in zip(box, begin, whole.stops[number].tolist(), strict=True)
             ]
-            here = tuple(slice(low - first, high - first) for (low, high), (first, _) in zip(part, box, strict=True))
+            window = tuple(slice(low - first, high - first) for (low, high), (first, _) in zip(part, box, strict=True))
             sizes = (whole.stops[number] - whole.starts[number]).tolist()
-            there = [(low - start, high - start) for (low, high), start in zip(part, begin, strict=True)]
-            _read_box(self._stored(whole, number), sizes, there, into[here])
+            chunk_box = [(low - start, high - start) for (low, high), start in zip(part, begin, strict=True)]
+            _read_box(self._stored(whole, number), sizes, chunk_box, into[window])
 
     def _stored(self, whole: Chunks, number: int) -> Stored:
         """Return a chunk after reading its own header and comparing it with the metadata."""
         key = whole.info.name, number
         with self._lock:
-            found = self._opened.get(key)
-            if found is None:
-                found = self._opened[key] = self._open(whole, number)
+            chunk = self._opened.get(key)
+            if chunk is None:
+                chunk = self._opened[key] = self._open(whole, number)
                 if len(self._opened) > MAX_OPENED:
                     self._opened.popitem(last=False)
             self._opened.move_to_end(key)
-            if self._last is not None and self._last is not found:
+            if self._last is not None and self._last is not chunk:
                 self._last.release()
-            self._last = found
-        return found
+            self._last = chunk
+        return chunk
 
     def _open(self, whole: Chunks, number: int) -> Stored:
         item, info = whole.items[number], whole.info
@@ -219,15 +219,15 @@ class DcpReader(Reader):
         file.prefetch((item.start + max(0, start), count) for start, count in ends)
         window = Window(file, item.start, item.size, shown)
         pickle, members, prefix = open_archive(window)
-        one = Machine(pickle, window.path).run()
-        if not isinstance(one, Strided):
+        strided = Machine(pickle, window.path).run()
+        if not isinstance(strided, Strided):
             raise bad(window.path, "is stored as something that is no tensor")
-        found = Stored(window.path, info.name, one, members, prefix)
+        chunk = Stored(window.path, info.name, strided, members, prefix)
         sizes = tuple((whole.stops[number] - whole.starts[number]).tolist())
-        if (found.info.dtype, found.info.shape) != (info.dtype, sizes):
-            has = f"{found.info.dtype} {printable(list(found.info.shape))}"
+        if (chunk.info.dtype, chunk.info.shape) != (info.dtype, sizes):
+            has = f"{chunk.info.dtype} {printable(list(chunk.info.shape))}"
             raise bad(window.path, f"its chunk is {has}; {METADATA} says {info.dtype} {list(sizes)}")
-        return found
+        return chunk
 
     def close(self) -> None:
         """Close all files."""
@@ -260,9 +260,9 @@ def _read_box(stored: Stored, shape: Sequence[int], box: Box, into: Array) -> No
         return
     assert rows is not None
     for number in range(into.shape[rows]):
-        here = (slice(None),) * rows + (slice(number, number + 1),)
+        window = (slice(None),) * rows + (slice(number, number + 1),)
         start = box[rows][0] + number
-        _read_box(stored, shape, [*box[:rows], (start, start + 1), *box[rows + 1 :]], into[here])
+        _read_box(stored, shape, [*box[:rows], (start, start + 1), *box[rows + 1 :]], into[window])
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:

@@ -17,7 +17,7 @@ from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..pickles import TORCH_DTYPES, Pickler
 from ..remote.targets import open_target
-from ..writing import Target, as_bytes, chunk_shape, sync_folder
+from ..writing import TargetFile, as_bytes, chunk_shape, sync_folder
 from ..zips import Archive, Outline
 from .metadata import HOME, STORAGE_INFO
 
@@ -36,7 +36,7 @@ MAX_OPEN = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class TensorChunk:
     """A chunk of a tensor, whose bytes are contiguous in the tensor, and its location.
 
     Attributes:
@@ -66,7 +66,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Value:
+class StoredValue:
     """A value besides the tensors, stored as an archive of ``torch.save``, and its location."""
 
     name: str
@@ -106,15 +106,17 @@ class DcpWriter(Writer):
         self._sizes: list[int] = [0]
         self._values = [self._value(check_name(path, name), value) for name, value in sorted(self.metadata.items())]
         self._pieces = {info.name: self._cut(info) for info in tensors}
-        said = self._pickle()
-        if len(said) > MAX_HEADER:
-            raise bad(path, f"its {DCP_METADATA} would have {len(said)} bytes; more than {MAX_HEADER} are not read")
-        self._open: collections.OrderedDict[int, Target] = collections.OrderedDict()
+        metadata_pickle = self._pickle()
+        if len(metadata_pickle) > MAX_HEADER:
+            raise bad(
+                path, f"its {DCP_METADATA} would have {len(metadata_pickle)} bytes; more than {MAX_HEADER} are not read"
+            )
+        self._open: collections.OrderedDict[int, TargetFile] = collections.OrderedDict()
         self._before = self._between() if is_share else {}
         if not is_share:
-            self._begin(said)
+            self._begin(metadata_pickle)
 
-    def _begin(self, said: bytes) -> None:
+    def _begin(self, metadata_pickle: bytes) -> None:
         """Write everything except the elements of tensors: values, empty tensors and the metadata file."""
         for number in range(len(self._sizes)):
             self._target(number)
@@ -124,26 +126,26 @@ class DcpWriter(Writer):
             if not pieces[0].count:
                 self._target(pieces[0].file).fill(pieces[0].start, pieces[0].head + pieces[0].tail)
         target = open_target(self.path / DCP_METADATA)
-        target.write(0, said)
+        target.write(0, metadata_pickle)
         target.sync()
         target.close()
 
     def _between(self) -> dict[tuple[int, int], bytes]:
         """Return (file, start of a chunk) -> the bytes in front of the chunk, back to the previous chunk."""
-        found: dict[tuple[int, int], bytes] = {}
-        waiting, end, here = bytearray(), 0, 0
-        chunks: list[Value | Piece] = [piece for pieces in self._pieces.values() for piece in pieces]
-        for one in [*self._values, *chunks]:
-            if one.file != here:
-                waiting, end, here = bytearray(), 0, one.file
-            waiting += bytes(one.start - end)
-            end = one.start + one.size
-            if isinstance(one, Piece) and one.count:
-                found[here, one.start] = bytes(waiting)
+        prefixes: dict[tuple[int, int], bytes] = {}
+        waiting, end, file = bytearray(), 0, 0
+        chunks: list[StoredValue | TensorChunk] = [piece for pieces in self._pieces.values() for piece in pieces]
+        for entry in [*self._values, *chunks]:
+            if entry.file != file:
+                waiting, end, file = bytearray(), 0, entry.file
+            waiting += bytes(entry.start - end)
+            end = entry.start + entry.size
+            if isinstance(entry, TensorChunk) and entry.count:
+                prefixes[file, entry.start] = bytes(waiting)
                 waiting.clear()
             else:
-                waiting += one.archive if isinstance(one, Value) else one.head + one.tail
-        return found
+                waiting += entry.archive if isinstance(entry, StoredValue) else entry.head + entry.tail
+        return prefixes
 
     def _room(self, size: int) -> tuple[int, int]:
         """Reserve `size` bytes; return the number of the file and the offset in it."""
@@ -154,16 +156,16 @@ class DcpWriter(Writer):
         self._sizes[-1] = start + size
         return len(self._sizes) - 1, start
 
-    def _value(self, name: str, value: Any) -> Value:
+    def _value(self, name: str, value: object) -> StoredValue:
         pickler = Pickler()
         try:
             pickler.value(value)
         except (TypeError, RecursionError) as error:
             raise bad(self.path, f"{printable(name)} can't be written: {printable(error)}") from None
         archive = _shell(pickler.finish(), None)[0]
-        return Value(name, *self._room(len(archive)), archive)
+        return StoredValue(name, *self._room(len(archive)), archive)
 
-    def _cut(self, info: TensorInfo) -> list[Piece]:
+    def _cut(self, info: TensorInfo) -> list[TensorChunk]:
         """Return the chunks of a tensor in the order of their bytes, with their locations."""
         chunk = chunk_shape(info.shape, info.itemsize, CHUNK)
         starts = [range(0, max(size, 1), step) for size, step in zip(info.shape, chunk, strict=True)]
@@ -173,7 +175,7 @@ class DcpWriter(Writer):
             count = math.prod(sizes) * info.itemsize
             head, tail = _tensor_shell(info.dtype, sizes)
             file, start = self._room(len(head) + count + len(tail))
-            pieces.append(Piece(offsets, sizes, first, count, file, start, head, tail))
+            pieces.append(TensorChunk(offsets, sizes, first, count, file, start, head, tail))
             first += count
         return pieces
 
@@ -181,7 +183,7 @@ class DcpWriter(Writer):
         """Return the pickled ``.metadata``, in the form that torch writes."""
         pickler = Pickler()
 
-        def new(name: str, attributes: Mapping[str, Any]) -> None:
+        def new(name: str, attributes: Mapping[str, object]) -> None:
             pickler.remembered(name)
             pickler.raw(b")\x81}(")
             for key, value in attributes.items():
@@ -197,11 +199,11 @@ class DcpWriter(Writer):
             pickler.numbers(values)
             pickler.raw(b"\x85R")
 
-        def stored(name: str, index: int | None, one: Value | Piece) -> None:
-            where = {} if isinstance(one, Value) else {"offset": one.offsets}
+        def stored(name: str, index: int | None, entry: StoredValue | TensorChunk) -> None:
+            where = {} if isinstance(entry, StoredValue) else {"offset": entry.offsets}
             new(f"{HOME}MetadataIndex", {"fqn": name, "index": index, **where})
-            place = {"relative_path": _name(one.file), "offset": one.start, "length": one.size}
-            new(STORAGE_INFO, place)
+            storage_info = {"relative_path": _name(entry.file), "offset": entry.start, "length": entry.size}
+            new(STORAGE_INFO, storage_info)
 
         pickler.remembered(f"{HOME}Metadata")
         pickler.raw(b")\x81}(")
@@ -255,7 +257,7 @@ class DcpWriter(Writer):
         pickler.raw(b"ub")
         return pickler.finish()
 
-    def _target(self, number: int) -> Target:
+    def _target(self, number: int) -> TargetFile:
         if number not in self._open:
             if len(self._open) >= MAX_OPEN:
                 self._close_one()
@@ -276,21 +278,21 @@ class DcpWriter(Writer):
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor, a chunk at a time."""
-        found = []
+        extents = []
         for piece in itertools.islice(self._pieces[name], self._piece(name, start)[0], None):
             if start >= stop:
                 break
             count = min(stop, piece.first + piece.count) - start
-            found.append(Extent(_name(piece.file), piece.start + len(piece.head) + start - piece.first, count))
+            extents.append(Extent(_name(piece.file), piece.start + len(piece.head) + start - piece.first, count))
             start += count
-        return found
+        return extents
 
-    def _piece(self, name: str, start: int) -> tuple[int, Piece]:
+    def _piece(self, name: str, start: int) -> tuple[int, TensorChunk]:
         pieces = self._pieces[name]
         number = max(0, bisect.bisect_right(pieces, start, key=lambda piece: piece.first) - 1)
         return number, pieces[number]
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order; a chunk's first byte brings its head, its last byte its tail."""
         view = as_bytes(data)
         check_range(self.path, self.tensors[name], start, start + len(view))

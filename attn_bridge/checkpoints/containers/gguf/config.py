@@ -66,7 +66,7 @@ class _Keys:
                 )
 
 
-def of(path: Path, values: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+def of(path: Path, values: Mapping[str, object], reader: Reader) -> dict[str, Any]:
     """Return the config.
 
     Args:
@@ -115,10 +115,10 @@ TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding
 """Key of a config.json -> the word in GGUF's key for it."""
 
 
-def _tokens(values: Mapping[str, Any], count: int) -> dict[str, int]:
+def _tokens(values: Mapping[str, object], count: int) -> dict[str, int]:
     """Return the ids of special tokens, those that the vocabulary has."""
-    found = {key: values.get(f"tokenizer.ggml.{word}_token_id") for key, word in TOKENS.items()}
-    return {key: value for key, value in found.items() if type(value) is int and 0 <= value < count}
+    token_ids = {key: values.get(f"tokenizer.ggml.{word}_token_id") for key, word in TOKENS.items()}
+    return {key: value for key, value in token_ids.items() if type(value) is int and 0 <= value < count}
 
 
 def _dtype(reader: Reader) -> dict[str, str]:
@@ -168,11 +168,11 @@ ARCHITECTURES = {
 
 
 def _llama(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
-    found = _decoder(path, keys, reader)
+    config = _decoder(path, keys, reader)
     if not keys.get("expert_count", 0):
-        return {**found, "attention_bias": False, "mlp_bias": False}
+        return {**config, "attention_bias": False, "mlp_bias": False}
     return {
-        **found,
+        **config,
         "model_type": "mixtral",
         "architectures": ["MixtralForCausalLM"],
         "sliding_window": None,
@@ -208,21 +208,21 @@ GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 def _gemma(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     """Return the config of Gemma 2, or of the text model of Gemma 3."""
-    found = _decoder(path, keys, reader)
-    kind, layers, head_dim = str(keys.kind), found["num_hidden_layers"], found["head_dim"]
-    scalar = found["hidden_size"] // found["num_attention_heads"] if layers == GEMMA_27B[kind] else head_dim
-    found |= {"query_pre_attn_scalar": scalar, "attention_bias": False,
+    config = _decoder(path, keys, reader)
+    kind, layers, head_dim = str(keys.kind), config["num_hidden_layers"], config["head_dim"]
+    scalar = config["hidden_size"] // config["num_attention_heads"] if layers == GEMMA_27B[kind] else head_dim
+    config |= {"query_pre_attn_scalar": scalar, "attention_bias": False,
               "sliding_window": keys.size("attention.sliding_window")}  # fmt: skip
     keys.get("attention.scale")  # of the same number
     if kind == "gemma2":
         caps = (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
-        return {**found, **{key: keys.number(key, default) for key, default in caps},
+        return {**config, **{key: keys.number(key, default) for key, default in caps},
                 "layer_types": _kinds(path, keys, layers, 2)}  # fmt: skip
     local = keys.number("rope.freq_base_swa", 10000.0)
     cap = keys.get("final_logit_softcapping")
     soft = {} if cap is None else {"final_logit_softcapping": keys.number("final_logit_softcapping")}
-    theta = found["rope_theta"] if keys.get("rope.freq_base") is not None else 1_000_000.0
-    return {**found, **soft, "model_type": "gemma3_text", "rope_theta": theta, "rope_local_base_freq": local,
+    theta = config["rope_theta"] if keys.get("rope.freq_base") is not None else 1_000_000.0
+    return {**config, **soft, "model_type": "gemma3_text", "rope_theta": theta, "rope_local_base_freq": local,
             "layer_types": _kinds(path, keys, layers, 6)}  # fmt: skip
 
 

@@ -25,7 +25,7 @@ Value = bool | int | float | str | list[bool | int | float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class GgufTensor:
     """A tensor.
 
     Attributes:
@@ -52,7 +52,7 @@ class Header:
     """
 
     values: dict[str, Value]
-    entries: list[Entry]
+    entries: list[GgufTensor]
     begin: int
 
 
@@ -154,9 +154,9 @@ def read(path: Path, file: File) -> Header:
     return Header(values, entries, -(-cursor.position // step) * step)
 
 
-def _entry(path: Path, cursor: _Cursor) -> Entry:
+def _entry(path: Path, cursor: _Cursor) -> GgufTensor:
     name, axes = check_name(path, cursor.text()), cursor.number("<I")
     if axes > 8:
         raise bad(path, f"{printable(name)} has {axes} axes; GGUF has at most 4")
     shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
-    return Entry(name, check_shape(path, name, shape), cursor.number("<I"), cursor.number("<Q"))
+    return GgufTensor(name, check_shape(path, name, shape), cursor.number("<I"), cursor.number("<Q"))

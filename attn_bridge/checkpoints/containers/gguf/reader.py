@@ -70,11 +70,11 @@ class GgufReader(Reader):
         self._place(path, file, parsed)
         return parsed
 
-    def _open_all(self, given: header.Header, folder: Path) -> header.Header:
+    def _open_all(self, own_header: header.Header, folder: Path) -> header.Header:
         """Open every file of a model; return the first one's header, which has the model's keys."""
-        first = given
+        first = own_header
         for number, path in enumerate(self._paths):
-            parsed = given if path == self.path else self._open(path, folder)
+            parsed = own_header if path == self.path else self._open(path, folder)
             splits.check(path, number, len(self._paths), parsed.values)
             first = parsed if number == 0 else first
         splits.check_count(self._paths[0], first.values, len(self.tensors) + len(self.unread))

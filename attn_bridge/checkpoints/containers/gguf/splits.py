@@ -17,7 +17,7 @@ MOST = 4096
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
 
-def is_part(values: Mapping[str, Any]) -> bool:
+def is_part(values: Mapping[str, object]) -> bool:
     """Whether a header is that of a file of several."""
     return isinstance(values.get(COUNT), int) and values[COUNT] != 1
 
@@ -28,19 +28,19 @@ def paths_of(path: Path, values: Mapping[str, Any]) -> list[Path]:
     Raises:
         CheckpointError: its name is not that of a part, or a file is missing.
     """
-    found = _NAME.fullmatch(path.name)
+    hit = _NAME.fullmatch(path.name)
     count = values[COUNT]
-    if found is None or int(found["count"]) != count or not 1 < count <= MOST:
+    if hit is None or int(hit["count"]) != count or not 1 < count <= MOST:
         raise bad(path, f"is one of {printable(count, 40)} files of a model ({COUNT}), whose names must be "
                   f"NAME-00001-of-{count % 100_000:05}.gguf and so on")  # fmt: skip
-    paths = [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    paths = [path.with_name(f"{hit['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = next((one for one in paths if not one.is_file()), None)
     if missing is not None:
         raise bad(path, f"is one of {count} files of a model, of which {printable(missing.name)} is missing")
     return paths
 
 
-def check(path: Path, number: int, count: int, values: Mapping[str, Any]) -> None:
+def check(path: Path, number: int, count: int, values: Mapping[str, object]) -> None:
     """Refuse a file whose keys contradict the part number in its name.
 
     Raises:
@@ -51,7 +51,7 @@ def check(path: Path, number: int, count: int, values: Mapping[str, Any]) -> Non
                   f"({printable(values.get(COUNT), 40)}) must be {number} and {count}, by its name")  # fmt: skip
 
 
-def check_count(path: Path, values: Mapping[str, Any], count: int) -> None:
+def check_count(path: Path, values: Mapping[str, object], count: int) -> None:
     """Refuse files whose number of tensors differs from the first header's.
 
     Raises:
@@ -63,7 +63,7 @@ def check_count(path: Path, values: Mapping[str, Any], count: int) -> None:
 
 def first_of(names: Sequence[str]) -> str | None:
     """Return the first file of the one model that all names of files are parts of; None where they are not."""
-    found = [_NAME.fullmatch(name) for name in names]
-    if not names or len({(one["stem"], one["count"]) if one else None for one in found}) != 1 or found[0] is None:
+    hits = [_NAME.fullmatch(name) for name in names]
+    if not names or len({(one["stem"], one["count"]) if one else None for one in hits}) != 1 or hits[0] is None:
         return None
     return min(names)

@@ -72,8 +72,8 @@ class KerasReader(Reader):
 
     def _members(self, file: File) -> Sequence[Window]:
         """Return the files of HDF5 in an archive."""
-        found = members(file)
-        windows = {name: Window(file, one.start, one.size, name) for name, one in found.items()}
+        entries = members(file)
+        windows = {name: Window(file, one.start, one.size, name) for name, one in entries.items()}
         self._archived_config = windows.get(CONFIG)
         if WEIGHTS in windows:
             return [windows[WEIGHTS]]
@@ -99,15 +99,15 @@ class KerasReader(Reader):
         return sorted(set(names))
 
     def _add(self, part: File | Window) -> None:
-        for one in hdf5.datasets(part):
-            name = one.info.name
+        for dataset in hdf5.datasets(part):
+            name = dataset.info.name
             if name in self.tensors or name in self._unread:
                 raise bad(self.path, f"two of its arrays have the name {printable(name)}")
-            if one.unread:
-                self._unread[name] = one.unread
+            if dataset.unread:
+                self._unread[name] = dataset.unread
             else:
-                self.tensors[name] = one.info
-                self._found[name] = one, part
+                self.tensors[name] = dataset.info
+                self._found[name] = dataset, part
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # made when it is asked for
@@ -136,10 +136,10 @@ class KerasReader(Reader):
         """Return bytes of an array."""
         info: TensorInfo = self.tensors[name]
         check_range(self.path, info, start, stop)
-        found, part = self._found[name]
-        if found.compact is not None:
-            return found.compact[start:stop]
-        return part.read(found.offset + start, stop - start)
+        dataset, part = self._found[name]
+        if dataset.compact is not None:
+            return dataset.compact[start:stop]
+        return part.read(dataset.offset + start, stop - start)
 
     def close(self) -> None:
         """Close the files."""

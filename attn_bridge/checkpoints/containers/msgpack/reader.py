@@ -45,12 +45,12 @@ class MsgpackReader(Reader):
         self.metadata = {}
         self._skipped: dict[str, str] = {}
         self._pieces: dict[str, tuple[Head, ...]] = {}
-        found = self._scan.next()
-        if not isinstance(found, Head) or found.kind != "map":
+        root = self._scan.next()
+        if not isinstance(root, Head) or root.kind != "map":
             from ..mistaken import kind_of
 
             raise bad(path, kind_of(self._file, self.format) or "is no map of msgpack")
-        self._walk(found, "", 0)
+        self._walk(root, "", 0)
         if self._scan.at != self._file.size:
             raise bad(path, f"its map ends at byte {self._scan.at}; the file has {self._file.size}")
         check_count(path, len(self.tensors))
@@ -78,22 +78,22 @@ class MsgpackReader(Reader):
             self._nodes += 1
             if self._nodes > MAX_NODES:
                 raise self._scan.bad(f"has more than {MAX_NODES} leaves")
-            found = self._scan.next()
-            kind = found.kind if isinstance(found, Head) else ""
-            if isinstance(found, Head) and found.code == COMPLEX:
+            value = self._scan.next()
+            kind = value.kind if isinstance(value, Head) else ""
+            if isinstance(value, Head) and value.code == COMPLEX:
                 self._skipped[full] = "a complex number"
             elif kind == "extension":
-                self._add(*self._array(found, full))
-            elif kind in ("map", "list") and found.size:
-                self._walk(found, full, depth + 1)
+                self._add(*self._array(value, full))
+            elif kind in ("map", "list") and value.size:
+                self._walk(value, full, depth + 1)
             elif kind in ("map", "list"):
                 self.metadata[full] = {} if kind == "map" else []
             elif kind == "bytes":
                 self._skipped[full] = "bytes"
-            elif isinstance(found, float) and not math.isfinite(found):
-                self._skipped[full] = str(found)
+            elif isinstance(value, float) and not math.isfinite(value):
+                self._skipped[full] = str(value)
             else:
-                self.metadata[full] = found
+                self.metadata[full] = value
 
     def _key(self, name: str) -> str:
         key = self._scan.next()
@@ -107,20 +107,22 @@ class MsgpackReader(Reader):
         return key
 
     def _add(self, info: TensorInfo, pieces: tuple[Head, ...]) -> None:
-        held, is_twice = sum(piece.size for piece in pieces), info.name in self.tensors
-        if is_twice or held != info.nbytes:
-            reason = f"of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}"
+        num_bytes, is_twice = sum(piece.size for piece in pieces), info.name in self.tensors
+        if is_twice or num_bytes != info.nbytes:
+            reason = f"of shape {list(info.shape)} needs {info.nbytes} bytes; has {num_bytes}"
             raise self._scan.bad(f"{printable(info.name)} {'comes twice' if is_twice else reason}")
         self.tensors[info.name] = info
         self._pieces[info.name] = pieces
 
-    def _array(self, found: object, name: str) -> Found:
+    def _array(self, extension: object, name: str) -> Found:
         """Read the packed (shape, dtype, bytes) of an extension."""
-        if not isinstance(found, Head) or found.kind != "extension":
+        if not isinstance(extension, Head) or extension.kind != "extension":
             raise self._scan.bad(f"{printable(name)} is no array")
-        if found.code not in (1, 3):
-            raise self._scan.bad(f"{printable(name)} is an extension of type {found.code}; only arrays, 1, are read")
-        end, self._scan.at = self._scan.at, found.start
+        if extension.code not in (1, 3):
+            raise self._scan.bad(
+                f"{printable(name)} is an extension of type {extension.code}; only arrays, 1, are read"
+            )
+        end, self._scan.at = self._scan.at, extension.start
         head, sizes = self._scan.next(), self._scan.next()
         if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MAX_AXES:
             raise self._scan.bad(f"{printable(name)} is no array: (shape, dtype, bytes) is missing")
@@ -160,13 +162,13 @@ class MsgpackReader(Reader):
 
     def _numbered(self, count: int, name: str, plain: bool) -> list[Any]:
         """Read a map of "0", "1" and so on."""
-        found: dict[object, Any] = {}
+        pieces: dict[object, Any] = {}
         for _ in range(count):
             key, value = self._scan.next(), self._scan.next()
-            found[key] = value if plain else self._array(value, name)
-        if set(found) != {str(index) for index in range(count)}:
+            pieces[key] = value if plain else self._array(value, name)
+        if set(pieces) != {str(index) for index in range(count)}:
             raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
-        return [found[str(index)] for index in range(count)]
+        return [pieces[str(index)] for index in range(count)]
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""

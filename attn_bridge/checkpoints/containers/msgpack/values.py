@@ -138,9 +138,9 @@ def pack_length(size: int, small: tuple[int, int] | None, code: int, forms: str 
     """
     if small is not None and size < small[1]:
         return bytes([small[0] | size])
-    for one, form in enumerate(forms, code):
+    for type_byte, form in enumerate(forms, code):
         if size < 1 << 8 * struct.calcsize(form):
-            return bytes([one]) + struct.pack(">" + form, size)
+            return bytes([type_byte]) + struct.pack(">" + form, size)
     raise ValueError(f"{size} is more than msgpack can hold")
 
 

@@ -11,7 +11,7 @@ from ....printable import printable
 from ..base import Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..remote.targets import open_target
-from ..writing import Target, as_bytes, dump_json, sync_folder
+from ..writing import TargetFile, as_bytes, dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
 
@@ -49,12 +49,12 @@ class MsgpackWriter(Writer):
             self._lay_out(tree)
         except (ValueError, RecursionError) as error:
             raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
-        self._target: Target | None = None
+        self._target: TargetFile | None = None
         self._before = {at + len(head): (at, head) for at, head in self._heads if is_share}
         for at, head in () if is_share else self._heads:
             self._file().fill(at, head)
 
-    def _put(self, tree: dict[str, Any], name: str, leaf: Any) -> None:
+    def _put(self, tree: dict[str, Any], name: str, leaf: object) -> None:
         """Put a leaf into nested dicts."""
         *parts, last = check_name(self.path, name).split(".")
         if not last or not all(parts) or CHUNKED in (*parts, last):
@@ -81,8 +81,8 @@ class MsgpackWriter(Writer):
     def _lay_out(self, tree: dict[str, Any]) -> None:
         """Assign offsets to everything."""
         self._add(pack_length(len(tree), (0x80, 16), 0xDE, "HI"))
-        given = [key for key, value in tree.items() if not isinstance(value, tuple)]
-        for key, value in sorted(tree.items()) if given == sorted(given) else tree.items():
+        plain_keys = [key for key, value in tree.items() if not isinstance(value, tuple)]
+        for key, value in sorted(tree.items()) if plain_keys == sorted(plain_keys) else tree.items():
             self._add(pack(key))
             if isinstance(value, dict):
                 self._lay_out(value)
@@ -105,7 +105,7 @@ class MsgpackWriter(Writer):
             self._add(pack(str(index)))
             self._array(info, [part], part * info.itemsize)
 
-    def _file(self) -> Target:
+    def _file(self) -> TargetFile:
         if self._target is None:
             self._target = open_target(self.path, self._at, past_cache=not self._is_share)
         return self._target
@@ -115,7 +115,7 @@ class MsgpackWriter(Writer):
         pieces = self._pieces[name]
         return [Extent("", begin, end - begin) for begin, end in cut(pieces, start, stop)] if start < stop else []
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order."""
         view = as_bytes(data)
         check_range(self.path, self.tensors[name], start, start + len(view))

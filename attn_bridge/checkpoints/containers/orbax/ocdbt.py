@@ -40,7 +40,7 @@ MAX_VALUES = 8 * MAX_TENSORS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class ValueLocation:
     """Location of a value: in a file, or inline."""
 
     file: str
@@ -104,9 +104,9 @@ def _keys(keys: Sequence[bytes], between: bytes = b"") -> bytes:
     return _column(shared) + _column([len(one) for one in rests]) + between + b"".join(rests)
 
 
-def _shared(one: bytes, two: bytes) -> int:
-    least = min(len(one), len(two))
-    return next((at for at in range(least) if one[at] != two[at]), least)
+def _shared(first: bytes, second: bytes) -> int:
+    least = min(len(first), len(second))
+    return next((at for at in range(least) if first[at] != second[at]), least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Node:
     value_bytes: int
 
 
-def encode(places: dict[bytes, Place], tree_file: str) -> tuple[bytes, bytes]:
+def encode(places: dict[bytes, ValueLocation], tree_file: str) -> tuple[bytes, bytes]:
     """Return the tree of all values, for a separate file, and the manifest.
 
     Args:
@@ -213,22 +213,22 @@ class _Body:
 
     def parts(self, shared: list[int], lengths: list[int]) -> list[bytes]:
         """Return texts that each begin as the one before."""
-        found: list[bytes] = []
+        texts: list[bytes] = []
         total = 0
         for skip, length in zip(shared, lengths, strict=True):
-            before = found[-1] if found else b""
+            before = texts[-1] if texts else b""
             total += skip + length
             if skip > len(before) or total > MAX_HEADER:
                 raise bad(self._path, "has keys of OCDBT that are damaged or too long")
-            found.append(before[:skip] + self.take(length))
-        return found
+            texts.append(before[:skip] + self.take(length))
+        return texts
 
     def files(self, above: str) -> list[tuple[str, str]]:
         """Return the files as names from the folder on, and the prefix of the files that they name."""
         count = self.number()
         shared = [0, *self.numbers(count - 1)] if count else []
         lengths, bases = self.numbers(count), self.numbers(count)
-        found = []
+        files = []
         for raw, base in zip(self.parts(shared, lengths), bases, strict=True):
             try:
                 name = raw.decode()
@@ -236,8 +236,8 @@ class _Body:
                 raise bad(self._path, f"names the file {printable(raw)}, which is not UTF-8") from None
             if base > len(raw):
                 raise bad(self._path, "has a table of files of OCDBT that is damaged")
-            found.append((above + name, above + raw[:base].decode("utf-8", "replace")))
-        return found
+            files.append((above + name, above + raw[:base].decode("utf-8", "replace")))
+        return files
 
     def one_of(self, files: list[tuple[str, str]], number: int) -> tuple[str, str]:
         """Return the file of that number."""
@@ -246,7 +246,7 @@ class _Body:
         return files[number]
 
 
-def decode(folder: Path, source: Path) -> tuple[dict[bytes, Place], set[Path]]:
+def decode(folder: Path, source: Path) -> tuple[dict[bytes, ValueLocation], set[Path]]:
     """Return the location of each key's value, and the files of the tree.
 
     Args:
@@ -289,7 +289,7 @@ class _Tree:
 
     def __init__(self, folder: Path, source: Path, manifest: Path):
         self._folder, self._source, self.used = folder, source, {manifest}
-        self.places: dict[bytes, Place] = {}
+        self.places: dict[bytes, ValueLocation] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left = MAX_HEADER
 
@@ -330,6 +330,6 @@ class _Tree:
                 raise bad(path, f"has the key {printable(key)} twice, in another way than known, or too many keys")
             if kind:
                 number, at = next(where)
-                self.places[key] = Place(body.one_of(files, number)[0], at, length)
+                self.places[key] = ValueLocation(body.one_of(files, number)[0], at, length)
             else:
-                self.places[key] = Place("", 0, length, body.take(length))
+                self.places[key] = ValueLocation("", 0, length, body.take(length))

@@ -20,7 +20,7 @@ FOREIGN = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class Plain:
+class PlainArray:
     """An array with uncompressed chunks in C order.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plain:
             yield ".".join(map(str, index)) or "0"
 
 
-def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:
+def chunk_ranges(plain: PlainArray, start: int, stop: int) -> list[tuple[str, int, int]]:
     """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
     if not plain.shape:
         return [("0", start, stop)]
@@ -50,13 +50,13 @@ def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, in
     item = plain.size // math.prod(plain.chunks)
     row = math.prod(plain.shape[split + 1 :]) * item
     block = plain.shape[split] * row
-    found = []
+    ranges = []
     while start < stop:
         outer, within = divmod(start, block)
         number, offset = divmod(within, plain.chunks[split] * row)
         end = min(stop, outer * block + min((number + 1) * plain.chunks[split] * row, block))
         index = [int(one) for one in np.unravel_index(outer, plain.shape[:split])] if split else []
         name = ".".join(str(one) for one in (*index, number, *[0] * (len(plain.shape) - split - 1)))
-        found.append((name, offset, offset + end - start))
+        ranges.append((name, offset, offset + end - start))
         start = end
-    return found
+    return ranges

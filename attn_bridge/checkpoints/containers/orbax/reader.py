@@ -31,8 +31,8 @@ from ..files import (
 )
 from ..remote import RemotePath, is_remote, sizes_in, survey
 from ..sources import inside, open_file
-from .ocdbt import CompressedError, Place, decode
-from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
+from .ocdbt import CompressedError, ValueLocation, decode
+from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
 
 MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
@@ -75,29 +75,29 @@ class OrbaxReader(Reader):
             path = path if item is None else inside(path, item, path)
         self._folder = path
         self._check_finished()
-        said = self._read_json(METADATA)
-        if not isinstance(said, dict) or not isinstance(said.get("tree_metadata"), dict):
+        description = self._read_json(METADATA)
+        if not isinstance(description, dict) or not isinstance(description.get("tree_metadata"), dict):
             raise bad(path / METADATA, "has no tree_metadata")
-        self._ocdbt = said.get("use_ocdbt", True) is True
-        self._zarr3 = said.get("use_zarr3", False) is True
+        self._ocdbt = description.get("use_ocdbt", True) is True
+        self._zarr3 = description.get("use_zarr3", False) is True
         self._stores: dict[str, Any] = {}
-        self._plain: dict[str, Plain] = {}
+        self._plain: dict[str, PlainArray] = {}
         self._files: dict[Path, File] = {}
         self._used = {path / METADATA}
-        self._places: dict[bytes, Place] | None = None
+        self._places: dict[bytes, ValueLocation] | None = None
         self._claimed = self._unpacked = 0
         if self._ocdbt:
             with contextlib.suppress(CompressedError):
                 self._places, used = decode(path, self.path)
                 self._used |= used
         self._size = 0
-        self._is_full = said.get("store_array_data_equal_to_fill_value") is True
+        self._is_full = description.get("store_array_data_equal_to_fill_value") is True
         self._tensorstore: Any = None
         self._keys: list[bytes] | None = None
         self.tensors = {}
-        self.metadata = {"custom": said["custom_metadata"]} if said.get("custom_metadata") else {}
-        check_count(path, len(said["tree_metadata"]))
-        names = self._names(said["tree_metadata"])
+        self.metadata = {"custom": description["custom_metadata"]} if description.get("custom_metadata") else {}
+        check_count(path, len(description["tree_metadata"]))
+        names = self._names(description["tree_metadata"])
         if (path / EXTRA).is_file():
             own = self._read_json(EXTRA)
             if not isinstance(own, dict):
@@ -107,9 +107,9 @@ class OrbaxReader(Reader):
         if not self._ocdbt:
             survey(path, "/.zarray")
         left = [name for name in names if not self._open_plain(name)]
-        held = sum(file.size for file in self._files.values())
-        if self._claimed > held:
-            raise bad(path, f"its arrays claim {self._claimed} bytes; the files that they lie in have {held}")
+        num_bytes = sum(file.size for file in self._files.values())
+        if self._claimed > num_bytes:
+            raise bad(path, f"its arrays claim {self._claimed} bytes; the files that they lie in have {num_bytes}")
         for begin in range(0, len(left), BATCH):
             self._open(left[begin : begin + BATCH])
         self.tensors = {name: self.tensors[name] for name in names}
@@ -175,18 +175,18 @@ class OrbaxReader(Reader):
         if self._places is None:
             if not inside(self._folder, f"{name}/.zarray", self._folder).is_file():
                 return False
-            place = Place(f"{name}/.zarray", 0, path.stat().st_size)
+            location = ValueLocation(f"{name}/.zarray", 0, path.stat().st_size)
         elif f"{name}/.zarray".encode() in self._places:
-            place = self._places[f"{name}/.zarray".encode()]
+            location = self._places[f"{name}/.zarray".encode()]
         else:
             return False
-        if place.size > 1 << 16:
-            raise bad(path, f"has {place.size} bytes; more than {1 << 16} are not read")
-        said = parse_json(self._value(place, 0, place.size), path, "file")
-        if not isinstance(said, dict) or said.get("compressor") or said.get("filters") or said.get("order") != "C":
+        if location.size > 1 << 16:
+            raise bad(path, f"has {location.size} bytes; more than {1 << 16} are not read")
+        meta = parse_json(self._value(location, 0, location.size), path, "file")
+        if not isinstance(meta, dict) or meta.get("compressor") or meta.get("filters") or meta.get("order") != "C":
             return False
-        dtype = said.get("dtype")
-        if not isinstance(dtype, str) or said.get("zarr_format") != 2 or said.get("dimension_separator", ".") != ".":
+        dtype = meta.get("dtype")
+        if not isinstance(dtype, str) or meta.get("zarr_format") != 2 or meta.get("dimension_separator", ".") != ".":
             return False
         if re.fullmatch(r"[<|][biufc][0-9]{1,2}", dtype):
             try:
@@ -195,8 +195,8 @@ class OrbaxReader(Reader):
                 return False
         elif dtype not in FOREIGN:
             return False
-        shape = check_shape(path, name, said.get("shape"))
-        chunks = check_shape(path, name, said.get("chunks"))
+        shape = check_shape(path, name, meta.get("shape"))
+        chunks = check_shape(path, name, meta.get("chunks"))
         if len(chunks) != len(shape) or 0 in chunks:
             raise bad(path, f"has chunks {printable(list(chunks))} for the shape {printable(list(shape))}")
         split = next((axis for axis, size in enumerate(chunks) if size > 1), len(chunks))
@@ -206,7 +206,7 @@ class OrbaxReader(Reader):
         ):
             return False
         info = TensorInfo(name, check_dtype(path, name, dtype), shape)
-        plain = Plain(path.parent, shape, chunks, math.prod(chunks) * info.itemsize)
+        plain = PlainArray(path.parent, shape, chunks, math.prod(chunks) * info.itemsize)
         if info.nbytes:
             count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
             self._check_chunks(plain, name, count)
@@ -216,46 +216,46 @@ class OrbaxReader(Reader):
             self._used.add(path)
         return True
 
-    def _value(self, place: Place, start: int, stop: int) -> bytes | memoryview:
+    def _value(self, location: ValueLocation, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a value, or of a file as it is."""
-        if not place.file:
-            return place.inline[start:stop]
-        path = self._folder / place.file
+        if not location.file:
+            return location.inline[start:stop]
+        path = self._folder / location.file
         if path not in self._files:
-            self._files[path] = open_file(inside(self._folder, place.file, self._folder), self.path)
-        return self._files[path].read(place.start + start, stop - start)
+            self._files[path] = open_file(inside(self._folder, location.file, self._folder), self.path)
+        return self._files[path].read(location.start + start, stop - start)
 
-    def _check_chunks(self, plain: Plain, name: str, count: int) -> None:
+    def _check_chunks(self, plain: PlainArray, name: str, count: int) -> None:
         """Refuse an array that lacks chunks, or that claims more than its files hold."""
         shape = printable(list(plain.shape))
         if self._places is None:
-            held = {chunk: size for chunk, size in sizes_in(plain.folder).items() if chunk != ".zarray"}
-            if count > len(held):
-                raise bad(plain.folder, f"has {len(held)} chunks; its shape {shape} needs {count}")
+            sizes = {chunk: size for chunk, size in sizes_in(plain.folder).items() if chunk != ".zarray"}
+            if count > len(sizes):
+                raise bad(plain.folder, f"has {len(sizes)} chunks; its shape {shape} needs {count}")
             for chunk in plain.names():
-                if chunk not in held:
+                if chunk not in sizes:
                     raise bad(plain.folder, f"lacks the chunk {chunk} of {count} that its shape {shape} needs")
-                if held[chunk] not in (plain.size, UNLISTED):
-                    raise bad(plain.folder / chunk, f"has {held[chunk]} bytes; a chunk has {plain.size}")
+                if sizes[chunk] not in (plain.size, UNLISTED):
+                    raise bad(plain.folder / chunk, f"has {sizes[chunk]} bytes; a chunk has {plain.size}")
             return
         if count > len(self._places):
             raise bad(self._folder, f"{printable(name)} has less than the {count} chunks that its shape {shape} needs")
         for chunk in plain.names():
-            place = self._places.get(f"{name}/{chunk}".encode())
-            if place is None:
+            location = self._places.get(f"{name}/{chunk}".encode())
+            if location is None:
                 raise bad(self._folder, f"the chunk {chunk} of {printable(name)} is missing")
-            if place.size != plain.size:
+            if location.size != plain.size:
                 raise bad(
-                    self._folder, f"the chunk {chunk} of {printable(name)} has {place.size} bytes, not {plain.size}"
+                    self._folder, f"the chunk {chunk} of {printable(name)} has {location.size} bytes, not {plain.size}"
                 )
-            if not place.file:
+            if not location.file:
                 continue
-            if self._folder / place.file not in self._files:
-                self._value(place, 0, 0)
-            self._used.add(self._folder / place.file)
-            self._claimed += place.size
-            if place.start + place.size > self._files[self._folder / place.file].size:
-                raise bad(self._folder / place.file, f"ends before the chunk {chunk} of {printable(name)}")
+            if self._folder / location.file not in self._files:
+                self._value(location, 0, 0)
+            self._used.add(self._folder / location.file)
+            self._claimed += location.size
+            if location.start + location.size > self._files[self._folder / location.file].size:
+                raise bad(self._folder / location.file, f"ends before the chunk {chunk} of {printable(name)}")
 
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore, and check their declared sizes."""
@@ -309,9 +309,9 @@ class OrbaxReader(Reader):
             if self._is_full and info.nbytes:
                 whole = store.chunk_layout.write_chunk.shape or info.shape
                 needed = math.prod(-(-size // one) for size, one in zip(info.shape, whole, strict=True))
-                held = self._count_values(name)
-                if held < needed:
-                    raise bad(self._folder, f"{printable(name)} has {held} chunks; its shape needs {needed}")
+                num_chunks = self._count_values(name)
+                if num_chunks < needed:
+                    raise bad(self._folder, f"{printable(name)} has {num_chunks} chunks; its shape needs {needed}")
 
     def _held(self) -> int:
         """Return how many bytes the files of the folder have."""
@@ -321,9 +321,9 @@ class OrbaxReader(Reader):
 
     def _check_links(self) -> None:
         """Refuse links out of the folder, which TensorStore would follow."""
-        for one in self._folder.rglob("*"):
-            if one.is_symlink():
-                inside(self._folder, one.relative_to(self._folder).as_posix(), self._folder)
+        for path in self._folder.rglob("*"):
+            if path.is_symlink():
+                inside(self._folder, path.relative_to(self._folder).as_posix(), self._folder)
 
     def _count_values(self, name: str) -> int:
         """Return how many chunks of an array are there."""
@@ -377,11 +377,11 @@ class OrbaxReader(Reader):
                 parts.append(self._value(self._places[f"{name}/{chunk}".encode()], begin, end))
                 continue
             path = plain.folder / chunk
-            place = Place(f"{name}/{chunk}", 0, plain.size)
-            self._value(place, 0, 0)
+            location = ValueLocation(f"{name}/{chunk}", 0, plain.size)
+            self._value(location, 0, 0)
             if self._files[path].size != plain.size:
                 raise bad(path, f"has {self._files[path].size} bytes; a chunk has {plain.size}")
-            parts.append(self._value(place, begin, end))
+            parts.append(self._value(location, begin, end))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:

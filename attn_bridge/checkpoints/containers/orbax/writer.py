@@ -17,9 +17,9 @@ from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, leads_out, unwritable
 from ..remote.targets import open_target
-from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
-from .ocdbt import MANIFEST, Place, encode
-from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
+from ..writing import TargetFile, as_bytes, chunk_shape, dump_json, sync_folder
+from .ocdbt import MANIFEST, ValueLocation, encode
+from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
 
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 
@@ -50,7 +50,7 @@ class OrbaxWriter(Writer):
         super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)
         self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
-        self._plain: dict[str, Plain] = {}
+        self._plain: dict[str, PlainArray] = {}
         inner: set[str] = set()
         for info in tensors:
             self._plain[info.name] = self._plan(info)
@@ -59,7 +59,7 @@ class OrbaxWriter(Writer):
         both = [printable(name) for name in self._plain if name in inner]
         if both:
             raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
-        self._open: tuple[Path, Target] | None = None
+        self._open: tuple[Path, TargetFile] | None = None
         self._lay_out()
         if not is_share:
             self._uncommit()
@@ -95,7 +95,7 @@ class OrbaxWriter(Writer):
         """Return the bytes in front of a chunk in its file, back to the previous chunk."""
         return b""
 
-    def _plan(self, info: TensorInfo) -> Plain:
+    def _plan(self, info: TensorInfo) -> PlainArray:
         """Return the chunks and folder of an array, after checks of its name and dtype."""
         path, shown = self.path, printable(info.name)
         if info.file:
@@ -112,7 +112,7 @@ class OrbaxWriter(Writer):
         if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding", COMMITTED):
             raise bad(path, f"{shown} is a name that Orbax keeps for itself")
         chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
-        return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
+        return PlainArray(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
 
     def _put(self, path: Path, data: bytes) -> None:
         target = open_target(path)
@@ -120,7 +120,7 @@ class OrbaxWriter(Writer):
         target.sync()
         target.close()
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order."""
         view = as_bytes(data)
         check_range(self.path, self.tensors[name], start, start + len(view))
@@ -140,11 +140,11 @@ class OrbaxWriter(Writer):
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor, a chunk at a time."""
-        found = []
+        extents = []
         for chunk, begin, end in chunk_ranges(self._plain[name], start, stop) if start < stop else []:
             path, first, _ = self._place(name, chunk)
-            found.append(Extent(path.relative_to(self.path).as_posix(), first + begin, end - begin))
-        return found
+            extents.append(Extent(path.relative_to(self.path).as_posix(), first + begin, end - begin))
+        return extents
 
     def _array(self, name: str) -> bytes:
         """Return the Zarr metadata of an array."""
@@ -189,14 +189,14 @@ class OrbaxWriter(Writer):
             }
         if self._extra:
             self._put(self.path / EXTRA, self._extra)
-        found = {
+        description = {
             "tree_metadata": tree,
             "use_ocdbt": self.use_ocdbt,
             "use_zarr3": False,
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
         }
-        self._put(self.path / METADATA, json.dumps(found).encode())
+        self._put(self.path / METADATA, json.dumps(description).encode())
         step: dict[str, Any] = {
             "item_handlers": HANDLER,
             "metrics": {},
@@ -252,7 +252,7 @@ class OcdbtWriter(OrbaxWriter):
 
     def _begin(self) -> None:
         """Write the tree with the locations of all chunks."""
-        places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
+        places = {key: ValueLocation(_file(file), start, size) for key, (file, start, size) in self._values.items()}
         tree, manifest = encode(places, _file(len(self._sizes)))
         for number, size in enumerate(self._sizes):
             open_target(self.path / _file(number), size).close()

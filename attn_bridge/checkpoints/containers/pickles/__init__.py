@@ -1,7 +1,7 @@
 """Pickles read without executing anything, and written byte for byte the same for the same values."""
 
 from .calls import STORAGES, TORCH_DTYPES, Record, Storage, Strided
-from .flat import Plain, read_pickle
+from .flat import PlainValues, read_pickle
 from .machine import STEPS, Machine
 from .writing import Pickler
 
@@ -11,7 +11,7 @@ __all__ = [
     "TORCH_DTYPES",
     "Machine",
     "Pickler",
-    "Plain",
+    "PlainValues",
     "Record",
     "Storage",
     "Strided",

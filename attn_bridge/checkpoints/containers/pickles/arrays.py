@@ -11,7 +11,7 @@ from ..base import Reader
 from ..files import bad, check_count, check_name, check_range
 from ..sources import open_file
 from .calls import Record
-from .flat import MAX_DEPTH, SHOWN, NotPlainError, Plain
+from .flat import MAX_DEPTH, SHOWN, NotPlainError, PlainValues
 from .machine import Machine
 from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
 
@@ -50,7 +50,7 @@ class PickledReader(Reader):
                     raise bad(path, other)
         finally:
             file.close()
-        self._plain = Plain(path, len(data))
+        self._plain = PlainValues(path, len(data))
         self._held: dict[str, InPickle] = {}
         self._last: InPickle | None = None
         self.tensors, self.metadata = {}, {}
@@ -76,7 +76,7 @@ class PickledReader(Reader):
             more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
             self.notes = (f"skipped, as they are neither arrays nor plain values: {shown}{more}",)
 
-    def _leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         """Yield dotted name and value of all leaves; a list or tuple without arrays is a leaf."""
         value = _plain_dict(value)
         self._plain.count(name, depth)
@@ -112,7 +112,7 @@ class PickledReader(Reader):
         return self._last.read(start, stop)
 
 
-def _may_hold_arrays(value: Any) -> bool:
+def _may_hold_arrays(value: object) -> bool:
     return isinstance(_plain_dict(value), dict | list | tuple) or array_of(value) is not None
 
 

@@ -132,7 +132,7 @@ def call(name: str, arguments: tuple[Any, ...], count: Count) -> Any:
     return CALLS[name](arguments, count)
 
 
-def _pairs(arguments: tuple[Any, ...], count: Count) -> dict[Any, Any]:
+def _pairs(arguments: tuple[object, ...], count: Count) -> dict[Any, Any]:
     pairs = arguments[0] if arguments else []
     if len(arguments) > 1 or not isinstance(pairs, list):
         raise Refused
@@ -142,13 +142,13 @@ def _pairs(arguments: tuple[Any, ...], count: Count) -> dict[Any, Any]:
     return {as_key(key): value for key, value in pairs}
 
 
-def _counter(arguments: tuple[Any, ...], count: Count) -> dict[Any, Any]:
+def _counter(arguments: tuple[object, ...], count: Count) -> dict[Any, Any]:
     (counts,) = _exactly(arguments or ({},), dict)
     count(counts)
     return dict(counts)
 
 
-def as_key(key: Any) -> Any:
+def as_key(key: object) -> Any:
     """Return a key that compares as Python's does where it is text or a number, and as itself alone elsewhere.
 
     Raises:
@@ -172,19 +172,19 @@ def _exactly(arguments: tuple[Any, ...], *kinds: Any) -> tuple[Any, ...]:
     return arguments
 
 
-def _size(arguments: tuple[Any, ...], count: Count) -> tuple[Any, ...]:
+def _size(arguments: tuple[object, ...], count: Count) -> tuple[Any, ...]:
     (sizes,) = _exactly(arguments, list | tuple)
     count(sizes)
     return tuple(sizes)
 
 
-def _set(arguments: tuple[Any, ...], count: Count) -> Members:
+def _set(arguments: tuple[object, ...], count: Count) -> Members:
     (members,) = _exactly(arguments or ([],), list | tuple)
     count(members)
     return Members(list(members))
 
 
-def _encode(arguments: tuple[Any, ...], count: Count) -> bytes:
+def _encode(arguments: tuple[object, ...], count: Count) -> bytes:
     text, encoding = _exactly(arguments, str, str)
     if encoding not in ("latin1", "latin-1"):
         raise Refused
@@ -195,30 +195,30 @@ def _encode(arguments: tuple[Any, ...], count: Count) -> bytes:
         raise Refused from None
 
 
-def _bytes(arguments: tuple[Any, ...], count: Count) -> bytes:
+def _bytes(arguments: tuple[object, ...], count: Count) -> bytes:
     if len(arguments) == 2:
         return _encode(arguments, count)
     (value,) = _exactly(arguments or (b"",), bytes)
     return bytes(value)
 
 
-def _complex(arguments: tuple[Any, ...], count: Count) -> complex:
+def _complex(arguments: tuple[object, ...], count: Count) -> complex:
     real, imaginary = _exactly(arguments, int | float, int | float)
     return complex(real, imaginary)
 
 
-def _device(arguments: tuple[Any, ...], count: Count) -> str:
+def _device(arguments: tuple[object, ...], count: Count) -> str:
     if len(arguments) == 1:
         return str(_exactly(arguments, str)[0])
     kind, number = _exactly(arguments, str, int | None)
     return str(kind if number is None else f"{kind}:{number}")
 
 
-def _layout(arguments: tuple[Any, ...], count: Count) -> str:
+def _layout(arguments: tuple[object, ...], count: Count) -> str:
     return str(_exactly(arguments, str)[0])
 
 
-def _scalar(arguments: tuple[Any, ...], count: Count) -> int | float | bool:
+def _scalar(arguments: tuple[object, ...], count: Count) -> int | float | bool:
     """Return a NumPy scalar as the number that it is."""
     dtype, data = _exactly(arguments, Record, bytes)
     code = dtype.arguments[0] if dtype.name == "numpy.dtype" and dtype.arguments else None
@@ -231,13 +231,13 @@ def _scalar(arguments: tuple[Any, ...], count: Count) -> int | float | bool:
     return bool(number) if code == "b1" else number
 
 
-def _first(arguments: tuple[Any, ...], count: Count) -> Strided:
+def _first(arguments: tuple[object, ...], count: Count) -> Strided:
     if not arguments or not isinstance(arguments[0], Strided):
         raise Refused
     return arguments[0]
 
 
-def _moved(arguments: tuple[Any, ...], count: Count) -> Strided:
+def _moved(arguments: tuple[object, ...], count: Count) -> Strided:
     """Return a tensor of another device as it was before the copy to that device."""
     data, dtype, *_ = _exactly(arguments, Strided, Global, object, object)
     if dtype.name != f"torch.{data.dtype}":
@@ -245,14 +245,14 @@ def _moved(arguments: tuple[Any, ...], count: Count) -> Strided:
     return data  # type: ignore[no-any-return]
 
 
-def _typed(arguments: tuple[Any, ...], count: Count) -> Strided:
+def _typed(arguments: tuple[object, ...], count: Count) -> Strided:
     """Return a tensor with the dtype of its storage: (storage, offset, shape, strides, requires_grad, hooks, marks)."""
     if len(arguments) not in (4, 6, 7) or not isinstance(arguments[0], Storage):
         raise Refused
     return _tensor(arguments[0], arguments[0].dtype, arguments[1:4], arguments[6:])
 
 
-def _untyped(arguments: tuple[Any, ...], count: Count) -> Strided:
+def _untyped(arguments: tuple[object, ...], count: Count) -> Strided:
     """Return a tensor whose storage is one of bytes, with its dtype behind the hooks."""
     if len(arguments) not in (7, 8) or not isinstance(arguments[0], Storage):
         raise Refused
@@ -260,7 +260,7 @@ def _untyped(arguments: tuple[Any, ...], count: Count) -> Strided:
     return _tensor(arguments[0], "" if arguments[0].dtype else dtype, arguments[1:4], arguments[7:])
 
 
-def _tensor(storage: Storage, dtype: str, where: tuple[Any, ...], marks: tuple[Any, ...]) -> Strided:
+def _tensor(storage: Storage, dtype: str, where: tuple[object, ...], marks: tuple[object, ...]) -> Strided:
     if dtype not in TORCH_DTYPES:
         raise Refused("has a tensor whose dtype is not known")
     if any(marks):
@@ -268,7 +268,7 @@ def _tensor(storage: Storage, dtype: str, where: tuple[Any, ...], marks: tuple[A
     return Strided(storage, dtype, *where)
 
 
-def _of_class(arguments: tuple[Any, ...], count: Count) -> Any:
+def _of_class(arguments: tuple[object, ...], count: Count) -> Any:
     """Return a tensor with attributes: (function, class, arguments, attributes)."""
     function, kind, inner, _ = _exactly(arguments, Global, Global, tuple, object)
     if kind.name not in _PLAIN_CLASSES or function.name not in CALLS:
@@ -313,7 +313,7 @@ _DATA = (
 """Prefixes of the names of functions that return tensors or arrays."""
 
 
-def holds_data(value: Any, count: Callable[[], None]) -> bool:
+def holds_data(value: object, count: Callable[[], None]) -> bool:
     """Return whether a value contains a tensor, a storage or an array, at any depth.
 
     Args:

@@ -80,7 +80,7 @@ def read_pickle(data: bytes, path: Path) -> Contents:
     return _Flattening(path, most=len(data)).of(Machine(data, path, placeholders=True).run())
 
 
-class Plain:
+class PlainValues:
     """Converts values of a pickle to plain values, in a bounded number of steps.
 
     Args:
@@ -97,7 +97,7 @@ class Plain:
         if self._left < 0 or depth > MAX_DEPTH:
             raise bad(self._path, f"{printable(name)} is nested too deeply or repeated too often")
 
-    def value(self, value: Any, name: str, depth: int = 0) -> Any:
+    def value(self, value: object, name: str, depth: int = 0) -> Any:
         """Return a value with its tuples and sets as lists, its dtypes and its keys as strings.
 
         Raises:
@@ -134,7 +134,7 @@ class Plain:
         return error
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the class or function that a placeholder represents, or a value's own type."""
     if isinstance(value, Key):
         return kind_of(value.value)
@@ -155,12 +155,12 @@ class _Flattening:
 
     def __init__(self, path: Path, most: int):
         self._path = path
-        self._plain = Plain(path, most)
+        self._plain = PlainValues(path, most)
         self._steps = most * STEPS_PER_BYTE
         self._contents = Contents()
         self._first: CheckpointError | None = None
 
-    def of(self, root: Any) -> Contents:
+    def of(self, root: object) -> Contents:
         """Return the contents of a pickle.
 
         Raises:
@@ -189,7 +189,7 @@ class _Flattening:
             str(bad(self._path, f"its pickle refers to {printable(name)}, which is refused{advice}"))
         )
 
-    def _holds_data(self, value: Any) -> bool:
+    def _holds_data(self, value: object) -> bool:
         return holds_data(value, self._count)
 
     def _count(self) -> None:
@@ -197,15 +197,15 @@ class _Flattening:
         if self._steps < 0:
             raise bad(self._path, "its pickle repeats values too often")
 
-    def _walk(self, value: Any, name: str, depth: int) -> None:
+    def _walk(self, value: object, name: str, depth: int) -> None:
         self._plain.count(name, depth)
         if isinstance(value, dict) and (value or not name):
-            for key, one in value.items():
+            for key, element in value.items():
                 is_odd = isinstance(key, Record | Key)
-                self._enter(f"({kind_of(key)})" if is_odd else str(key), one, name, depth, is_odd=is_odd)
+                self._enter(f"({kind_of(key)})" if is_odd else str(key), element, name, depth, is_odd=is_odd)
         elif isinstance(value, list | tuple) and self._holds_data(value):
-            for number, one in enumerate(value):
-                self._enter(str(number), one, name, depth)
+            for number, element in enumerate(value):
+                self._enter(str(number), element, name, depth)
         elif isinstance(value, Strided):
             check_name(self._path, name)
             self._check_new(name)
@@ -226,7 +226,7 @@ class _Flattening:
         except UnreadableError as error:
             self._contents.unread[name] = str(error)
 
-    def _enter(self, part: str, value: Any, above: str, depth: int, *, is_odd: bool = False) -> None:
+    def _enter(self, part: str, value: object, above: str, depth: int, *, is_odd: bool = False) -> None:
         """Descend into a value; the values of empty or non-string keys get no name, and are skipped or refused."""
         name = f"{above}.{part}" if above else part
         if part and not is_odd:
@@ -240,7 +240,7 @@ class _Flattening:
         else:
             raise bad(self._path, reason)
 
-    def _keep(self, value: Any, name: str, depth: int) -> None:
+    def _keep(self, value: object, name: str, depth: int) -> None:
         """Keep a plain value; a vocabulary's keys may be names that no tensor has."""
         try:
             check_name(self._path, name)

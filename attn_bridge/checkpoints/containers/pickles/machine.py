@@ -148,13 +148,13 @@ class Machine:
             raise self.bad("its pickle is damaged")
         self.push(self._memo[index])
 
-    def name(self, known: str) -> None:
+    def name(self, qualified_name: str) -> None:
         """Push a name, if it is allowed; Python 2's name of the built-in module is that of Python 3."""
-        if known.startswith("__builtin__."):
-            known = f"builtins.{known.removeprefix('__builtin__.')}"
-        if known not in GLOBALS and known not in self._inert and not self._placeholders:
-            raise self.bad(f"its pickle refers to {printable(known)}, which is refused")
-        self.push(Global(known))
+        if qualified_name.startswith("__builtin__."):
+            qualified_name = f"builtins.{qualified_name.removeprefix('__builtin__.')}"
+        if qualified_name not in GLOBALS and qualified_name not in self._inert and not self._placeholders:
+            raise self.bad(f"its pickle refers to {printable(qualified_name)}, which is refused")
+        self.push(Global(qualified_name))
 
     def stack_name(self) -> None:
         """Push the name whose module and name are on the stack."""
@@ -165,24 +165,24 @@ class Machine:
 
     def storage(self) -> None:
         """Push the storage that the tuple on top describes."""
-        found = self.pop()
+        fields = self.pop()
         if (
-            not isinstance(found, tuple)
-            or len(found) != 5
-            or found[0] != "storage"
-            or not isinstance(found[1], Global)
-            or type(found[2]) is not str
-            or type(found[4]) is not int
+            not isinstance(fields, tuple)
+            or len(fields) != 5
+            or fields[0] != "storage"
+            or not isinstance(fields[1], Global)
+            or type(fields[2]) is not str
+            or type(fields[4]) is not int
         ):
             raise self.bad("its pickle refers to something outside that is no storage")
-        kind = found[1].name
+        kind = fields[1].name
         if kind in QUANTISED and self._placeholders:
             self.push(Record(kind, ()))
             return
         dtype = "" if kind == "torch.storage.UntypedStorage" else STORAGES.get(kind.removeprefix("torch."))
         if dtype is None:
             raise self.bad(f"its pickle has a storage of the class {printable(kind)}")
-        self.push(Storage(dtype, found[2], found[4]))
+        self.push(Storage(dtype, fields[2], fields[4]))
 
     def reduce(self) -> None:
         """Push the result of an allowed function, or a placeholder for it."""
@@ -191,10 +191,10 @@ class Machine:
             raise self.bad("its pickle calls something that is no function")
         self.push(self._made(function, arguments))
 
-    def _may_call(self, function: Any) -> bool:
+    def _may_call(self, function: object) -> bool:
         return isinstance(function, Global) or (self._placeholders and isinstance(function, Record))
 
-    def _made(self, function: Global | Record, arguments: tuple[Any, ...]) -> Any:
+    def _made(self, function: Global | Record, arguments: tuple[object, ...]) -> Any:
         name = function.name
         if isinstance(function, Record):  # the result of a placeholder: a method, a class of a class
             return Record(name, (function, arguments))
@@ -217,7 +217,7 @@ class Machine:
         if self._copies < 0:
             raise self.bad("its pickle repeats values too often")
 
-    def new_object(self, keywords: Any = None) -> None:
+    def new_object(self, keywords: object = None) -> None:
         """Push a placeholder for an object of an allowed class, or its supported equivalent."""
         arguments, kind = self.pop(), self.pop()
         is_class = self._placeholders if isinstance(kind, Record) else isinstance(kind, Global)

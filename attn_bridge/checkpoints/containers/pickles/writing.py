@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..base import TensorInfo
 from ..files import c_strides
@@ -63,7 +62,7 @@ class Pickler:
             self.number(value)
         self.raw(b"t")
 
-    def value(self, value: Any) -> None:
+    def value(self, value: object) -> None:
         """Write a plain value, as JSON has it, keys in their order."""
         if value is None or isinstance(value, bool):
             self.raw({None: b"N", True: b"\x88", False: b"\x89"}[value])
@@ -75,14 +74,14 @@ class Pickler:
             self.text(value)
         elif isinstance(value, Mapping):
             self.raw(b"}(")
-            for key, one in sorted(value.items()):
+            for key, element in sorted(value.items()):
                 self.text(key)
-                self.value(one)
+                self.value(element)
             self.raw(b"u")
         elif isinstance(value, Sequence):
             self.raw(b"](")
-            for one in value:
-                self.value(one)
+            for element in value:
+                self.value(element)
             self.raw(b"e")
         else:
             raise TypeError(f"a {type(value).__name__} is no plain value")

@@ -27,8 +27,8 @@ _systems: dict[tuple[Any, ...], Any] = {}
 
 def _system(protocol: str, make: Callable[[], Any]) -> Any:
     """Return a cached file system with its open connections, one per process and environment."""
-    said = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
-    key = os.getpid(), protocol, *said
+    environment = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
+    key = os.getpid(), protocol, *environment
     if key not in _systems:
         _systems.clear()
         _systems[key] = make()

@@ -98,7 +98,7 @@ def fault_of(error: BaseException) -> FaultError:
         return error
     answer = _answer(error)
     status, code = answer.status, answer.code
-    said = f"HTTP {status}" + (f", {code}" if code and code != str(status) else "")
+    status_text = f"HTTP {status}" + (f", {code}" if code and code != str(status) else "")
     names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     if names & set(UNSIGNED):
         return DeniedError("no credentials for it are found")
@@ -109,13 +109,13 @@ def fault_of(error: BaseException) -> FaultError:
     if status == 404 or code in ("NoSuchKey", "NoSuchBucket", "NoSuchUpload"):
         return AbsentError("does not exist" if code != "NoSuchBucket" else "its bucket does not exist")
     if status in (401, 403, 407):
-        return DeniedError(f"access is denied ({said})")
+        return DeniedError(f"access is denied ({status_text})")
     if code in CONFLICTS:
-        return FaultError(f"the store answers {said}", again=True)
+        return FaultError(f"the store answers {status_text}", again=True)
     if status in (409, 412, 416) or code in ("PreconditionFailed", "InvalidRange"):
         return ChangedError("has changed while it was read")
     if status:
-        return FaultError(f"the store answers {said}", again=status in AGAIN)
+        return FaultError(f"the store answers {status_text}", again=status in AGAIN)
     if isinstance(error, RecursionError):  # a redirect that leads back
         return FaultError("the store sends requests elsewhere without end: is its region or endpoint another one?")
     if isinstance(error, FileNotFoundError):
@@ -135,24 +135,24 @@ def fault_of(error: BaseException) -> FaultError:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes."""
     seen: set[int] = set()
-    here: BaseException | None = error
-    while here is not None and id(here) not in seen:
-        seen.add(id(here))
-        yield here
-        here = here.__cause__ or here.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _answer(error: BaseException) -> _Answer:
     """Return the HTTP status, and the store's error code, from an error of any library."""
-    for one in _chain(error):
-        said: Any = getattr(one, "response", None)
-        if isinstance(said, dict):  # botocore's
-            status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = str(said.get("Error", {}).get("Code", ""))
+    for cause in _chain(error):
+        response: Any = getattr(cause, "response", None)
+        if isinstance(response, dict):  # botocore's
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = str(response.get("Error", {}).get("Code", ""))
             return _Answer(status if isinstance(status, int) else 0, printable(code, 60))
-        number = getattr(one, "status", None) or getattr(said, "status_code", None)
-        if number is None and type(one).__name__.lower() == "httperror":  # gcsfs's, urllib's
-            number = getattr(one, "code", None)
+        number = getattr(cause, "status", None) or getattr(response, "status_code", None)
+        if number is None and type(cause).__name__.lower() == "httperror":  # gcsfs's, urllib's
+            number = getattr(cause, "code", None)
         if isinstance(number, int) and 400 <= number < 600:
             return _Answer(number)
     return _Answer()

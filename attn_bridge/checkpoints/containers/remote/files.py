@@ -145,24 +145,24 @@ class RemoteFile(File):
         """Copy read-ahead bytes from the start of a range, waiting for them, and return their number."""
         done = 0
         while done < len(into):
-            here = start + done
+            position = start + done
             with self._lock:
-                found = next((one for one in self._ahead if one[0] <= here < one[0] + len(one[1])), None)
-            if found is None:
+                request = next((one for one in self._ahead if one[0] <= position < one[0] + len(one[1])), None)
+            if request is None:
                 break
-            first, view, job = found
+            first, view, job = request
             try:
                 job.result()
             except (FaultError, CancelledError):  # the caller requests it again, and reports a second failure
                 count = 0
             else:
-                part = view[here - first : here - first + len(into) - done]
+                part = view[position - first : position - first + len(into) - done]
                 into[done : done + len(part)] = part
                 count = len(part)
             done += count
-            if not count or here + count == first + len(view):
+            if not count or position + count == first + len(view):
                 with self._lock, contextlib.suppress(ValueError):
-                    self._ahead.remove(found)
+                    self._ahead.remove(request)
             if not count:
                 break
         return done
@@ -192,10 +192,10 @@ class RemoteFile(File):
         with self._lock:
             for start, block in blocks:
                 self._hold(start, block)
-            held = self._held
+            num_bytes = self._held
         old = []
         with _recent_lock:
-            _recent[id(self)] = weakref.ref(self), held
+            _recent[id(self)] = weakref.ref(self), num_bytes
             _recent.move_to_end(id(self))
             while len(_recent) > 1 and sum(size for _, size in tuple(_recent.values())) > HELD_IN_ALL:
                 old.append(_recent.popitem(last=False)[1][0]())

@@ -45,7 +45,7 @@ _ALONE = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class FilePart:
     """A part of a file: a copy of one span, or a concatenation of several."""
 
     spans: tuple[Span, ...]
@@ -61,7 +61,7 @@ class Part:
         return self.spans[-1].stop - self.spans[0].start
 
 
-def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
+def parts_of(spans: Sequence[Span]) -> Iterator[FilePart]:
     """Cut a file into parts: long spans are copied, short ones are concatenated to parts of sufficient size.
 
     The sufficient size grows with the file, so that the number of parts stays within the store's limit.
@@ -69,34 +69,34 @@ def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
     least = max(LEAST, -(-spans[-1].stop // COUNT)) if spans else LEAST
     sent, most = max(SENT, least), max(MOST, 2 * least)
     waiting: list[Span] = []
-    held = 0
+    num_bytes = 0
     for span in spans:
-        here = span
-        while here.start < here.stop:
-            left = here.stop - here.start
+        rest = span
+        while rest.start < rest.stop:
+            left = rest.stop - rest.start
             is_long = left >= least or span is spans[-1]
-            if here.name and is_long and (not waiting or held >= least):
+            if rest.name and is_long and (not waiting or num_bytes >= least):
                 if waiting:
-                    yield Part(tuple(waiting))
-                    waiting, held = [], 0
+                    yield FilePart(tuple(waiting))
+                    waiting, num_bytes = [], 0
                 count = left if left <= most else min(most, left - least)
-                yield Part((Span(here.start, here.start + count, here.name, here.at),))
+                yield FilePart((Span(rest.start, rest.start + count, rest.name, rest.at),))
             else:
                 # A long enough span completes a part to send, and the rest of the span is copied.
-                has_rest = held < least and here.name and left - (least - held) >= least
+                has_rest = num_bytes < least and rest.name and left - (least - num_bytes) >= least
                 enough = least if has_rest else sent
-                count = min(left, (enough if has_rest else sent + least) - held)  # a short rest goes along
-                waiting.append(Span(here.start, here.start + count, here.name, here.at))
-                held += count
-                if held >= enough:
-                    yield Part(tuple(waiting))
-                    waiting, held = [], 0
-            here = Span(here.start + count, here.stop, here.name, here.at + count)
+                count = min(left, (enough if has_rest else sent + least) - num_bytes)  # a short rest goes along
+                waiting.append(Span(rest.start, rest.start + count, rest.name, rest.at))
+                num_bytes += count
+                if num_bytes >= enough:
+                    yield FilePart(tuple(waiting))
+                    waiting, num_bytes = [], 0
+            rest = Span(rest.start + count, rest.stop, rest.name, rest.at + count)
     if waiting:
-        yield Part(tuple(waiting))
+        yield FilePart(tuple(waiting))
 
 
-def read_part(staged: Staged, part: Part) -> bytearray:
+def read_part(staged: Staged, part: FilePart) -> bytearray:
     """Return the bytes of a part."""
     whole = bytearray(part.size)
     with memoryview(whole) as view:
@@ -153,7 +153,7 @@ class Joined:
             span = part.spans[0]
             for first in range(span.start, span.stop, PART):
                 stop = min(span.stop, first + PART)
-                yield read_part(self.staged, Part((Span(first, stop, span.name, span.at + first - span.start),)))
+                yield read_part(self.staged, FilePart((Span(first, stop, span.name, span.at + first - span.start),)))
 
     def abort(self) -> None:
         """Abandon the file."""
@@ -172,10 +172,10 @@ class S3Joined(Joined):
         """Whether it is longer than a single request's limit, or the store can copy all of it."""
         return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
 
-    def _is_whole(self, part: Part) -> bool:
+    def _is_whole(self, part: FilePart) -> bool:
         return part.size == self.staged.object(part.spans[0].name)[1].size
 
-    def _ask(self, method: str, **options: Any) -> Any:
+    def _ask(self, method: str, **options: object) -> Any:
         return self._run(functools.partial(self._store.call, method, self.key, **options))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -192,7 +192,7 @@ class S3Joined(Joined):
         with ThreadPoolExecutor(AT_ONCE, "attn-bridge-join") as threads:
             self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
 
-    def _add(self, number: int, part: Part) -> tuple[int, str]:
+    def _add(self, number: int, part: FilePart) -> tuple[int, str]:
         named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
         if part.is_copied:
             try:
@@ -203,7 +203,7 @@ class S3Joined(Joined):
         with _ALONE if part.size > SENT + LEAST else contextlib.nullcontext(), _IN_MEMORY:
             return number, self._send(part, named)
 
-    def _copy(self, part: Part, named: dict[str, Any]) -> str:
+    def _copy(self, part: FilePart, named: dict[str, Any]) -> str:
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
@@ -212,7 +212,7 @@ class S3Joined(Joined):
         reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **some, **named)
         return str(reply["CopyPartResult"]["ETag"])
 
-    def _send(self, part: Part, named: dict[str, Any]) -> str:
+    def _send(self, part: FilePart, named: dict[str, Any]) -> str:
         data = read_part(self.staged, part)
         digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
@@ -240,8 +240,8 @@ class S3Joined(Joined):
             except AbsentError:
                 if tries == 1:  # else an earlier try may have come through
                     raise FaultError("what was sent of it is gone") from None
-            found = await self._store.call("head_object", self.key)
-            if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
+            reply = await self._store.call("head_object", self.key)
+            if reply["ContentLength"] != self.size or not reply["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")
 
         self._run(work)
@@ -268,8 +268,8 @@ def abandon(store: Store, keys: Sequence[str]) -> None:
     for key in keys:
         name = key.partition("/")[2]
         with contextlib.suppress(FaultError):
-            found = store.run(functools.partial(store.call, "list_multipart_uploads", key, Prefix=name))
-            for one in found.get("Uploads", ()):
-                if one["Key"] == name:
-                    ask = functools.partial(store.call, "abort_multipart_upload", key, UploadId=one["UploadId"])
+            reply = store.run(functools.partial(store.call, "list_multipart_uploads", key, Prefix=name))
+            for upload in reply.get("Uploads", ()):
+                if upload["Key"] == name:
+                    ask = functools.partial(store.call, "abort_multipart_upload", key, UploadId=upload["UploadId"])
                     store.run(ask)

@@ -15,7 +15,7 @@ from ....printable import printable
 from ..base import CheckpointError
 
 if TYPE_CHECKING:
-    from .stores import Entry, Store
+    from .stores import Store, StoreEntry
 
 
 AT_ONCE = 16
@@ -52,22 +52,22 @@ def is_url(text: str) -> bool:
 
 def split(text: str) -> tuple[str, str]:
     """Split a URL into its protocol, in lower case, and the rest."""
-    found = URL.fullmatch(text)
-    if found is None:
+    hit = URL.fullmatch(text)
+    if hit is None:
         raise ValueError("is no URL")
-    return found[1].lower(), found[2]
+    return hit[1].lower(), hit[2]
 
 
 def shown(text: str) -> str:
     """Return a URL without the user, the password and the query, which may be a signature."""
     protocol, rest = split(text)
-    place, slash, path = rest.partition("/")
-    if ":" in place.rpartition("@")[0] or protocol in WEB:
-        place = place.rpartition("@")[2]
+    host, slash, path = rest.partition("/")
+    if ":" in host.rpartition("@")[0] or protocol in WEB:
+        host = host.rpartition("@")[2]
     if protocol in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
-        place = re.split(r"[?#]", place, maxsplit=1)[0]
-    return f"{protocol}://{place}{slash}{path}"
+        host = re.split(r"[?#]", host, maxsplit=1)[0]
+    return f"{protocol}://{host}{slash}{path}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +109,9 @@ class RemotePath:
 
     def fresh(self) -> RemotePath:
         """Return the same path with an empty cache of the store's metadata."""
-        found = RemotePath(self._key, self)
-        found._query, found._known = self._query, _Known(self._known.protocol)
-        return found
+        fresh_path = RemotePath(self._key, self)
+        fresh_path._query, fresh_path._known = self._query, _Known(self._known.protocol)
+        return fresh_path
 
     # ---- names
 
@@ -179,11 +179,11 @@ class RemotePath:
     @property
     def parents(self) -> tuple[Path, ...]:
         """All folders it is in, the nearest first."""
-        found, here = [], self
-        while here.name:
-            here = cast(RemotePath, here.parent)
-            found.append(as_path(here))
-        return tuple(found)
+        folders, path = [], self
+        while path.name:
+            path = cast(RemotePath, path.parent)
+            folders.append(as_path(path))
+        return tuple(folders)
 
     def __truediv__(self, other: str | PurePath) -> Path:
         part = other.as_posix() if isinstance(other, PurePath) else other
@@ -226,7 +226,7 @@ class RemotePath:
         """The store, connected to."""
         return self._known.store(self)
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> StoreEntry | None:
         """Return the store's metadata of this path; None if it does not exist."""
         return self.store.entry(self._key)
 
@@ -236,13 +236,13 @@ class RemotePath:
 
     def is_file(self) -> bool:
         """Whether a file exists."""
-        found = self.store.entry(self._key, as_file=True)
-        return found is not None and not found.is_folder
+        entry = self.store.entry(self._key, as_file=True)
+        return entry is not None and not entry.is_folder
 
     def is_dir(self) -> bool:
         """Whether a folder exists."""
-        found = self.entry()
-        return found is not None and found.is_folder
+        entry = self.entry()
+        return entry is not None and entry.is_folder
 
     def iterdir(self) -> Iterator[Path]:
         """Yield the entries of a folder."""
@@ -251,10 +251,10 @@ class RemotePath:
 
     def rglob(self, pattern: str) -> Iterator[Path]:
         """Yield everything below a folder; the pattern has to be ``*``."""
-        for one in self.iterdir():
-            yield one
-            if one.is_dir():
-                yield from one.rglob(pattern)
+        for path in self.iterdir():
+            yield path
+            if path.is_dir():
+                yield from path.rglob(pattern)
 
     def stat(self) -> Status:
         """Return the store's metadata of a file.
@@ -262,11 +262,11 @@ class RemotePath:
         Raises:
             OSError: it does not exist.
         """
-        found = self.entry()
-        if found is None:
+        entry = self.entry()
+        if entry is None:
             raise FileNotFoundError(2, "does not exist")
-        digest = hashlib.sha256(found.tag.encode()).digest()
-        return Status(found.size, int.from_bytes(digest[:8], "little"))
+        digest = hashlib.sha256(entry.tag.encode()).digest()
+        return Status(entry.size, int.from_bytes(digest[:8], "little"))
 
     def read_bytes(self) -> bytes:
         """Return a whole file."""
@@ -300,19 +300,19 @@ def as_path(path: RemotePath) -> Path:
     return cast(Path, path)
 
 
-def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
+def to_path(location: str | os.PathLike[str] | RemotePath) -> Path:
     """Return the path that a user names: a local one, or one behind a URL with fresh metadata.
 
     Raises:
         CheckpointError: (a ValueError) a `pathlib.Path` made from a URL.
     """
-    if isinstance(given, RemotePath):
-        return as_path(given.fresh())
-    if isinstance(given, str) and is_url(given):
-        protocol, rest = split(given)
-        return Path(rest) if protocol in LOCAL else as_path(RemotePath(given))
-    path = Path(given)
-    if isinstance(given, PurePath) and path.parts and path.parts[0] in ("s3:", "gs:", "hf:", "http:", "https:"):
+    if isinstance(location, RemotePath):
+        return as_path(location.fresh())
+    if isinstance(location, str) and is_url(location):
+        protocol, rest = split(location)
+        return Path(rest) if protocol in LOCAL else as_path(RemotePath(location))
+    path = Path(location)
+    if isinstance(location, PurePath) and path.parts and path.parts[0] in ("s3:", "gs:", "hf:", "http:", "https:"):
         raise CheckpointError(
             f"a {printable(path.parts[0][:-1])} URL was made a pathlib.Path, which drops one of its slashes; give it "
             "as text"
@@ -330,9 +330,9 @@ def check_writable(target: Path) -> None:
         raise CheckpointError(f"{target}: {UNWRITABLE[target.protocol]}")
 
 
-def text_of(given: str | os.PathLike[str] | RemotePath) -> str:
+def text_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return a path as text that `to_path` parses again, including all secrets."""
-    return given.url if isinstance(given, RemotePath) else os.fspath(given)
+    return path.url if isinstance(path, RemotePath) else os.fspath(path)
 
 
 def is_remote(path: object) -> bool:

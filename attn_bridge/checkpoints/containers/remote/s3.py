@@ -15,7 +15,7 @@ from typing import Any
 
 from ....printable import printable
 from .faults import AbsentError, ChangedError, FaultError, as_faults, take
-from .stores import FOLDER, Entry, Store
+from .stores import FOLDER, Store, StoreEntry
 
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
@@ -67,14 +67,14 @@ class S3Store(Store):
     @classmethod
     def system(cls, kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
-        given = {"max_pool_connections": 2 * cls.at_once, "retries": {"total_max_attempts": 1}, **WAIT}
-        given |= {"request_checksum_calculation": "when_required"}  # uploads carry an MD5
-        found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
-        found.retries = 1  # made again by us: by both of us, it would be the square of it
-        session = importlib.import_module("aiobotocore.session").AioSession(**found.kwargs)
+        config = {"max_pool_connections": 2 * cls.at_once, "retries": {"total_max_attempts": 1}, **WAIT}
+        config |= {"request_checksum_calculation": "when_required"}  # uploads carry an MD5
+        system = kind(config_kwargs=config, skip_instance_cache=True, use_listings_cache=False)
+        system.retries = 1  # made again by us: by both of us, it would be the square of it
+        session = importlib.import_module("aiobotocore.session").AioSession(**system.kwargs)
         session.register_component("data_loader", loader(session.get_config_variable("data_path")))
-        found.session = session
-        return found
+        system.session = session
+        return system
 
     async def call(self, method: str, key: str, **options: Any) -> Any:
         """Call a method of botocore's client for an object, or for the bucket where a prefix is given."""
@@ -82,12 +82,12 @@ class S3Store(Store):
         named = {"Key": name} if name and "Prefix" not in options else {}
         return await self._system._call_s3(method, Bucket=bucket, **named, **options)
 
-    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+    async def _info(self, key: str, as_file: bool = False) -> StoreEntry | None:
         if "/" in key:
             try:
                 with as_faults():
-                    found = await self.call("head_object", key)
-                return Entry(int(found["ContentLength"]), str(found.get("ETag", "")))
+                    reply = await self.call("head_object", key)
+                return StoreEntry(int(reply["ContentLength"]), str(reply.get("ETag", "")))
             except AbsentError:
                 if as_file:
                     return None
@@ -97,38 +97,40 @@ class S3Store(Store):
         self.note(key, inside)
         return FOLDER
 
-    async def _list(self, key: str) -> dict[str, Entry]:
+    async def _list(self, key: str) -> dict[str, StoreEntry]:
         return await self._listed(key, Delimiter="/")
 
-    async def _find(self, key: str) -> dict[str, Entry]:
-        found = await self._listed(key)
-        return {name: one for name, one in found.items() if not name.endswith("/")}
+    async def _find(self, key: str) -> dict[str, StoreEntry]:
+        entries = await self._listed(key)
+        return {name: one for name, one in entries.items() if not name.endswith("/")}
 
-    async def _listed(self, key: str, **options: str) -> dict[str, Entry]:
+    async def _listed(self, key: str, **options: str) -> dict[str, StoreEntry]:
         prefix = key.partition("/")[2]
         prefix = f"{prefix}/" if prefix else ""
-        found: dict[str, Entry] = {}
+        entries: dict[str, StoreEntry] = {}
         more: dict[str, str] = {}
         while True:
             page = await self.call("list_objects_v2", key, Prefix=prefix, **options, **more)
-            for one in page.get("CommonPrefixes", ()):
-                found[one["Prefix"][len(prefix) : -1]] = FOLDER
-            for one in page.get("Contents", ()):
-                if one["Key"] != prefix:
-                    found[one["Key"][len(prefix) :]] = Entry(int(one["Size"]), str(one.get("ETag", "")))
+            for listing in page.get("CommonPrefixes", ()):
+                entries[listing["Prefix"][len(prefix) : -1]] = FOLDER
+            for listing in page.get("Contents", ()):
+                if listing["Key"] != prefix:
+                    entries[listing["Key"][len(prefix) :]] = StoreEntry(
+                        int(listing["Size"]), str(listing.get("ETag", ""))
+                    )
             if not page.get("IsTruncated"):
-                return found
+                return entries
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
-    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+    async def _get(self, key: str, entry: StoreEntry, start: int, into: memoryview) -> None:
         tied = {"IfMatch": entry.tag} if entry.tag else {}
         reply = await self.call("get_object", key, Range=f"bytes={start}-{start + len(into) - 1}", **tied)
         body = reply["Body"]
         try:
             if entry.tag and reply.get("ETag", entry.tag) != entry.tag:
                 raise ChangedError("has changed while it was read")
-            told = str(reply.get("ContentRange", ""))
-            if not told.startswith(f"bytes {start}-{start + len(into) - 1}/"):
+            content_range = str(reply.get("ContentRange", ""))
+            if not content_range.startswith(f"bytes {start}-{start + len(into) - 1}/"):
                 raise FaultError("the store answers with another range than was asked for", again=True)
             await take(into, lambda: body.read(PIECE))
         finally:
@@ -140,10 +142,10 @@ class S3Store(Store):
                 reply = await self.call("get_object", key, Range=f"bytes=0-{SMALL - 1}")
             body = reply["Body"]
             try:
-                told = re.fullmatch(r"bytes 0-(\d+)/(\d+)", str(reply.get("ContentRange", "")))
-                if told is None or int(told[1]) + 1 != int(told[2]) or int(told[2]) > SMALL:
+                hit = re.fullmatch(r"bytes 0-(\d+)/(\d+)", str(reply.get("ContentRange", "")))
+                if hit is None or int(hit[1]) + 1 != int(hit[2]) or int(hit[2]) > SMALL:
                     return None
-                data = bytearray(int(told[2]))
+                data = bytearray(int(hit[2]))
                 await take(memoryview(data), lambda: body.read(PIECE))
                 return bytes(data)
             finally:
@@ -172,15 +174,15 @@ class S3Store(Store):
         """Read an object back, and compare it with the bytes sent."""
         for first in range(0, len(data), PIECE_BACK):
             part = data[first : first + PIECE_BACK]
-            found = memoryview(bytearray(len(part)))
-            await self._get(key, Entry(len(data), tag), first, found)
-            if bytes(found) != bytes(part):
+            object_bytes = memoryview(bytearray(len(part)))
+            await self._get(key, StoreEntry(len(data), tag), first, object_bytes)
+            if bytes(object_bytes) != bytes(part):
                 raise FaultError("holds other bytes than were written", again=True)
 
     async def _delete(self, keys: Sequence[str]) -> None:
         bucket = keys[0].partition("/")[0]
         named = [{"Key": key.partition("/")[2]} for key in keys]
-        said = await self.call("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
-        if said.get("Errors"):
-            code = str(said["Errors"][0].get("Code", ""))
+        reply = await self.call("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
+        if reply.get("Errors"):
+            code = str(reply["Errors"][0].get("Code", ""))
             raise FaultError(f"the store answers {printable(code, 60)}", again=code in ("InternalError", "SlowDown"))

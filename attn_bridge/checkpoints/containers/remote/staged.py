@@ -19,7 +19,7 @@ from ....printable import printable
 from ..files import bad
 from ..writing import Threads
 from .faults import FaultError
-from .stores import Entry, Store
+from .stores import Store, StoreEntry
 
 LEAST, PACK = 5 << 20, 1 << 23
 """Bytes of an object, usually, and where a worker writes many; S3 copies nothing that is smaller."""
@@ -63,32 +63,32 @@ class Cover:
         first = max(0, bisect.bisect_right(self._starts, span.start) - 1)
         last = bisect.bisect_left(self._starts, span.stop)
         new: list[Span] = []
-        for one in self._spans[first:last]:
-            if one.start < span.start:
-                new.append(Span(one.start, min(one.stop, span.start), one.name, one.at))
-            if one.stop > span.stop:
-                new.append(Span(max(one.start, span.stop), one.stop, one.name, one.at + max(0, span.stop - one.start)))
-        new = sorted([*new, span], key=lambda one: one.start)
+        for old in self._spans[first:last]:
+            if old.start < span.start:
+                new.append(Span(old.start, min(old.stop, span.start), old.name, old.at))
+            if old.stop > span.stop:
+                new.append(Span(max(old.start, span.stop), old.stop, old.name, old.at + max(0, span.stop - old.start)))
+        new = sorted([*new, span], key=lambda old: old.start)
         self._spans[first:last] = new
         self._starts[first:last] = [one.start for one in new]
 
     def between(self, start: int, stop: int) -> list[Span]:
         """Return all that is noted of a range, in order, with zeros where nothing is."""
-        found: list[Span] = []
-        here = start
-        for one in self._spans[max(0, bisect.bisect_right(self._starts, start) - 1) :]:
-            if one.start >= stop:
+        spans: list[Span] = []
+        position = start
+        for span in self._spans[max(0, bisect.bisect_right(self._starts, start) - 1) :]:
+            if span.start >= stop:
                 break
-            if one.stop <= here:
+            if span.stop <= position:
                 continue
-            begin, end = max(one.start, here), min(one.stop, stop)
-            if begin > here:
-                found.append(Span(here, begin, "", 0))
-            found.append(Span(begin, end, one.name, one.at + begin - one.start))
-            here = end
-        if here < stop:
-            found.append(Span(here, stop, "", 0))
-        return found
+            begin, end = max(span.start, position), min(span.stop, stop)
+            if begin > position:
+                spans.append(Span(position, begin, "", 0))
+            spans.append(Span(begin, end, span.name, span.at + begin - span.start))
+            position = end
+        if position < stop:
+            spans.append(Span(position, stop, "", 0))
+        return spans
 
     @property
     def stop(self) -> int:
@@ -101,12 +101,12 @@ def _split(segments: list[tuple[str, int, int]], count: int) -> tuple[list[Any],
     first: list[Any] = []
     rest: list[Any] = []
     for file, start, size in segments:
-        here = min(size, count)
-        count -= here
-        if here:
-            first.append((file, start, here))
-        if size > here:
-            rest.append((file, start + here, size - here))
+        head_size = min(size, count)
+        count -= head_size
+        if head_size:
+            first.append((file, start, head_size))
+        if size > head_size:
+            rest.append((file, start + head_size, size - head_size))
     return first, rest
 
 
@@ -250,7 +250,7 @@ class Staged:
 
     # ---- staged contents
 
-    def take(self, notes: Iterable[Mapping[str, Any]]) -> None:
+    def take(self, notes: Iterable[Mapping[str, object]]) -> None:
         """Register the notes of other processes, the latest last.
 
         Raises:
@@ -275,8 +275,8 @@ class Staged:
         with self._lock:
             while self._sending:
                 self._sending.popleft()[1].exception()
-            for one in (self._sizes, self._covers, self._objects, self._held, self._changed):
-                one.clear()
+            for collection in (self._sizes, self._covers, self._objects, self._held, self._changed):
+                collection.clear()
             self._buffer, self._segments, self._notes = bytearray(), [], []
 
     def files(self) -> dict[str, int]:
@@ -290,10 +290,10 @@ class Staged:
         with self._lock:
             return self._covers[file].between(start, stop) if file in self._covers else [Span(start, stop, "", 0)]
 
-    def object(self, name: str) -> tuple[str, Entry]:
+    def object(self, name: str) -> tuple[str, StoreEntry]:
         """Return the key of an object, and its store metadata."""
         size, tag = self._objects[name]
-        return f"{self.folder}/{name}", Entry(size, tag)
+        return f"{self.folder}/{name}", StoreEntry(size, tag)
 
     # ---- reading
 

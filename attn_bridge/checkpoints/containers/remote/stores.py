@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class StoreEntry:
     """A store's metadata of a name.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry:
     head: bytes = b""
 
 
-FOLDER = Entry(0, is_folder=True)
+FOLDER = StoreEntry(0, is_folder=True)
 
 
 class Store:
@@ -74,8 +74,8 @@ class Store:
 
     def __init__(self, path: RemotePath, system: Any):
         self._path, self._protocol, self._root, self._system = path, path.protocol, path.key, system
-        self._folders: dict[str, dict[str, Entry]] = {}
-        self._entries: dict[str, Entry | None] = {}
+        self._folders: dict[str, dict[str, StoreEntry]] = {}
+        self._entries: dict[str, StoreEntry | None] = {}
         self._no_files: set[str] = set()
         self.guessed: set[str] = set()  # folders that may hold more than is known
         self._stale: set[str] = set()
@@ -92,7 +92,7 @@ class Store:
 
     # ---- methods that other kinds of stores override
 
-    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+    async def _info(self, key: str, as_file: bool = False) -> StoreEntry | None:
         """Return the metadata of a name; with `as_file`, folders need not be recognised."""
         try:
             with as_faults():
@@ -100,22 +100,22 @@ class Store:
         except AbsentError:
             return None
 
-    async def _list(self, key: str) -> dict[str, Entry]:
+    async def _list(self, key: str) -> dict[str, StoreEntry]:
         """Return the entries of a folder."""
         refreshes = {"refresh": True} if "refresh" in inspect.signature(self._system.ls).parameters else {}
         name = await self._name(key)
-        found = await self._call("ls", name, detail=True, **refreshes)
-        inside = {str(one["name"]).rstrip("/").rpartition("/")[2]: one for one in found}
+        listing = await self._call("ls", name, detail=True, **refreshes)
+        inside = {str(one["name"]).rstrip("/").rpartition("/")[2]: one for one in listing}
         own = str(name).rstrip("/")
         return {short: entry_of(one) for short, one in inside.items() if str(one["name"]).rstrip("/") != own}
 
-    async def _find(self, key: str) -> dict[str, Entry]:
+    async def _find(self, key: str) -> dict[str, StoreEntry]:
         """Return all files below a folder, by their names from it on."""
         name = await self._name(key)
-        found = await self._call("find", name, detail=True)
-        return {str(path)[len(name) + 1 :]: entry_of(one) for path, one in found.items()}
+        listing = await self._call("find", name, detail=True)
+        return {str(path)[len(name) + 1 :]: entry_of(one) for path, one in listing.items()}
 
-    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+    async def _get(self, key: str, entry: StoreEntry, start: int, into: memoryview) -> None:
         """Fill `into` with bytes of a file from position `start` on; a shorter answer is an error."""
         data = await self._call("cat_file", await self._name(key), start=start, end=start + len(into))
         fill(into, data)
@@ -124,7 +124,7 @@ class Store:
         """Return all of an object by one request, or None where that can't be done; absence is an `AbsentError`."""
         return None
 
-    async def _confirm(self, key: str, entry: Entry) -> None:
+    async def _confirm(self, key: str, entry: StoreEntry) -> None:
         """Check that a file is unchanged: a separate request, for stores whose ranges are not tied to a version."""
         now = await self._info(key)
         if now is None or (now.size, now.tag) != (entry.size, entry.tag):
@@ -136,11 +136,11 @@ class Store:
             raise ChangedError("is there already")
         name = await self._name(key)
         await self._call("pipe_file", name, bytes(data))
-        found = await self._info(key)
+        entry = await self._info(key)
         back = await self._call("cat_file", name)
-        if found is None or bytes(back) != bytes(data):
+        if entry is None or bytes(back) != bytes(data):
             raise FaultError("holds other bytes than were written", again=True)
-        return found.tag
+        return entry.tag
 
     async def _delete(self, keys: Sequence[str]) -> None:
         """Delete objects; missing ones are not an error."""
@@ -154,7 +154,7 @@ class Store:
         """Return a name in the form of fsspec's file system."""
         return str(self._system._strip_protocol(f"{self._protocol}://{key}"))
 
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _call(self, method: str, *arguments: object, **options: object) -> Any:
         """Call a method of the file system, which may be a coroutine or one that blocks."""
         if getattr(self._system, "async_impl", False):
             return await getattr(self._system, f"_{method}")(*arguments, **options)
@@ -171,8 +171,8 @@ class Store:
             FaultError: after all tries.
         """
         asyn = importlib.import_module("fsspec.asyn")
-        found: Result = asyn.sync(asyn.get_loop(), lambda: self._patiently(work))
-        return found
+        result: Result = asyn.sync(asyn.get_loop(), lambda: self._patiently(work))
+        return result
 
     async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Make a request in its turn, and again where it fails."""
@@ -183,12 +183,14 @@ class Store:
                 return await work()
 
         try:
-            found = await patiently(once, min(faults.TRIES, faults.TRIES_WHILE_DOWN) if self._is_down else faults.TRIES)
+            result = await patiently(
+                once, min(faults.TRIES, faults.TRIES_WHILE_DOWN) if self._is_down else faults.TRIES
+            )
         except GivenUpError:
             self._is_down = True
             raise
         self._is_down = False
-        return found
+        return result
 
     # ---- existing entries
 
@@ -211,7 +213,7 @@ class Store:
             self._stale.discard(key)
             self.children(key)
 
-    def entry(self, key: str, *, as_file: bool = False) -> Entry | None:
+    def entry(self, key: str, *, as_file: bool = False) -> StoreEntry | None:
         """Return the entry of a name; None if it does not exist (or, `as_file`, is a folder).
 
         A name that may not be read counts as missing, except the root that the user named: stores deny access to
@@ -237,21 +239,21 @@ class Store:
             if as_file and key in self._no_files:
                 return None
         try:
-            found = self.run(lambda: self._info(key, as_file))
+            entry = self.run(lambda: self._info(key, as_file))
         except DeniedError as fault:
             if key == self._root:
                 raise bad(self.shown(key), str(fault)) from None
-            found = None
+            entry = None
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
         with self._lock:
-            if found is None and as_file:
+            if entry is None and as_file:
                 self._no_files.add(key)
             else:
-                self._entries[key] = found
-        return found
+                self._entries[key] = entry
+        return entry
 
-    def children(self, key: str) -> dict[str, Entry]:
+    def children(self, key: str) -> dict[str, StoreEntry]:
         """Return the entries of a folder, by name.
 
         Raises:
@@ -262,17 +264,17 @@ class Store:
             if key in self._folders:
                 return self._folders[key]
         try:
-            found = self.run(lambda: self._list(key))
+            entries = self.run(lambda: self._list(key))
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
-        return self.note(key, found)
+        return self.note(key, entries)
 
-    def note(self, key: str, inside: dict[str, Entry]) -> dict[str, Entry]:
+    def note(self, key: str, inside: dict[str, StoreEntry]) -> dict[str, StoreEntry]:
         """Cache the entries of a folder, and return them sorted by name."""
-        found = {name: inside[name] for name in sorted(inside)}
+        entries = {name: inside[name] for name in sorted(inside)}
         with self._lock:
-            self._folders[key] = found
-        return found
+            self._folders[key] = entries
+        return entries
 
     def survey(self, key: str, ending: str = "") -> None:
         """List everything below a folder at once, and read the beginnings of the files with that ending, if any.
@@ -294,15 +296,15 @@ class Store:
                 for name, head in wanted.items()
             ],
         )
-        folders: dict[str, dict[str, Entry]] = {key: {}}
+        folders: dict[str, dict[str, StoreEntry]] = {key: {}}
         for name in sorted(below):
             entry = dataclasses.replace(below[name], head=bytes(wanted.get(name, b"")))
-            here, (*above, last) = key, name.split("/")
+            folder, (*above, last) = key, name.split("/")
             for part in above:
-                folders[here][part] = FOLDER
-                here = f"{here}/{part}"
-                folders.setdefault(here, {})
-            folders[here][last] = entry
+                folders[folder][part] = FOLDER
+                folder = f"{folder}/{part}"
+                folders.setdefault(folder, {})
+            folders[folder][last] = entry
         with self._lock:
             self._folders.update(folders)
             self._surveyed.add(key)
@@ -343,9 +345,9 @@ class Store:
         """
         try:
             while True:
-                found = self.run(lambda: self._get_small(key))
-                if found is not None:
-                    return found
+                content = self.run(lambda: self._get_small(key))
+                if content is not None:
+                    return content
                 entry = self.run(lambda: self._info(key, True))
                 if entry is None:
                     return None
@@ -359,7 +361,7 @@ class Store:
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
 
-    def below(self, key: str) -> dict[str, Entry]:
+    def below(self, key: str) -> dict[str, StoreEntry]:
         """Return all files below a folder as they are now, by their names from it on.
 
         Raises:
@@ -395,8 +397,8 @@ class Store:
         async def work() -> None:
             name = await self._name(key)
             await asyncio.wrap_future(_STREAMS.submit(self._stream, name, pieces()))
-            found = await self._info(key)
-            if found is None or found.size != size:
+            entry = await self._info(key)
+            if entry is None or entry.size != size:
                 raise FaultError("is not as long as what was written")
 
         try:
@@ -418,7 +420,7 @@ class Store:
 
     # ---- reading
 
-    def read(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def read(self, key: str, entry: StoreEntry, ranges: Sequence[tuple[int, memoryview]]) -> None:
         """Fill memory with bytes of a file, each from a position on; all at the same time.
 
         Raises:
@@ -429,7 +431,7 @@ class Store:
         if not self.is_tied:
             self._gather(key, [functools.partial(self._confirm, key, entry)])
 
-    def begin(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> Future[None]:
+    def begin(self, key: str, entry: StoreEntry, ranges: Sequence[tuple[int, memoryview]]) -> Future[None]:
         """Begin to fill memory as `read` does; return a future, which fails with a `FaultError`."""
         cut = [part for start, into in ranges for part in parts(start, into)]
 
@@ -486,10 +488,10 @@ def fill(into: memoryview, data: bytes) -> None:
     into[:] = data
 
 
-def entry_of(found: dict[str, Any]) -> Entry:
+def entry_of(metadata: dict[str, Any]) -> StoreEntry:
     """Return the entry for fsspec's metadata of a name."""
-    if found.get("type") == "directory":
+    if metadata.get("type") == "directory":
         return FOLDER
-    size = found.get("size")
-    tag = next((str(found[name]) for name in TAGS if found.get(name)), "")
-    return Entry(size if isinstance(size, int) else -1, tag)
+    size = metadata.get("size")
+    tag = next((str(metadata[name]) for name in TAGS if metadata.get(name)), "")
+    return StoreEntry(size if isinstance(size, int) else -1, tag)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..files import unwritable
-from ..writing import Target, as_bytes
+from ..writing import TargetFile, as_bytes
 from .paths import RemotePath, as_path
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class StagedPath(RemotePath):
         self.staged.write(self.file, 0, memoryview(data))
 
 
-class StagedTarget(Target):
+class StagedTarget(TargetFile):
     """A file of a store, written by position."""
 
     def __init__(self, path: Path, size: int | None = None):
@@ -61,13 +61,13 @@ class StagedTarget(Target):
         self._staged, self._file = own.staged, own.file
         self._staged.begin(self._file, size)
 
-    def write(self, start: int, data: Any) -> None:
+    def write(self, start: int, data: object) -> None:
         """Write bytes at a position."""
         self._staged.write(self._file, start, as_bytes(data))
 
     joins = True
 
-    def fill(self, start: int, data: Any) -> None:
+    def fill(self, start: int, data: object) -> None:
         """Write the bytes that no worker of this plan has written."""
         view = as_bytes(data)
         for span in self._staged.spans(self._file, start, start + len(view)):
@@ -81,9 +81,9 @@ class StagedTarget(Target):
         """Do nothing."""
 
 
-def open_target(path: Path, size: int | None = None, *, past_cache: bool = True) -> Target:
-    """Begin to write a file by position, or continue an existing one; `past_cache`: see `Target`."""
-    return StagedTarget(path, size) if isinstance(path, StagedPath) else Target(path, size, past_cache=past_cache)
+def open_target(path: Path, size: int | None = None, *, past_cache: bool = True) -> TargetFile:
+    """Begin to write a file by position, or continue an existing one; `past_cache`: see `TargetFile`."""
+    return StagedTarget(path, size) if isinstance(path, StagedPath) else TargetFile(path, size, past_cache=past_cache)
 
 
 def put(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from ..base import DCP_METADATA, ORBAX_METADATA
 from . import faults
 from .faults import AbsentError, ChangedError, DeniedError, FaultError, SlowError, as_faults
-from .stores import FOLDER, HEAD, Entry, Store
+from .stores import FOLDER, HEAD, Store, StoreEntry
 
 if TYPE_CHECKING:
     from .paths import RemotePath
@@ -54,7 +54,7 @@ class WebStore(Store):
         super().__init__(path, system)
         self._query = path.url.partition("?")[2]
         self._pages: set[str] = set()  # names for which the server sends a page
-        self._nowhere: dict[str, Entry | None] = {}  # folder -> its answer for a missing name
+        self._nowhere: dict[str, StoreEntry | None] = {}  # folder -> its answer for a missing name
         self._asking = asyncio.Lock()
 
     def _url(self, key: str) -> str:
@@ -80,18 +80,18 @@ class WebStore(Store):
                 raise FaultError(f"its server answers HTTP {reply.status} and no URL to go to")
             yield reply
 
-    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
-        found = await self._file(key)
-        if found is None and not as_file:
+    async def _info(self, key: str, as_file: bool = False) -> StoreEntry | None:
+        entry = await self._file(key)
+        if entry is None and not as_file:
             inside = await self._list(key)
             if inside:
                 self.note(key, inside)
                 return FOLDER
             if key == self._root and key in self._pages:
                 raise FaultError(PAGE)
-        return found
+        return entry
 
-    async def _file(self, key: str) -> Entry | None:
+    async def _file(self, key: str) -> StoreEntry | None:
         """Return the metadata of a file; None if the server answers as it does for a missing name."""
         entry = await self._answered(key)
         folder = key.rpartition("/")[0]
@@ -110,7 +110,7 @@ class WebStore(Store):
         is_same = nowhere is not None and (nowhere.size, nowhere.head) == (entry.size, entry.head)
         return None if is_same else entry
 
-    async def _answered(self, key: str) -> Entry | None:
+    async def _answered(self, key: str) -> StoreEntry | None:
         """Return a server's answer for a name, with the beginning of the file.
 
         A page whose URL ends in a slash is a folder; any other page counts as a missing file.
@@ -121,7 +121,7 @@ class WebStore(Store):
             if reply.status == 416:
                 size = _total(reply)
                 if size == 0:
-                    return Entry(0, _tag(reply))
+                    return StoreEntry(0, _tag(reply))
             reply.raise_for_status()
             is_page = reply.headers.get("Content-Type", "").startswith("text/html")
             if is_page and reply.url.path.endswith("/"):
@@ -144,10 +144,10 @@ class WebStore(Store):
                 raise FaultError("its server does not say how many bytes it has")
             if len(head) < most:
                 raise FaultError(f"the store sends {len(head)} bytes of {most}", again=True)
-            return Entry(size, _tag(reply), head=head)
+            return StoreEntry(size, _tag(reply), head=head)
 
-    async def _list(self, key: str) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+    async def _list(self, key: str) -> dict[str, StoreEntry]:
+        entries: dict[str, StoreEntry] = {}
         try:
             with as_faults():
                 async with self._request(key, "/") as reply:
@@ -160,14 +160,14 @@ class WebStore(Store):
             name = unquote(link.decode("utf-8", "replace")).removeprefix("./")
             short = name.removesuffix("/")
             if short and "/" not in short and short not in (".", ".."):
-                found[short] = FOLDER if name.endswith("/") else Entry(-1)
-        if not found:
+                entries[short] = FOLDER if name.endswith("/") else StoreEntry(-1)
+        if not entries:
             self.guessed.add(key)
             usual = await asyncio.gather(*(self._perhaps(f"{key}/{name}") for name in USUAL))
-            found = {name: one for name, one in zip(USUAL, usual, strict=True) if one is not None}
-        return found
+            entries = {name: one for name, one in zip(USUAL, usual, strict=True) if one is not None}
+        return entries
 
-    async def _perhaps(self, key: str) -> Entry | None:
+    async def _perhaps(self, key: str) -> StoreEntry | None:
         """Return the metadata of a file; None if access is denied."""
         try:
             with as_faults():
@@ -175,7 +175,7 @@ class WebStore(Store):
         except DeniedError:
             return None
 
-    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+    async def _get(self, key: str, entry: StoreEntry, start: int, into: memoryview) -> None:
         tag = entry.tag if entry.tag.startswith('"') else ""
         tied = {"If-Match": tag} if tag else {}
         stop = start + len(into)
@@ -184,8 +184,8 @@ class WebStore(Store):
             if entry.tag and _tag(reply) != entry.tag:
                 raise ChangedError("has changed while it was read")
             if reply.status == 206:
-                told = reply.headers.get("Content-Range", "")
-                if told.partition("/")[0] != f"bytes {start}-{stop - 1}":
+                content_range = reply.headers.get("Content-Range", "")
+                if content_range.partition("/")[0] != f"bytes {start}-{stop - 1}":
                     raise FaultError(OTHER, again=True)
                 if _total(reply) not in (None, entry.size):
                     raise ChangedError("has changed while it was read")
@@ -229,18 +229,18 @@ class HubStore(Store):
 
     def _at_commit(self, key: str) -> str:
         """Return a name with the commit in it."""
-        found = self._system.resolve_path(key)
-        if not hasattr(found, "repo_id"):
+        hub_path = self._system.resolve_path(key)
+        if not hasattr(hub_path, "repo_id"):
             return key  # a bucket of the hub, which has no commits
-        place = found.repo_type, found.repo_id, found.revision
-        if place not in self._commits:
+        repository = hub_path.repo_type, hub_path.repo_id, hub_path.revision
+        if repository not in self._commits:
             api = self._system._api
-            info = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
-            self._commits[place] = str(info.sha)
-        kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
-        return f"{kind}{found.repo_id}@{self._commits[place]}/{found.path_in_repo}".rstrip("/")
+            info = api.repo_info(hub_path.repo_id, repo_type=hub_path.repo_type, revision=hub_path.revision)
+            self._commits[repository] = str(info.sha)
+        kind = "" if hub_path.repo_type == "model" else f"{hub_path.repo_type}s/"
+        return f"{kind}{hub_path.repo_id}@{self._commits[repository]}/{hub_path.path_in_repo}".rstrip("/")
 
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _call(self, method: str, *arguments: object, **options: object) -> Any:
         if method == "cat_file":
             options["cache_type"] = "none"  # or else five MiB beyond the range are read
         return await super()._call(method, *arguments, **options)

@@ -37,15 +37,15 @@ def parse(text: str, environment: Mapping[str, str] = os.environ) -> tuple[int, 
         values = [environment.get(name) for name in names]
         if None in values:
             continue
-        said = ", ".join(f"{name}={printable(value)}" for name, value in zip(names, values, strict=True))
+        assignments = ", ".join(f"{name}={printable(value)}" for name, value in zip(names, values, strict=True))
         if not all(re.fullmatch("[0-9]{1,9}", value or "") for value in values):
-            raise CheckpointError(f"--worker {AUTO}: {said} must be whole numbers")
-        return _checked(f"--worker {AUTO}: {said}", *(int(value or "") for value in values))
-    known = ", or ".join(f"{' and '.join(names)} ({launcher})" for launcher, names in LAUNCHERS.items())
-    raise CheckpointError(f"--worker {AUTO} needs {known} in the environment; else say --worker I/N")
+            raise CheckpointError(f"--worker {AUTO}: {assignments} must be whole numbers")
+        return _checked(f"--worker {AUTO}: {assignments}", *(int(value or "") for value in values))
+    launchers = ", or ".join(f"{' and '.join(names)} ({launcher})" for launcher, names in LAUNCHERS.items())
+    raise CheckpointError(f"--worker {AUTO} needs {launchers} in the environment; else say --worker I/N")
 
 
-def _checked(said: str, index: int, count: int) -> tuple[int, int]:
+def _checked(subject: str, index: int, count: int) -> tuple[int, int]:
     if not 0 <= index < count <= MOST:
-        raise CheckpointError(f"{said}: workers are counted from 0, and of N there are 0 to N - 1, N at most {MOST}")
+        raise CheckpointError(f"{subject}: workers are counted from 0, and of N there are 0 to N - 1, N at most {MOST}")
     return index, count

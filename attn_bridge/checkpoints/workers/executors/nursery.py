@@ -80,10 +80,10 @@ class Nursery:
         end(self._child)
 
 
-def tell(child: Child, said: dict[str, Any]) -> None:
+def tell(child: Child, message: dict[str, Any]) -> None:
     """Write a line of JSON to a process."""
     with contextlib.suppress(BrokenPipeError):  # it has ended already, and its report has the reason
-        child.stdin.write(json.dumps(said).encode() + b"\n")
+        child.stdin.write(json.dumps(message).encode() + b"\n")
         child.stdin.flush()
 
 
@@ -171,11 +171,11 @@ def serve(pipe: int, lines: TextIO) -> int:
     expected = read_line(pipe)
     if expected is None:  # nothing was to be done
         return 0
-    said = threading.Lock()
+    lock = threading.Lock()
 
-    def say(found: dict[str, Any]) -> None:
-        with said:
-            print(json.dumps(found), file=lines, flush=True)
+    def say(message: dict[str, Any]) -> None:
+        with lock:
+            print(json.dumps(message), file=lines, flush=True)
 
     request = Request(**expected["request"])
     workers = _Forked(request, expected["count"], lambda count, name: say({"done": count, "name": name}))

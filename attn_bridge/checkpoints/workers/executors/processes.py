@@ -57,10 +57,10 @@ def do_share_of(prepared: Prepared, identity: str, asked: dict[str, Any], advanc
 
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
     """Do the share of one worker of a run."""
-    place = place_of(prepared.target)
-    with place.helping(job), copying.beside(job.workers):
+    staging_area = place_of(prepared.target)
+    with staging_area.helping(job), copying.beside(job.workers):
         mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
-        work(prepared, place, mine, job, run, advance)
+        work(prepared, staging_area, mine, job, run, advance)
 
 
 def report(work: Callable[[Advance], None], lines: TextIO) -> int:
@@ -82,8 +82,8 @@ def read_line(pipe: int) -> dict[str, Any] | None:
     """Return the next JSON line of a pipe, or None if the pipe ends before."""
     with open(pipe, "rb", buffering=0, closefd=False) as lines:  # nothing of what follows is taken
         line = lines.readline()
-    said: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
-    return said
+    message: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+    return message
 
 
 def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
@@ -91,8 +91,8 @@ def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
     heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
-        while (said := read_line(pipe)) is not None:
-            heard.put(said)
+        while (message := read_line(pipe)) is not None:
+            heard.put(message)
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
@@ -150,25 +150,25 @@ class Watched:
 
     def _listen(self, child: Child, name: str) -> None:
         """Read the reports of a process until it ends."""
-        said = False
+        has_error = False
         for line in child.stdout:
             try:
-                found = json.loads(line)
+                message = json.loads(line)
             except ValueError:  # printed by a library, or cut short by a kill
                 continue
-            if not isinstance(found, dict):
+            if not isinstance(message, dict):
                 continue
-            if "error" in found:
-                said = True
-                kind = DiskFullError if found.get("is_full") else CheckpointError
-                self._errors.append(kind(found["error"]))
+            if "error" in message:
+                has_error = True
+                kind = DiskFullError if message.get("is_full") else CheckpointError
+                self._errors.append(kind(message["error"]))
             else:
                 try:
-                    self._advance(found["done"], found["name"])
+                    self._advance(message["done"], message["name"])
                 except Exception as error:  # raised by the progress callback
                     self._errors.append(error)
         status = child.wait()
-        if status and not said:
+        if status and not has_error:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self._errors.append(CheckpointError(f"{name} (process {child.pid}) {how}"))
 
@@ -235,25 +235,25 @@ class Fork:
     def __init__(self, work: Callable[[int, TextIO], int], others: Sequence[Child]):
         foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
         life, self_life = os.pipe()
-        heard, said = os.pipe()
+        read_end, write_end = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which hold none of our locks
             self.pid = os.fork()
         if not self.pid:
             status = 1
             try:
-                for pipe in (self_life, heard, *foreign):
+                for pipe in (self_life, read_end, *foreign):
                     os.close(pipe)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
                 staging.let_go()
-                with os.fdopen(said, "w", encoding="utf-8") as lines:
+                with os.fdopen(write_end, "w", encoding="utf-8") as lines:
                     status = work(life, lines)
             finally:
                 os._exit(status)
         os.close(life)
-        os.close(said)
+        os.close(write_end)
         self.stdin: BinaryIO = os.fdopen(self_life, "wb")
-        self.stdout: BinaryIO = os.fdopen(heard, "rb")
+        self.stdout: BinaryIO = os.fdopen(read_end, "rb")
         self._status: int | None = None
         self._lock = threading.Lock()
 
@@ -261,10 +261,10 @@ class Fork:
         with self._lock:
             if self._status is None:
                 try:
-                    found, status = os.waitpid(self.pid, options)
+                    pid, status = os.waitpid(self.pid, options)
                 except ChildProcessError:  # SIGCHLD is ignored: the system forgets how it ended
-                    found, status = self.pid, 0
-                if found:
+                    pid, status = self.pid, 0
+                if pid:
                     self._status = os.waitstatus_to_exitcode(status)
             return self._status
 

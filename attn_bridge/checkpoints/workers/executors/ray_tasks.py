@@ -153,9 +153,9 @@ class Tasks:
             CheckpointError: one failed.
         """
         while self._left:
-            (one, *_), self._left = self._ray.wait(self._left, num_returns=1)
+            (task, *_), self._left = self._ray.wait(self._left, num_returns=1)
             try:
-                count = self._ray.get(one)
+                count = self._ray.get(task)
             except self._ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, ValueError):
@@ -165,5 +165,5 @@ class Tasks:
 
     def stop(self) -> None:
         """Cancel the remaining tasks."""
-        for one in self._left:
-            self._ray.cancel(one, force=True)
+        for task in self._left:
+            self._ray.cancel(task, force=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...containers.remote import is_remote
-from .place import Place
+from .place import StagingPlace
 
-__all__ = ["Place", "place_of"]
+__all__ = ["StagingPlace", "place_of"]
 
 
-def place_of(target: Path) -> Place:
+def place_of(target: Path) -> StagingPlace:
     """Return the staging place of a target: a folder next to it, or objects of its store."""
     if is_remote(target):
         from .stored import StoredPlace

@@ -50,12 +50,12 @@ class Lease:
                 self._thread = threading.Thread(target=self._beat, daemon=True)
                 self._thread.start()
                 return True
-            found = self._store.get(self._key)
-            if found is None:
+            lease_data = self._store.get(self._key)
+            if lease_data is None:
                 continue
-            if seen and found != seen:
+            if seen and lease_data != seen:
                 return False
-            seen, lives = found, _lives(found)
+            seen, lives = lease_data, _lives(lease_data)
             is_silent = time.monotonic() - since > PATIENCE
             if lives is False or (lives is None and is_silent):
                 self._store.delete([self._key])
@@ -66,8 +66,8 @@ class Lease:
 
     def is_held(self) -> bool:
         """Whether this process still has the lease, according to the store."""
-        found = self._store.get(self._key)
-        return found is not None and _token(found) == self._said["token"]
+        lease_data = self._store.get(self._key)
+        return lease_data is not None and _token(lease_data) == self._said["token"]
 
     def _data(self) -> bytes:
         return json.dumps(self._said).encode()
@@ -105,12 +105,12 @@ def _token(data: bytes) -> str:
 
 def _process(number: int) -> dict[str, str | int]:
     """Return the identity of a process: host, boot, process id, start time and pid namespace."""
-    found: dict[str, str | int] = {"host": socket.gethostname(), "pid": number, "boot": "", "born": "", "space": ""}
+    identity: dict[str, str | int] = {"host": socket.gethostname(), "pid": number, "boot": "", "born": "", "space": ""}
     with contextlib.suppress(OSError, IndexError):
-        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        found["space"] = str(Path("/proc/self/ns/pid").readlink())
-        found["born"] = Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
-    return found
+        identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        identity["space"] = str(Path("/proc/self/ns/pid").readlink())
+        identity["born"] = Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    return identity
 
 
 def is_dead(data: bytes) -> bool:
@@ -121,12 +121,12 @@ def is_dead(data: bytes) -> bool:
 def _lives(data: bytes) -> bool | None:
     """Return whether a lease's process is alive; None for another machine's, which only renewals show."""
     try:
-        said: dict[str, Any] = json.loads(data)
-        own = _process(int(said["pid"]))
+        lease: dict[str, Any] = json.loads(data)
+        own = _process(int(lease["pid"]))
     except (ValueError, KeyError, TypeError):
         return False
-    if any(said.get(name) != own[name] or not own[name] for name in ("host", "boot", "space")):
+    if any(lease.get(name) != own[name] or not own[name] for name in ("host", "boot", "space")):
         return None
-    if said["pid"] == os.getpid():
-        return str(said.get("token")) in _held
-    return bool(own["born"] == said.get("born"))
+    if lease["pid"] == os.getpid():
+        return str(lease.get("token")) in _held
+    return bool(own["born"] == lease.get("born"))

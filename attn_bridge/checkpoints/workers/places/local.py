@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 from ....printable import shell_word
 from ... import containers, manifest
@@ -18,12 +18,12 @@ from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
 from ...containers.remote.targets import put
 from ...containers.writing import Flusher
-from ..jobs import Entry, Job, Piece
+from ..jobs import Job, JournalEntry, Piece
 from . import staging
-from .place import Place
+from .place import StagingPlace
 
 
-class LocalPlace(Place):
+class LocalPlace(StagingPlace):
     """A folder next to the target, on a disk that all workers share.
 
     Args:
@@ -161,7 +161,7 @@ class LocalPlace(Place):
         """Return whether a publication was begun."""
         return (self.folder / self._PUBLISHING).exists()
 
-    def record(self, entries: Sequence[Entry]) -> None:
+    def record(self, entries: Sequence[JournalEntry]) -> None:
         """Add lines to this process's own journal."""
         try:
             self._journal.parent.mkdir(exist_ok=True)
@@ -170,22 +170,22 @@ class LocalPlace(Place):
         except OSError as error:
             raise unwritable(self._journal, error) from None
 
-    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+    def entries(self, plan: str) -> dict[Piece, list[JournalEntry]]:
         """Return the entries of all journals."""
-        found: dict[Piece, list[Entry]] = {}
-        here = self.job()
-        if here is not None and here.plan == plan:
+        entries: dict[Piece, list[JournalEntry]] = {}
+        job = self.job()
+        if job is not None and job.plan == plan:
             for path in sorted((self.folder / "journals").glob("*.jsonl")):
                 for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                     with contextlib.suppress(ValueError, KeyError, TypeError):  # the line that a kill cut short
-                        entry = Entry.from_json(json.loads(line))
-                        found.setdefault(entry.piece, []).append(entry)
-        return found
+                        entry = JournalEntry.from_json(json.loads(line))
+                        entries.setdefault(entry.piece, []).append(entry)
+        return entries
 
     # ---- the payload
 
     def writer(
-        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool
     ) -> Writer:
         """Return a writer to the payload."""
         return containers.make_writer(format, self.payload, tensors, metadata, is_share=is_share)
@@ -239,10 +239,10 @@ class LocalPlace(Place):
         """Undo or finish interrupted renames; return whether the target exists."""
         own, kept = manifest.places(self.target, False)
         is_there = os.path.lexists(self.target) and not self.payload.exists()
-        for name, place in (("", self.target), ("-kept", kept), ("-manifest", own)):
+        for name, path in (("", self.target), ("-kept", kept), ("-manifest", own)):
             old = self.folder / f"replaced{name}"
-            if os.path.lexists(old) and not is_there and not os.path.lexists(place):
-                old.replace(place)
+            if os.path.lexists(old) and not is_there and not os.path.lexists(path):
+                old.replace(path)
             else:
                 staging.delete(old)
         if is_there and (self.folder / "manifest").exists():
@@ -255,11 +255,11 @@ class LocalPlace(Place):
     def recover(self, plan: str) -> bool:
         """Finish or undo a publication that was killed."""
         try:
-            said = (self.folder / self._PUBLISHING).read_bytes()
+            stored_plan = (self.folder / self._PUBLISHING).read_bytes()
         except FileNotFoundError:
             return False
         is_there = self._put_back()
-        if is_there and said != plan.encode():
+        if is_there and stored_plan != plan.encode():
             staging.empty(self.folder)
             return False
         return is_there

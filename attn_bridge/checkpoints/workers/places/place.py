@@ -6,13 +6,13 @@ import abc
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...containers.base import Reader, TensorInfo, Writer
-from ..jobs import Entry, Job, Piece
+from ..jobs import Job, JournalEntry, Piece
 
 
-class Place(abc.ABC):
+class StagingPlace(abc.ABC):
     """Staging place: the payload before publication, and its journals.
 
     Attributes:
@@ -90,16 +90,16 @@ class Place(abc.ABC):
         """Return whether a publication was begun, and neither finished nor undone."""
 
     @abc.abstractmethod
-    def record(self, entries: Sequence[Entry]) -> None:
+    def record(self, entries: Sequence[JournalEntry]) -> None:
         """Add entries to the journal."""
 
     @abc.abstractmethod
-    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+    def entries(self, plan: str) -> dict[Piece, list[JournalEntry]]:
         """Return all entries of runs of that plan; tensors without a worker's entry end at -1."""
 
     @abc.abstractmethod
     def writer(
-        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool
     ) -> Writer:
         """Return a writer of elements, or, without `is_share`, of headers and indexes."""
 

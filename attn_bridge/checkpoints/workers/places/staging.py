@@ -40,9 +40,9 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
         source, places = resolve(reader.path), [resolve(target), resolve(staging)]
     except OSError:
         raise CheckpointError(f"{target} is a link to itself") from None
-    for here in places:
-        if here == source or source in here.parents or here in source.parents:
-            shown = target if here == places[0] else staging
+    for path in places:
+        if path == source or source in path.parents or path in source.parents:
+            shown = target if path == places[0] else staging
             raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
     own = staging.is_dir() and ((staging / "lock").is_file() or not any(staging.iterdir()))
     if os.path.lexists(staging) and (staging.is_symlink() or not own):

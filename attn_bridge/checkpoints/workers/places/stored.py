@@ -33,10 +33,10 @@ from ...containers.remote import RemotePath
 from ...containers.remote.joining import abandon, join
 from ...containers.remote.staged import Staged
 from ...containers.remote.targets import staged_path
-from ..jobs import Entry, Job, Piece
+from ..jobs import Job, JournalEntry, Piece
 from . import staging
 from .leases import Lease, is_dead
-from .place import Place
+from .place import StagingPlace
 
 OFTEN = 1 << 26
 """Bytes between journal entries of a worker."""
@@ -45,7 +45,7 @@ AT_ONCE = 8
 """Objects that are read, and files that are assembled, concurrently."""
 
 
-class StoredPlace(Place):
+class StoredPlace(StagingPlace):
     """The staging place in a store.
 
     Args:
@@ -65,7 +65,7 @@ class StoredPlace(Place):
         self.leftover = f"{self.shown} holds what was written: --resume goes on from it, {self.removal}"
         self._own = uuid.uuid4().hex
         self._plan = ""
-        self._waiting: list[tuple[int, Entry]] = []
+        self._waiting: list[tuple[int, JournalEntry]] = []
         self._unnoted: list[dict[str, Any]] = []
         self._notes = 0
         self._journals: dict[str, dict[str, Any]] = {}
@@ -142,17 +142,17 @@ class StoredPlace(Place):
 
     def _others(self) -> list[str]:
         """Return the leases of other workers that may be alive."""
-        found = self._store.below(f"{self._folder}/leases")
-        others = [f"{self._folder}/leases/{name}" for name in found if name != self._own]
-        said = {key: self._store.get(key) for key in others}
-        return [key for key, data in said.items() if data is not None and not is_dead(data)]
+        leases = self._store.below(f"{self._folder}/leases")
+        others = [f"{self._folder}/leases/{name}" for name in leases if name != self._own]
+        lease_data = {key: self._store.get(key) for key in others}
+        return [key for key, data in lease_data.items() if data is not None and not is_dead(data)]
 
     # ---- journals
 
     def job(self) -> Job | None:
         """Return the job that is carried out here."""
-        found = self._store.get(f"{self._folder}/job")
-        return None if found is None else Job.from_json(found)
+        data = self._store.get(f"{self._folder}/job")
+        return None if data is None else Job.from_json(data)
 
     def begin(self, job: Job, *, anew: bool) -> Job:
         """Create the job object atomically unless it exists, and return the current job."""
@@ -199,7 +199,7 @@ class StoredPlace(Place):
         """Return whether assembly of the target's files may have begun."""
         return any(self._store.get(f"{self._folder}/{name}") is not None for name in ("publishing", "committed"))
 
-    def record(self, entries: Sequence[Entry]) -> None:
+    def record(self, entries: Sequence[JournalEntry]) -> None:
         """Add entries to the journal, once the store has their bytes."""
         needed = self._staged.sent
         self._waiting += [(needed, entry) for entry in entries]
@@ -216,9 +216,9 @@ class StoredPlace(Place):
         self._note(least=0)
 
     def _note(self, least: int) -> None:
-        there, notes = self._staged.settled()
+        settled_bytes, notes = self._staged.settled()
         self._unnoted += notes
-        ready = [entry for needed, entry in self._waiting if needed <= there]
+        ready = [entry for needed, entry in self._waiting if needed <= settled_bytes]
         if sum(note["size"] for note in self._unnoted) < least or not (ready or self._unnoted):
             return
         document = {
@@ -230,27 +230,27 @@ class StoredPlace(Place):
         self._store.put(f"{self._folder}/journals/{name}", json.dumps(document).encode())
         self._notes += 1
         self._journals[name] = document
-        self._waiting = [one for one in self._waiting if one[0] > there]
+        self._waiting = [one for one in self._waiting if one[0] > settled_bytes]
         self._unnoted = []
 
     def _read_journals(self) -> None:
         """Read new journals."""
-        there = self._store.below(f"{self._folder}/journals")
-        new = sorted(there.keys() - self._journals.keys())
+        listing = self._store.below(f"{self._folder}/journals")
+        new = sorted(listing.keys() - self._journals.keys())
         with ThreadPoolExecutor(AT_ONCE, "attn-bridge-notes") as threads:
             all_data = list(threads.map(self._store.get, [f"{self._folder}/journals/{one}" for one in new]))
         for name, data in zip(new, all_data, strict=True):
             with contextlib.suppress(ValueError):
-                found = json.loads(data or b"{}")
-                self._journals[name] = found if isinstance(found, dict) else {}
-        for name in self._journals.keys() - there.keys():
+                document = json.loads(data or b"{}")
+                self._journals[name] = document if isinstance(document, dict) else {}
+        for name in self._journals.keys() - listing.keys():
             del self._journals[name]
 
-    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+    def entries(self, plan: str) -> dict[Piece, list[JournalEntry]]:
         """Return the notes of all workers."""
         self._plan = plan
         self._read_journals()
-        found: dict[Piece, list[Entry]] = {}
+        entries: dict[Piece, list[JournalEntry]] = {}
         for name in sorted(self._journals):
             document = self._journals[name]
             if document.get("plan") != plan:
@@ -258,9 +258,9 @@ class StoredPlace(Place):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 self._staged.take(document["objects"])
                 for line in document["entries"]:
-                    entry = Entry.from_json(line)
-                    found.setdefault(entry.piece, []).append(entry)
-        return found
+                    entry = JournalEntry.from_json(line)
+                    entries.setdefault(entry.piece, []).append(entry)
+        return entries
 
     # ---- payload
 
@@ -268,7 +268,7 @@ class StoredPlace(Place):
         return staged_path(self._staged, name, self.target)
 
     def writer(
-        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool
     ) -> Writer:
         """Return a writer to objects of this process."""
         return containers.make_writer(format, self._file("payload"), tensors, metadata, is_share=is_share)
@@ -299,7 +299,7 @@ class StoredPlace(Place):
         joined = {name: join(self._staged, name, size, keys[name]) for name, size in files.items()}
         try:
             with ThreadPoolExecutor(AT_ONCE, "attn-bridge-publish") as threads:
-                list(threads.map(lambda one: one.prepare(), joined.values()))
+                list(threads.map(lambda joined_file: joined_file.prepare(), joined.values()))
                 self._check_lease()
                 begun = sorted(keys[name] for name, one in joined.items() if one.is_in_parts)
                 self._store.put(f"{self._folder}/publishing", json.dumps(begun).encode())
@@ -309,13 +309,13 @@ class StoredPlace(Place):
                 self._clear_target(set(keys.values()) | {mark}, {own, kept, f"{goal}/{ORBAX_COMMITTED}"})
                 for rank in range(4):
                     some = [one for name, one in joined.items() if _rank(name) == rank]
-                    list(threads.map(lambda one: one.complete(), some))
+                    list(threads.map(lambda joined_file: joined_file.complete(), some))
                 self._store.put(f"{self._folder}/committed", b"" if job is None else job.plan.encode())
                 if not is_single:
                     self._store.delete([mark])
         except BaseException:
-            for one in joined.values():
-                one.abort()
+            for joined_file in joined.values():
+                joined_file.abort()
             raise
         self.clear()
 
@@ -326,20 +326,20 @@ class StoredPlace(Place):
     def _clear_target(self, keys: set[str], beside: set[str]) -> None:
         """Delete the files that only an earlier target has, and those that describe it or mark it as finished."""
         below = {f"{self._path.key}/{name}" for name in self._store.below(self._path.key)}
-        there = {*below, *beside, self._path.key} - keys
-        self._store.delete(sorted(there | (beside & keys)))
+        stale = {*below, *beside, self._path.key} - keys
+        self._store.delete(sorted(stale | (beside & keys)))
 
     def recover(self, plan: str) -> bool:
         """Finish a publication that was killed when all files were there; return whether it was of that plan."""
-        said = self._store.get(f"{self._folder}/committed")
-        if said is None:
+        stored_plan = self._store.get(f"{self._folder}/committed")
+        if stored_plan is None:
             return False
         self._store.delete([f"{self._path.key}/{UNFINISHED}"])
-        if said != plan.encode():
+        if stored_plan != plan.encode():
             self._empty()
             self._store.delete([f"{self._folder}/publishing"])
         self._store.forget()
-        return bool(said == plan.encode())
+        return bool(stored_plan == plan.encode())
 
     def clear(self) -> None:
         """Delete all that is here."""

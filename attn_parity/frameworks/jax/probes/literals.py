@@ -15,7 +15,7 @@ from ....sides.tables import Tables as Found
 from .numpy_interpreter import Interpreter
 
 
-class Literals(Interpreter):
+class JaxprLiterals(Interpreter):
     """Evaluates a float64 jaxpr with other literals, and with the other of two close branches.
 
     Args:
@@ -29,7 +29,7 @@ class Literals(Interpreter):
         self.met = Collector()
         self.moved = 0
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: object) -> Any:
         """Return a constant of the program; a literal of float32 accuracy is moved."""
         array = super().constant(value)
         if not isinstance(array, np.ndarray) or array.ndim or array.dtype.kind != "f" or not slack(float(array)):
@@ -44,24 +44,24 @@ class Literals(Interpreter):
             args = [self._condition(*args), *args[1:]]
         return super().compute(equation, args)
 
-    def _condition(self, condition: Any, one: Any, two: Any) -> Any:
-        near = np.asarray(close(one, two))
+    def _condition(self, condition: Any, first: Any, second: Any) -> Any:
+        near = np.asarray(close(first, second))
         if near.any() and condition.shape == near.shape and condition.dtype == bool:
             self.moved += int(near.sum())
             turned = condition if self._seed == STILL else condition ^ near
             self._turned[id(condition)] = condition, turned  # it is kept, so that no other array gets its id
             return turned
         # The gradient of a branch is chosen by the condition of the forward pass, with zeros for the other branch.
-        if id(condition) in self._turned and not (np.any(one) and np.any(two)):
+        if id(condition) in self._turned and not (np.any(first) and np.any(second)):
             return self._turned[id(condition)][1]
         return condition
 
 
-def _are_floats(arrays: Sequence[Any]) -> bool:
+def _are_floats(arrays: Sequence[object]) -> bool:
     return all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in arrays)
 
 
-def evaluate_literals(closed: Any, args: Sequence[Any], seed: int) -> tuple[list[Any], int, Found | None]:
+def evaluate_literals(closed: object, args: Sequence[object], seed: int) -> tuple[list[Any], int, Found | None]:
     """Return the outputs of a closed jaxpr with other literals, how much was moved, and the literals as they are.
 
     Args:
@@ -69,5 +69,5 @@ def evaluate_literals(closed: Any, args: Sequence[Any], seed: int) -> tuple[list
         args: its arguments.
         seed: of the moves; `STILL` moves nothing.
     """
-    literals = Literals(seed)
+    literals = JaxprLiterals(seed)
     return literals.evaluate(closed, *args), literals.moved, literals.met.found()

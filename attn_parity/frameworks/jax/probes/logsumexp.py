@@ -22,27 +22,27 @@ _SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier"
 _SHAPED = ("reshape", "squeeze", "expand_dims")
 
 
-def with_logsumexp(function: Callable[..., Any], found: dict[int, Any]) -> Callable[..., Any]:
+def with_logsumexp(function: Callable[..., Any], softmaxes: dict[int, Any]) -> Callable[..., Any]:
     """Return a function that computes its softmaxes from their log-sum-exp.
 
     A softmax in a lower precision than all that the function gets is left alone: kernels compute in no lower one.
 
     Args:
         function: of trees of arrays.
-        found: gets each division that was replaced, by its id, when the function is traced.
+        softmaxes: gets each division that was replaced, by its id, when the function is traced.
     """
 
-    def rewritten(*args: Any) -> Any:
+    def rewritten(*args: object) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = jax.tree.leaves(args)
         units = [unit for one in leaves if (unit := _unit(jnp.result_type(one)))]
-        outputs = _Rewriter(found, max(units, default=1.0)).run(closed, leaves)
+        outputs = _Rewriter(softmaxes, max(units, default=1.0)).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return rewritten
 
 
-def _unit(dtype: Any) -> float:
+def _unit(dtype: object) -> float:
     """Return the unit in the last place of a dtype, 0 of one that has none."""
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
@@ -70,8 +70,8 @@ class _Softmax:
 class _Rewriter:
     """Runs a jaxpr and replaces its softmaxes on the way."""
 
-    def __init__(self, found: dict[int, Any], coarsest: float):
-        self._found, self._coarsest = found, coarsest
+    def __init__(self, softmaxes: dict[int, Any], coarsest: float):
+        self._found, self._coarsest = softmaxes, coarsest
         self._made: dict[int, _Made] = {}
 
     def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -105,7 +105,7 @@ class _Rewriter:
             self._made[id(results[0])] = _Made(results[0], name, params, operands)
         return results
 
-    def _of(self, value: Any) -> _Made | None:
+    def _of(self, value: object) -> _Made | None:
         """Return the operation that made a value, looking through operations that keep numbers and places."""
         made = self._made.get(id(value))
         while made is not None and made.name in _SAME:
@@ -113,19 +113,19 @@ class _Rewriter:
             made = self._made.get(id(value))
         return made
 
-    def _softmax(self, above: Any, below: Any) -> _Softmax | None:
+    def _softmax(self, above: object, below: object) -> _Softmax | None:
         """Return the softmax, if the dividend consists of exponentials and the divisor is their sum; else None."""
-        place: list[int | None] = list(range(jnp.ndim(below)))
+        positions: list[int | None] = list(range(jnp.ndim(below)))
         made = self._of(below)
         while made is not None and made.name in (*_SHAPED, "broadcast_in_dim"):
-            place = _back(made, place)
+            positions = _back(made, positions)
             made = self._of(made.operands[0])
         if made is None or made.name != "reduce_sum":
             return None
         axes = tuple(int(axis) for axis in made.params["axes"])
         kept = [axis for axis in range(jnp.ndim(above)) if axis not in axes]
         of_sum: dict[int, int] = {}
-        for position, axis in enumerate(place):
+        for position, axis in enumerate(positions):
             if axis is not None and axis >= 0:
                 of_sum[axis] = position
         shape = jnp.shape(above)
@@ -151,13 +151,13 @@ class _Rewriter:
             return made, None
         if made.name == "select_n" and len(made.operands) == 3 and jnp.result_type(made.operands[0]) == jnp.bool_:
             which, off, on = made.operands
-            for mask, one in ((which, on), (jnp.logical_not(which), off)):
-                inner = self._of(one)
+            for mask, branch in ((which, on), (jnp.logical_not(which), off)):
+                inner = self._of(branch)
                 if inner is not None and inner.name == "exp":
                     return inner, mask
         return None, None
 
-    def _is_maximum(self, value: Any, axes: tuple[int, ...]) -> bool:
+    def _is_maximum(self, value: object, axes: tuple[int, ...]) -> bool:
         """Return whether a value is the largest of each row, perhaps bounded."""
         made = self._of(value)
         for _ in range(12):
@@ -172,15 +172,15 @@ class _Rewriter:
         return made is not None and made.name == "reduce_max" and set(axes) <= set(map(int, made.params["axes"]))
 
 
-def _back(made: _Made, place: list[int | None]) -> list[int | None]:
+def _back(made: _Made, axes: list[int | None]) -> list[int | None]:
     """Return, for each axis of an operand, where it ends up, given where those of the result do."""
     before, after = jnp.shape(made.operands[0]), jnp.shape(made.value)
     if made.name == "broadcast_in_dim":
         return [
-            place[axis] if before[number] > 1 else None
+            axes[axis] if before[number] > 1 else None
             for number, axis in enumerate(made.params["broadcast_dimensions"])
         ]
-    large = [place[axis] for axis, size in enumerate(after) if size > 1]
+    large = [axes[axis] for axis, size in enumerate(after) if size > 1]
     if [size for size in before if size > 1] != [size for size in after if size > 1]:
         return [None] * len(before)
     rest = iter(large)
@@ -212,27 +212,27 @@ def _weights(softmax: _Softmax) -> Array:
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    found = []
+    programs = []
     for value in params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
-                found.append(one)
-    return found
+        for element in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(element, "eqns") or hasattr(element, "jaxpr"):
+                programs.append(element)
+    return programs
 
 
-def _may_hold(closed: Any) -> bool:
+def _may_hold(closed: object) -> bool:
     """Return whether a jaxpr has all that a softmax is made of."""
     return {"exp", "reduce_sum", "div"} <= _names(closed)
 
 
 def _names(closed: Any) -> set[str]:
     jaxpr = getattr(closed, "jaxpr", closed)
-    found = set()
+    names = set()
     for equation in jaxpr.eqns:
-        found.add(equation.primitive.name)
+        names.add(equation.primitive.name)
         for inner in _jaxprs(equation.params):
-            found |= _names(inner)
-    return found
+            names |= _names(inner)
+    return names
 
 
 # ---- parts of a program that are traced by themselves

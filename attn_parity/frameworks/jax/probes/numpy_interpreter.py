@@ -16,7 +16,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
-from ....sides.large import Lent, spilled
+from ....sides.large import LargeWeight, spilled
 from ....sides.subject import CannotPromoteError
 
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
@@ -37,7 +37,7 @@ _INLINED = {
 }
 
 
-def evaluate(closed: Any, *args: Any) -> list[Any]:
+def evaluate(closed: object, *args: object) -> list[Any]:
     """Return the outputs of a closed jaxpr for NumPy arrays.
 
     Raises:
@@ -49,10 +49,10 @@ def evaluate(closed: Any, *args: Any) -> list[Any]:
 def inline(equation: Any) -> Any:
     """Return the closed jaxpr that an equation only calls, or None."""
     key = _INLINED.get(equation.primitive.name)
-    found = equation.params.get(key) if key else None
-    if found is None:
+    program = equation.params.get(key) if key else None
+    if program is None:
         return None
-    return found if hasattr(found, "consts") else core.ClosedJaxpr(found, ())
+    return program if hasattr(program, "consts") else core.ClosedJaxpr(program, ())
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
@@ -69,16 +69,16 @@ class Interpreter:
     def __init__(self) -> None:
         self._last: dict[int, dict[int, list[Any]]] = {}
 
-    def evaluate(self, closed: Any, *args: Any) -> list[Any]:
+    def evaluate(self, closed: object, *args: object) -> list[Any]:
         """Return the outputs of a closed jaxpr."""
         with np.errstate(all="ignore"):
             return self._run(closed, args, spills=True)
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: object) -> Any:
         """Return a constant of the program as a value."""
         return _to_numpy(value)
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value: object) -> Any:
         """Return the array that control flow depends on."""
         return value
 
@@ -112,7 +112,7 @@ class Interpreter:
             self._last[id(jaxpr)] = last_uses(jaxpr)
         last = self._last[id(jaxpr)]
 
-        def read(atom: Any) -> Any:
+        def read(atom: object) -> Any:
             return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
 
         wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
@@ -131,9 +131,9 @@ class Interpreter:
         called = inline(equation)
         if called is not None:
             return self._run(called, args)
-        if any(isinstance(arg, Lent) for arg in args):
+        if any(isinstance(arg, LargeWeight) for arg in args):
             if name in _TURNS and len(args) == 1:  # it is promoted where it is read
-                return [Lent(_OPERATIONS[name](args[0].array, **equation.params))]
+                return [LargeWeight(_OPERATIONS[name](args[0].array, **equation.params))]
             args = list(map(_read, args))
         if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
             raise CannotPromoteError("the bits of floating-point numbers are read")
@@ -167,7 +167,14 @@ class Interpreter:
         return [*carry, *(self.stack(column) for column in zip(*stacked, strict=True))]
 
     def _while(
-        self, args: list[Any], *, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int, **_: Any
+        self,
+        args: list[Any],
+        *,
+        cond_jaxpr: object,
+        body_jaxpr: object,
+        cond_nconsts: int,
+        body_nconsts: int,
+        **_: object,
     ) -> list[Any]:
         first, second = args[:cond_nconsts], args[cond_nconsts : cond_nconsts + body_nconsts]
         state = args[cond_nconsts + body_nconsts :]
@@ -184,8 +191,8 @@ _TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradie
 """Operations that only change the layout of an array."""
 
 
-def _read(value: Any) -> Any:
-    return value.promoted() if isinstance(value, Lent) else value
+def _read(value: object) -> Any:
+    return value.promoted() if isinstance(value, LargeWeight) else value
 
 
 def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
@@ -197,11 +204,11 @@ def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
         for atom in (*equation.outvars, *equation.invars)
         if not isinstance(atom, core.Literal)
     }
-    found: dict[int, list[Any]] = {}
+    freed: dict[int, list[Any]] = {}
     for variable, position in last.items():
         if id(variable) not in kept:
-            found.setdefault(position, []).append(variable)
-    return found
+            freed.setdefault(position, []).append(variable)
+    return freed
 
 
 def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
@@ -209,7 +216,7 @@ def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
     return array if array.dtype == aval.dtype else array.astype(aval.dtype)
 
 
-def _bind(equation: Any, args: list[Any]) -> list[Any]:
+def _bind(equation: object, args: list[Any]) -> list[Any]:
     """Let JAX run an operation that is not in the table."""
     with jax.enable_x64(True):
         arrays = [jnp.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
@@ -239,13 +246,13 @@ MAX_COMPILED = 64
 
 
 def _bind_itself(equation: Any, *operands: Any) -> list[Any]:
-    given = equation.primitive.get_bind_params(equation.params)
-    functions, params = given if isinstance(given, tuple) else ((), given)  # as JAX before 0.10 has it
+    bound = equation.primitive.get_bind_params(equation.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # as JAX before 0.10 has it
     result = equation.primitive.bind(*functions, *operands, **params)
     return list(result) if equation.primitive.multiple_results else [result]
 
 
-def _to_numpy(value: Any) -> Any:
+def _to_numpy(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return value
     dtype = getattr(value, "dtype", None)
@@ -254,7 +261,7 @@ def _to_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _is_float(aval: Any) -> bool:
+def _is_float(aval: object) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
@@ -266,17 +273,21 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands, **_: function(*operands)
 
 
-def _divide(one: Any, two: Any, **_: Any) -> Any:
-    if one.dtype.kind == "f":
-        return one / two
-    if one.dtype.kind not in "iu" or not two.all():
+def _divide(dividend: Any, divisor: Any, **_: Any) -> Any:
+    if dividend.dtype.kind == "f":
+        return dividend / divisor
+    if dividend.dtype.kind not in "iu" or not divisor.all():
         return NotImplemented
-    quotient, rest = np.divmod(one, two)
-    return quotient + ((rest != 0) & ((one < 0) != (two < 0)))  # towards zero, where NumPy rounds down
+    quotient, rest = np.divmod(dividend, divisor)
+    return quotient + ((rest != 0) & ((dividend < 0) != (divisor < 0)))  # towards zero, where NumPy rounds down
 
 
-def _remainder(one: Any, two: Any, **_: Any) -> Any:
-    return np.fmod(one, two) if one.dtype.kind == "f" or (one.dtype.kind in "iu" and two.all()) else NotImplemented
+def _remainder(dividend: Any, divisor: Any, **_: Any) -> Any:
+    return (
+        np.fmod(dividend, divisor)
+        if dividend.dtype.kind == "f" or (dividend.dtype.kind in "iu" and divisor.all())
+        else NotImplemented
+    )
 
 
 def _select(which: Any, *cases: Any, **_: Any) -> Any:
@@ -314,8 +325,8 @@ def _slice(operand: Any, *, start_indices: Any, limit_indices: Any, strides: Any
 
 
 def _clamped(starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    found = [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, shape, strict=True)]
-    return tuple(slice(start, start + size) for start, size in zip(found, sizes, strict=True))
+    begins = [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, shape, strict=True)]
+    return tuple(slice(start, start + size) for start, size in zip(begins, sizes, strict=True))
 
 
 def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:

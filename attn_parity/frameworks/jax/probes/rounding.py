@@ -25,7 +25,7 @@ MANY = 1 << 20
 """Numbers of an array above which they are drawn in float32, which takes a third of the time."""
 
 
-class Jitter:
+class JaxprJitter:
     """Moves the results of operations.
 
     Args:
@@ -42,7 +42,7 @@ class Jitter:
         """Return the results of the operation `name`, moved unless it rounds nothing."""
         return list(results) if name in EXACT else [self._moved(one) for one in results]
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: object) -> Any:
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
         own: Any = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ....sides.large import Lent
+from ....sides.large import LargeWeight
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
 from .numpy_interpreter import Interpreter
@@ -32,11 +32,11 @@ class Free:
     own: Any
     moved: Any
 
-    def __getitem__(self, place: Any) -> Free:
-        return Free(self.own[place], self.moved[place])
+    def __getitem__(self, index: object) -> Free:
+        return Free(self.own[index], self.moved[index])
 
 
-class Tables(Interpreter):
+class JaxprTables(Interpreter):
     """Evaluates a float64 jaxpr while it moves the free values.
 
     A decision by a free value (a comparison, a bucket, an index) uses the original value.
@@ -53,17 +53,17 @@ class Tables(Interpreter):
         self._constants: dict[Any, Free] = {}
         self.moved = 0
 
-    def table(self, array: Any) -> Free:
+    def table(self, array: object) -> Free:
         """Return a given table, moved."""
         value = super().constant(array)
         return Free(value, self._moved(value, value))
 
-    def free(self, array: Any) -> Free:
+    def free(self, array: object) -> Free:
         """Return a given value that no unit is missing from, such as whole numbers."""
         value = super().constant(array)
         return Free(value, value)
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: object) -> Any:
         """Return a constant of the program, moved; the same one is moved alike wherever it is read."""
         array = super().constant(value)
         if not _is_table(array):
@@ -74,7 +74,7 @@ class Tables(Interpreter):
             self._constants[key] = self.table(array) if rounded else self.free(array)
         return self._constants[key]
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value: object) -> Any:
         """Return the value that decides, as it is."""
         return value.own if isinstance(value, Free) else value
 
@@ -84,7 +84,7 @@ class Tables(Interpreter):
             return Free(super().stack([one.own for one in column]), super().stack([one.moved for one in column]))
         return super().stack([_moved_of(one) for one in column])
 
-    def choose(self, going: Any, new: Any, old: Any) -> Any:
+    def choose(self, going: object, new: object, old: object) -> Any:
         """Return the new state of the loops that go on, and the old one of the others."""
         if isinstance(new, Free) and isinstance(old, Free):
             own = super().choose(going, new.own, old.own)
@@ -102,8 +102,8 @@ class Tables(Interpreter):
         name = equation.primitive.name
         if not any(_is_table(one) for one in own) or name in ("floor", "ceil", "round", "sign"):
             return [Free(one, one) for one in own]
-        known = all(arg.moved is arg.own for arg in args)
-        moved = own if known else super().compute(equation, [arg.moved for arg in args])
+        is_unmoved = all(arg.moved is arg.own for arg in args)
+        moved = own if is_unmoved else super().compute(equation, [arg.moved for arg in args])
         if name in EXACT or name in ("select_n", "stop_gradient"):
             return [Free(one, other) for one, other in zip(own, moved, strict=True)]
         return [Free(one, self._moved(one, other)) for one, other in zip(own, moved, strict=True)]
@@ -120,11 +120,11 @@ class Tables(Interpreter):
         return np.where(rounded, value * (1.0 + noise), value)
 
 
-def _moved_of(value: Any) -> Any:
+def _moved_of(value: object) -> Any:
     return value.moved if isinstance(value, Free) else value
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
@@ -137,7 +137,7 @@ def _was_rounded(value: float) -> bool:
 
 
 def evaluate_tables(
-    closed: Any, args: Sequence[Any], kinds: Sequence[str], seed: int
+    closed: object, args: Sequence[object], kinds: Sequence[str], seed: int
 ) -> tuple[list[Any], int, Found | None]:
     """Return the outputs of a closed jaxpr with its tables moved, how many values were, and the tables as they are.
 
@@ -147,10 +147,11 @@ def evaluate_tables(
         kinds: per argument ``weight`` (what depends on it is left alone), ``table`` (it is moved) or ``free``.
         seed: of the random numbers; `STILL` moves nothing.
     """
-    tables = Tables(seed)
-    makes = {"weight": lambda one: one, "table": tables.table, "free": tables.free}
-    given = [
-        arg if isinstance(arg, Lent) else makes[kind](np.asarray(arg)) for arg, kind in zip(args, kinds, strict=True)
+    tables = JaxprTables(seed)
+    makes = {"weight": lambda value: value, "table": tables.table, "free": tables.free}
+    operands = [
+        arg if isinstance(arg, LargeWeight) else makes[kind](np.asarray(arg))
+        for arg, kind in zip(args, kinds, strict=True)
     ]
-    outputs = [_moved_of(one) for one in tables.evaluate(closed, *given)]
+    outputs = [_moved_of(one) for one in tables.evaluate(closed, *operands)]
     return outputs, tables.moved, tables.met.found()

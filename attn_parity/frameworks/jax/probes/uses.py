@@ -29,48 +29,48 @@ def first_uses(closed: Any, kinds: Sequence[bool]) -> dict[int, int]:
         closed: the jaxpr.
         kinds: for each argument whether it is a weight; the others are inputs.
     """
-    found: dict[int, int] = {}
+    uses: dict[int, int] = {}
     clock = [0]
     origins = [_Origin(frozenset([i])) if kind else _Origin(is_data=True) for i, kind in enumerate(kinds)]
-    _follow(closed.jaxpr, origins, found, clock)
-    return found
+    _follow(closed.jaxpr, origins, uses, clock)
+    return uses
 
 
-def _follow(jaxpr: Any, origins: Sequence[_Origin], found: dict[int, int], clock: list[int]) -> list[_Origin]:
-    known: dict[Any, _Origin] = dict(zip(jaxpr.invars, origins, strict=True))
+def _follow(jaxpr: Any, origins: Sequence[_Origin], uses: dict[int, int], clock: list[int]) -> list[_Origin]:
+    origin_of: dict[Any, _Origin] = dict(zip(jaxpr.invars, origins, strict=True))
 
-    def read(atom: Any) -> _Origin:
-        return _Origin() if isinstance(atom, core.Literal) else known.get(atom, _Origin())
+    def read(atom: object) -> _Origin:
+        return _Origin() if isinstance(atom, core.Literal) else origin_of.get(atom, _Origin())
 
     for equation in jaxpr.eqns:
         args = [read(atom) for atom in equation.invars]
-        results = _called(equation, args, found, clock)
+        results = _called(equation, args, uses, clock)
         if results is None:
             clock[0] += 1
             met = frozenset[int]().union(*(one.weights for one in args))
             is_data = any(one.is_data for one in args)
             if is_data:
                 for weight in met:
-                    found.setdefault(weight, clock[0])
+                    uses.setdefault(weight, clock[0])
             results = [_Origin(frozenset() if is_data else met, is_data)] * len(equation.outvars)
-        known.update(zip(equation.outvars, results, strict=True))
+        origin_of.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _called(equation: Any, args: list[_Origin], found: dict[int, int], clock: list[int]) -> list[_Origin] | None:
+def _called(equation: Any, args: list[_Origin], uses: dict[int, int], clock: list[int]) -> list[_Origin] | None:
     """Follow a program that an equation calls or repeats; None where it calls none, or in a way that is not known."""
     called = inline(equation)
     if called is not None and len(called.jaxpr.invars) == len(args):
-        return _follow(called.jaxpr, args, found, clock)
+        return _follow(called.jaxpr, args, uses, clock)
     if equation.primitive.name != "scan":
         return None
     body = equation.params["jaxpr"].jaxpr
     constant, carried = scan_sizes(equation.params)
     carry = slice(constant, constant + carried)
-    results = _follow(body, args, found, clock)
+    results = _follow(body, args, uses, clock)
     # A carry that starts as a weight or a constant may depend on the inputs from the second step on.
     merged = [
         _Origin(frozenset() if old.is_data or new.is_data else old.weights | new.weights, old.is_data or new.is_data)
         for old, new in zip(args[carry], results[:carried], strict=True)
     ]
-    return _follow(body, [*args[:constant], *merged, *args[constant + carried :]], found, clock)
+    return _follow(body, [*args[:constant], *merged, *args[constant + carried :]], uses, clock)

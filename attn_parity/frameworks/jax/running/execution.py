@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....sides.dropout_masks import Masks, Plan
+from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
-from ....sides.large import Lent
+from ....sides.large import LargeWeight
 from ....sides.subject import Arguments, ModuleFailedError, flatten
 from ....sides.tables import Tables
 from ..probes.literals import evaluate_literals
@@ -27,7 +27,7 @@ from ..probes.logsumexp import with_logsumexp
 from ..probes.numpy_interpreter import bind, inline, last_uses
 from ..probes.tables import evaluate_tables
 from ..recording import Tape, is_jax_array
-from ..sides.adapter import Part, Setting, is_jax_float
+from ..sides.adapter import JaxPart, Setting, is_jax_float
 from .promotion import promoted
 
 _MOVES = (
@@ -71,30 +71,32 @@ def quick_options() -> dict[str, Any] | None:
 @functools.cache
 def _known_options() -> dict[str, Any]:
     """Return those of `_QUICK_TO_COMPILE` that this XLA knows; they come and go between its versions."""
-    known: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in _QUICK_TO_COMPILE.items():
         try:
             jax.jit(lambda: 0, compiler_options={name: value})()
         except jax.errors.JaxRuntimeError:
             continue
-        known[name] = value
-    return known
+        options[name] = value
+    return options
 
 
-def trace(function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+def trace(function: Callable[..., Any], operands: object) -> tuple[Any, Any]:
     """Return the jaxpr of a function and the structure of its result."""
-    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_lent(one) else one, operands)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_lent(leaf) else leaf, operands
+    )
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
     return closed, jax.tree.structure(shape)
 
 
-def read(operands: Any) -> Any:
+def read(operands: object) -> Any:
     """Return operands with the weights promoted that are lent."""
-    return jax.tree.map(lambda one: one.promoted() if _is_lent(one) else one, operands)
+    return jax.tree.map(lambda leaf: leaf.promoted() if _is_lent(leaf) else leaf, operands)
 
 
-def _is_lent(value: Any) -> bool:
-    return isinstance(value, Lent)
+def _is_lent(value: object) -> bool:
+    return isinstance(value, LargeWeight)
 
 
 def op_by_op(closed: Any) -> Callable[..., list[Any]]:
@@ -141,7 +143,7 @@ def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: After | 
     """Run a jaxpr operation by operation; `after` receives the results of each."""
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: object) -> Any:
         return atom.val if hasattr(atom, "val") else values[atom]
 
     last = last_uses(jaxpr)
@@ -169,9 +171,9 @@ def _count(jaxpr: Any) -> tuple[int, set[Any]]:
             total += 1
             distinct.add((equation.primitive.name, str(equation.params), str([one.aval for one in equation.invars])))
         else:
-            more, found = _count(called.jaxpr)
+            more, inner = _count(called.jaxpr)
             total += more
-            distinct |= found
+            distinct |= inner
     return total, distinct
 
 
@@ -180,18 +182,18 @@ def is_probe(mode: str) -> bool:
     return mode in ("jitter", "logsumexp", "tables", "flash", "literals")
 
 
-def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:
+def counted(run: Callable[..., Any], replaced: Mapping[int, object]) -> Callable[..., ProgramResults]:
     """Return a function that gives the results, and the number of values moved or operations replaced."""
 
-    def run_and_count(operands: Any, seed: int) -> Moved:
-        found = run(operands, seed)
-        return found if isinstance(found, Moved) else Moved(found, len(replaced))
+    def run_and_count(operands: object, seed: int) -> ProgramResults:
+        outputs = run(operands, seed)
+        return outputs if isinstance(outputs, ProgramResults) else ProgramResults(outputs, len(replaced))
 
     return run_and_count
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class ProgramResults:
     """Results of a run, how many values were moved for it or operations replaced, and the tables that it met."""
 
     results: Any
@@ -199,10 +201,10 @@ class Moved:
     tables: Tables | None = None
 
 
-def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., Moved]:
+def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program and moves its tables; the arguments at `tables` are such."""
 
-    def run(operands: Any, seed: int) -> Moved:
+    def run(operands: Any, seed: int) -> ProgramResults:
         weights, leaves, cotangents, masks = operands
         of_leaves = [
             "table" if position in tables else "weight" if is_jax_float(leaf) else "free"
@@ -214,18 +216,20 @@ def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[.
             jax.tree.map(lambda _: "weight", cotangents),
             jax.tree.map(lambda _: "free", masks),
         )
-        outputs, count, found = evaluate_tables(closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed)
-        return Moved(jax.tree.unflatten(tree, outputs), count, found)
+        outputs, count, tables_of_program = evaluate_tables(
+            closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed
+        )
+        return ProgramResults(jax.tree.unflatten(tree, outputs), count, tables_of_program)
 
     return run
 
 
-def moving_literals(closed: Any, tree: Any) -> Callable[..., Moved]:
+def moving_literals(closed: object, tree: object) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program, moves its float32 literals and exchanges close branches."""
 
-    def run(operands: Any, seed: int) -> Moved:
-        outputs, count, found = evaluate_literals(closed, jax.tree.leaves(read(operands)), seed)
-        return Moved(jax.tree.unflatten(tree, outputs), count, found)
+    def run(operands: Any, seed: int) -> ProgramResults:
+        outputs, count, literals = evaluate_literals(closed, jax.tree.leaves(read(operands)), seed)
+        return ProgramResults(jax.tree.unflatten(tree, outputs), count, literals)
 
     return run
 
@@ -265,7 +269,7 @@ class Differentiated:
         self,
         name: str,
         train: bool,
-        part: Part,
+        part: JaxPart,
         arguments: Arguments,
         dtype: str | None,
         seed: int,
@@ -279,13 +283,13 @@ class Differentiated:
         self._entry = entry
         self._setting = Setting(dtype, seed, train, None, tape)
 
-    def function(self, source: Plan | Masks) -> Callable[..., Any]:
-        """Return the function; a `Plan` as source receives its masks as the function's last argument."""
+    def function(self, source: MaskPlan | Masks) -> Callable[..., Any]:
+        """Return the function; a `MaskPlan` as source receives its masks as the function's last argument."""
         setting = dataclasses.replace(self._setting, source=source)
         kinds: list[bool] = []
 
         def differentiate(weights: dict[str, Any], leaves: list[Any], cotangents: Any, masks: Any) -> Any:
-            if isinstance(source, Plan):
+            if isinstance(source, MaskPlan):
                 source.start(masks)
             if setting.tape is not None:
                 setting.tape.clear()
@@ -309,7 +313,7 @@ class Differentiated:
         return differentiate
 
 
-def outputs_of(result: Any, name: str, entry: str | None = None) -> tuple[list[str], list[Any]]:
+def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[list[str], list[Any]]:
     """Return the path of each array in the return value, and the arrays.
 
     Args:
@@ -320,11 +324,11 @@ def outputs_of(result: Any, name: str, entry: str | None = None) -> tuple[list[s
     Raises:
         ModuleFailedError: the result holds no array.
     """
-    found = flatten(result, is_jax_array)
-    if not found:
+    leaves = flatten(result, is_jax_array)
+    if not leaves:
         raise ModuleFailedError(f"the Flax module {name} returned {type(result).__name__}, which holds no array")
-    found = found if entry is None else picked(found, entry, f"the Flax module {name}")
-    return [path for path, _ in found], [jnp.asarray(array) for _, array in found]
+    leaves = leaves if entry is None else picked(leaves, entry, f"the Flax module {name}")
+    return [path for path, _ in leaves], [jnp.asarray(array) for _, array in leaves]
 
 
 def _split(outputs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -337,15 +341,15 @@ def _joined(outputs: list[Any], rest: list[Any], kinds: list[bool]) -> list[Any]
     return [next(first) if kind else next(second) for kind in kinds]
 
 
-def _cotangents(given: Sequence[Any], outputs: list[Any], kinds: list[bool]) -> list[Any]:
-    wanted = [one for one, kind in zip(given, kinds, strict=True) if kind]
+def _cotangents(cotangents: Sequence[Any], outputs: list[Any], kinds: list[bool]) -> list[Any]:
+    wanted = [one for one, kind in zip(cotangents, kinds, strict=True) if kind]
     return [
         jnp.zeros_like(output) if one is None else jnp.asarray(one, output.dtype)
         for one, output in zip(wanted, outputs, strict=True)
     ]
 
 
-def _divide(weights: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divide(weights: Mapping[str, object], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return (
         {name: array for name, array in weights.items() if name in names},
         {name: array for name, array in weights.items() if name not in names},

@@ -53,12 +53,12 @@ def promoted() -> Iterator[None]:
         yield
 
 
-def _own(arg: Any) -> Any:
+def _own(arg: object) -> Any:
     """Return a NumPy array as a copy: JAX caches the conversion, and would give int64 to code that runs without x64."""
     return arg.copy() if type(arg) is np.ndarray else arg
 
 
-def _widen(arg: Any) -> Any:
+def _widen(arg: object) -> Any:
     dtype = getattr(arg, "dtype", None)
     is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
     return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
@@ -72,7 +72,7 @@ def _of_one_width(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple([jnp.asarray(arg, np.int64) if _is_signed(arg) else arg for arg in args])
 
 
-def _is_signed(arg: Any) -> bool:
+def _is_signed(arg: object) -> bool:
     dtype = getattr(arg, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.signedinteger)
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from ....sides.dropout_masks import Masks, Plan
-from ....sides.shards import Cut, Shares, differing_copies
-from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from ....sides.dropout_masks import MaskPlan, Masks
+from ....sides.shards import ShardCut, Shares, differing_copies
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule
 from ..recording import Tape
 
 
@@ -37,11 +37,11 @@ class Setting:
     dtype: str | None = None
     seed: int = 0
     train: bool = False
-    source: Masks | Plan | None = None
+    source: Masks | MaskPlan | None = None
     tape: Tape | None = None
 
 
-class Part(Protocol):
+class JaxPart(Protocol):
     """The whole module or function, or a submodule alone.
 
     Attributes:
@@ -72,13 +72,13 @@ class Adapter(Protocol):
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
 
-    def called(self, method: Any) -> Any:
+    def called(self, method: object) -> Any:
         """Return the callable to run: the side itself, or its method that the argument `method` names."""
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return the other named numbers: variables of other kinds, leaves of other collections."""
 
     def carry(self, names: Collection[str]) -> None:
@@ -102,7 +102,7 @@ class Adapter(Protocol):
     def caches(self) -> list[str]:
         """Describe the caches that are off."""
 
-    def part(self, path: str) -> Part:
+    def part(self, path: str) -> JaxPart:
         """Return the submodule at a dotted path; "" is the whole."""
 
     def complaint(self, arguments: Arguments) -> str:
@@ -124,18 +124,18 @@ def constant(value: Any, dtype: str | None, seed: int) -> Any:
     return value
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether a setting is a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def stock_name(module: Any) -> str:
+def stock_name(module: object) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
     return next((kind.__name__ for kind in own if kind.__name__ not in ("Module", "ModuleBase")), type(module).__name__)
 
 
-def is_numeric(value: Any) -> bool:
+def is_numeric(value: object) -> bool:
     """Return whether a value is an array of numbers or bools; arrays of random keys are not."""
     kind = getattr(value, "dtype", None)
     return kind is not None and hasattr(value, "shape") and not jnp.issubdtype(kind, jax.dtypes.extended)
@@ -146,7 +146,7 @@ def is_jax_float(array: Any) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-def off_in_eval_mode(path: str, child: Any, *, averages: bool) -> list[str]:
+def off_in_eval_mode(path: str, child: object, *, averages: bool) -> list[str]:
     """Describe the behaviour that a submodule omits in eval mode; `averages`: whether it uses running statistics."""
     name = path or type(child).__name__
     rate = next((getattr(child, key) for key in ("rate", "dropout_rate") if _is_rate(child, key)), 0.0)
@@ -159,7 +159,7 @@ _MODES = frozenset({"deterministic", "use_running_average", "training"})
 """Attributes of modules that hold the mode."""
 
 
-def asks_for_mode(path: str, module: Any) -> list[str]:
+def asks_for_mode(path: str, module: object) -> list[str]:
     """Return a message if the code of a module's class, other than Flax's own, asks for its mode; else nothing."""
     own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("flax."))
     methods = (value for kind in own for name, value in vars(kind).items() if name != "__init__")
@@ -173,13 +173,13 @@ def _names(code: types.CodeType) -> set[str]:
     return {*code.co_names, *(name for one in inner for name in _names(one))}
 
 
-def cache_off(path: str, child: Any) -> list[str]:
+def cache_off(path: str, child: object) -> list[str]:
     """Return a message if a submodule has a cache that is off; else nothing."""
     off = getattr(child, "decode", None) is False
     return [f"cache of {path or type(child).__name__}: decode is off"] if off else []
 
 
-def _is_rate(child: Any, name: str) -> bool:
+def _is_rate(child: object, name: str) -> bool:
     value = getattr(child, name, None)
     return is_number(value) and 0.0 < value <= 1.0
 
@@ -208,16 +208,16 @@ class Home:
         return (placed, *jax.device_put(rest, self.device))
 
 
-def home_of(weights: Mapping[str, Any], wanted: str | None) -> Home:
+def home_of(weights: Mapping[str, object], wanted: str | None) -> Home:
     """Return the location of the weights; weights on a single device move to the requested device.
 
     Raises:
         ModuleFailedError: JAX does not find the device.
     """
-    held = {name: one for name, one in weights.items() if isinstance(one, Array)}
-    shared = {name: one.sharding for name, one in held.items() if len(one.sharding.device_set) > 1}
+    arrays = {name: one for name, one in weights.items() if isinstance(one, Array)}
+    shared = {name: one.sharding for name, one in arrays.items() if len(one.sharding.device_set) > 1}
     if wanted is None:
-        leaf = next(iter(held.values()), None)
+        leaf = next(iter(arrays.values()), None)
         device = jax.devices()[0] if leaf is None else next(iter(leaf.devices()))
         return Home(None if shared else device, shared)
     try:
@@ -226,7 +226,7 @@ def home_of(weights: Mapping[str, Any], wanted: str | None) -> Home:
         raise ModuleFailedError(f"device {wanted}: JAX finds none on this machine") from None
 
 
-def dotted(path: Iterable[Any]) -> str:
+def dotted(path: Iterable[object]) -> str:
     """Return a path as a dotted name."""
     return ".".join(map(str, path))
 
@@ -253,22 +253,22 @@ def shares_of(
     )
 
 
-def cut_of(sharding: Any, ndim: int) -> Cut:
+def cut_of(sharding: object, ndim: int) -> ShardCut:
     """Return how an array of a sharding is cut; uncut if its axes have no names."""
     if not isinstance(sharding, NamedSharding):
-        return Cut(((),) * ndim)
+        return ShardCut(((),) * ndim)
     sizes = dict(sharding.mesh.shape)
     spec = (*sharding.spec, *(None,) * ndim)[:ndim]
     named = [() if names is None else (names,) if isinstance(names, str) else tuple(names) for names in spec]
-    return Cut(tuple(tuple((name, sizes[name]) for name in names) for names in named))
+    return ShardCut(tuple(tuple((name, sizes[name]) for name in names) for names in named))
 
 
-def _apart(array: Any) -> str:
+def _apart(array: object) -> str:
     """Name the first device whose copy of a part differs from another copy of it; "" if none does."""
     if not isinstance(array, Array) or len(array.sharding.device_set) < 2:
         return ""
-    held: dict[str, list[tuple[str, Any]]] = {}
+    copies_of: dict[str, list[tuple[str, Any]]] = {}
     for shard in array.addressable_shards:
-        held.setdefault(str(shard.index), []).append((f"device {shard.device.id}", np.asarray(shard.data)))
-    lines = (differing_copies(copies) for copies in held.values() if len(copies) > 1)
+        copies_of.setdefault(str(shard.index), []).append((f"device {shard.device.id}", np.asarray(shard.data)))
+    lines = (differing_copies(copies) for copies in copies_of.values() if len(copies) > 1)
     return next((line for line in lines if line), "")

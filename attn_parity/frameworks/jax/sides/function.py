@@ -15,12 +15,12 @@ from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
 from ....sides.function import Function
-from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule, signature_of
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from
 from .adapter import Setting, dotted, home_of
 
 
-class FunctionSide:
+class JaxFunctionSide:
     """Side of a pure function: it has weights but no submodules, and is its own only part.
 
     Args:
@@ -60,18 +60,18 @@ class FunctionSide:
         """Return argument name -> whether it can be given by position; the weights are left out."""
         return dict(list(signature_of(self._call).items())[1:])
 
-    def called(self, method: Any) -> Any:
+    def called(self, method: object) -> Any:
         """Return the function."""
         return self._call
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the weights by name."""
         return {
-            name: Parameter(tuple(leaf.shape), leaf.dtype.name, "", name.rpartition(".")[0], "parameter", "flax")
+            name: SideWeight(tuple(leaf.shape), leaf.dtype.name, "", name.rpartition(".")[0], "parameter", "flax")
             for name, leaf in self._held.items()
         }
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return nothing: every leaf of a tree is a weight."""
         return {}
 
@@ -102,7 +102,7 @@ class FunctionSide:
         """Return nothing, as a function shows no caches."""
         return []
 
-    def part(self, path: str) -> FunctionSide:
+    def part(self, path: str) -> JaxFunctionSide:
         """Return the function itself."""
         return self
 
@@ -126,9 +126,9 @@ def _name(path: Any) -> str:
     return dotted(_word(key) for key in path)
 
 
-def _word(key: Any) -> str:
+def _word(key: object) -> str:
     return str(next((getattr(key, one) for one in ("key", "idx", "name") if hasattr(key, one)), key))
 
 
-def _is_variable(node: Any) -> bool:
+def _is_variable(node: object) -> bool:
     return isinstance(node, nnx.Variable)

@@ -22,7 +22,7 @@ from flax import linen, nnx
 from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
-from ....sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule, signature_of
+from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
 from .adapter import Setting, cache_off, constant, dotted, home_of, is_numeric, off_in_eval_mode, stock_name
@@ -98,19 +98,19 @@ class LinenModule:
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module.__call__) if hasattr(self.module, "__call__") else {}  # noqa: B004
 
-    def called(self, method: Any) -> Any:
+    def called(self, method: object) -> Any:
         """Return the module's ``__call__``, or the method that is named or given."""
-        found = getattr(self.module, method, None) if isinstance(method, str) else method
-        return found or getattr(self.module, "__call__", None)  # noqa: B004
+        function = getattr(self.module, method, None) if isinstance(method, str) else method
+        return function or getattr(self.module, "__call__", None)  # noqa: B004
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named.
 
         Owners are guessed until the first call shows them.
         """
         return self._described(self.places)
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return the leaves of collections that hold neither parameters nor running statistics by name."""
         return self._described(self._others)
 
@@ -119,15 +119,15 @@ class LinenModule:
         weights = {name: place for name, place in self.places.items() if place[0] in ROLES}
         self.places = weights | {name: place for name, place in self._others.items() if name in names}
 
-    def _described(self, places: Mapping[str, tuple[str, Path]]) -> dict[str, Parameter]:
-        found = {}
+    def _described(self, places: Mapping[str, tuple[str, Path]]) -> dict[str, SideWeight]:
+        described = {}
         for name, (collection, path) in places.items():
             array = self.variables[collection, path]
             owner = self.known[path[:-1]].stock if path[:-1] in self.known else self._guessed(path[:-1])
-            found[name] = Parameter(
+            described[name] = SideWeight(
                 tuple(array.shape), array.dtype.name, owner, dotted(path[:-1]), ROLES.get(collection, "state"), "flax"
             )
-        return found
+        return described
 
     def _guessed(self, path: Path) -> str:
         if not path:
@@ -150,14 +150,14 @@ class LinenModule:
         for path in [*types, *of_variables]:
             for depth in range(1, len(path) + 1):
                 types.setdefault(path[:depth], self._guessed(path[:depth]))
-        found = {dotted(path): kind for path, kind in types.items() if path}
-        for name in list(found):  # of a module named ``blocks.0``
+        classes = {dotted(path): kind for path, kind in types.items() if path}
+        for name in list(classes):  # of a module named ``blocks.0``
             parent = name.rpartition(".")[0]
-            while parent and parent not in found:
-                found[parent] = ""
+            while parent and parent not in classes:
+                classes[parent] = ""
                 parent = parent.rpartition(".")[0]
-        rest = [Submodule(name, kind) for name, kind in found.items()]
-        return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
+        rest = [Submodule(name, kind) for name, kind in classes.items()]
+        return [Submodule("", self.name), *sorted(rest, key=lambda module: module.path.count("."))]
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
@@ -171,19 +171,19 @@ class LinenModule:
         """Describe the caches that are off."""
         return [text for known in self.known.values() for text in known.caches]
 
-    def part(self, path: str) -> Part:
+    def part(self, path: str) -> LinenPart:
         """Return the submodule at a dotted path.
 
         Raises:
             ModuleFailedError: no call has shown a submodule there that can run alone.
         """
         if not path:
-            return Part(self, (), None)
+            return LinenPart(self, (), None)
         where = next((one for one in self.known if dotted(one) == path), None)
         template = None if where is None else self.known[where].template
         if where is None or template is None:
             raise ModuleFailedError(f"the submodule {path} of the {self.label} can't be run by itself")
-        return Part(self, where, template)
+        return LinenPart(self, where, template)
 
     def learn(self, module: linen.Module, *, outermost: bool) -> None:
         """Record class, settings and template of a submodule being called; the outermost call sets the template.
@@ -223,15 +223,15 @@ class LinenModule:
         except Exception:  # it fails for another reason
             return ""
         expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}
-        given = {name for name, (collection, _) in self.places.items() if collection in ROLES}
-        missing, extra = sorted(expected - given), sorted(given - expected)
+        present = {name for name, (collection, _) in self.places.items() if collection in ROLES}
+        missing, extra = sorted(expected - present), sorted(present - expected)
         if not missing:
             return ""
         instead = f", and there are {_some(extra)}" if extra else ""
         return f"its variables are those of another module: it has no {_some(missing)}{instead}"
 
 
-class Part:
+class LinenPart:
     """The module, or a submodule, to be applied to other variables."""
 
     def __init__(self, side: LinenModule, path: Path, template: Template | None):
@@ -258,7 +258,7 @@ class Part:
         names = ("params", *(("dropout",) if setting.train else ()), *side.streams)
         keys = {name: jax.random.fold_in(jax.random.key(number), setting.seed) for number, name in enumerate(names)}
 
-        def _apply(scope: Any, *args: Any, **kwargs: Any) -> Any:
+        def _apply(scope: object, *args: object, **kwargs: object) -> Any:
             template = self._template
             module = side.module.clone(parent=scope, _deep_clone=True) if template is None else template.build(scope)
             return _method(module, method)(*args, **kwargs)
@@ -276,18 +276,18 @@ class Part:
         self.changed |= {dotted(path) for path, value in after.items() if before.get(path) is not value}
         return result[0]
 
-    def _variables(self, weights: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    def _variables(self, weights: Mapping[str, object], setting: Setting) -> dict[str, Any]:
         side = self._side
         names = {place: name for name, place in side.places.items()}
         tree: dict[str, Any] = {}
-        for place, held in side.variables.items():
-            name = names.get(place)
-            given = constant(held, setting.dtype, setting.seed) if name is None else weights.get(name, held)
-            collection, path = place
+        for location, variable in side.variables.items():
+            name = names.get(location)
+            number = constant(variable, setting.dtype, setting.seed) if name is None else weights.get(name, variable)
+            collection, path = location
             node = tree.setdefault(collection, {})
             for key in path[:-1]:
                 node = node.setdefault(key, {})
-            node[path[-1]] = jnp.asarray(given) if isinstance(given, np.ndarray) else given
+            node[path[-1]] = jnp.asarray(number) if isinstance(number, np.ndarray) else number
         return tree
 
 
@@ -319,21 +319,21 @@ class _Interceptor:
 
     def _is_whole(self, path: Path, module: linen.Module) -> bool:
         """Whether it can run alone: its variables have the shapes of the tree, so it is not a slice of a stack."""
-        known = self._side.known.get(path)
-        if known is None or known.template is None:
+        submodule = self._side.known.get(path)
+        if submodule is None or submodule.template is None:
             return False
         for collection in ROLES:
-            held = {
+            variables = {
                 where[len(path) :]: one
                 for (name, where), one in self._side.variables.items()
                 if name == collection and where[: len(path)] == path
             }
-            own = module.scope._collection(collection) if held else {}
-            for where, one in held.items():
+            own = module.scope._collection(collection) if variables else {}
+            for where, variable in variables.items():
                 node: Any = own
                 for key in where:
                     node = node.get(key) if isinstance(node, Mapping) else None
-                if node is not None and jnp.shape(node) != jnp.shape(one):
+                if node is not None and jnp.shape(node) != jnp.shape(variable):
                     return False
         return True
 
@@ -342,30 +342,30 @@ def _method(module: linen.Module, method: Any) -> Callable[..., Any]:
     if method is None:
         return module.__call__
     if isinstance(method, str):
-        found: Callable[..., Any] = getattr(module, method)
-        return found
+        called: Callable[..., Any] = getattr(module, method)
+        return called
     own = getattr(method, "__self__", None)
     function = method.__func__ if isinstance(own, linen.Module) else method
     return lambda *args, **kwargs: function(module, *args, **kwargs)
 
 
-def _leaves(tree: Mapping[str, Any]) -> dict[Path, Any]:
+def _leaves(tree: Mapping[str, object]) -> dict[Path, Any]:
     """Return path -> array of all variables but running statistics, collections first."""
-    found: dict[Path, Any] = {}
+    leaves: dict[Path, Any] = {}
     for collection, inner in tree.items():
         if collection not in ROLES:
             for path, leaf in jax.tree_util.tree_flatten_with_path(inner)[0]:
-                found[collection, *(str(getattr(key, "key", key)) for key in path)] = leaf
-    return found
+                leaves[collection, *(str(getattr(key, "key", key)) for key in path)] = leaf
+    return leaves
 
 
-def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:
+def _flat(name: str, variables: object) -> dict[tuple[str, Path], Any]:
     """Return (collection, path) -> array, boxes opened."""
     if not isinstance(variables, Mapping):
         raise ModuleFailedError(
             f"the variables of the Linen module {name} must be a mapping, got {type(variables).__name__}"
         )
-    found: dict[tuple[str, Path], Any] = {}
+    arrays: dict[tuple[str, Path], Any] = {}
     for collection, tree in variables.items():
         if collection not in ROLES and not isinstance(tree, Mapping) and not hasattr(tree, "shape"):
             continue
@@ -382,13 +382,13 @@ def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:
                     f"the variables of the Linen module {name} must be {{'params': {{...}}}}, as init returns them; "
                     f"got an array at {collection}"
                 )
-            found[collection, words] = leaf
-    if found and "params" not in variables and not any(collection in ROLES for collection, _ in found):
+            arrays[collection, words] = leaf
+    if arrays and "params" not in variables and not any(collection in ROLES for collection, _ in arrays):
         raise ModuleFailedError(
             f"the variables of the Linen module {name} must be {{'params': {{...}}}}, as init returns them; "
             f"got {_some(sorted(variables))}"
         )
-    return found
+    return arrays
 
 
 def _some(names: list[str]) -> str:

@@ -43,7 +43,7 @@ class Template:
             path for one in _inner(self.fields) for path in one.outside
         ]
 
-    def build(self, root: Any) -> linen.Module:
+    def build(self, root: object) -> linen.Module:
         """Make the submodule again, with its variables in the scope of the whole."""
         made: dict[Path, linen.Module] = {}
         return _build(self, root, made)
@@ -102,12 +102,12 @@ def _build(template: Template, root: Any, made: dict[Path, linen.Module]) -> lin
     return module
 
 
-def _inner(value: Any) -> Iterator[Template]:
+def _inner(value: object) -> Iterator[Template]:
     if isinstance(value, Template):
         yield value
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _inner(one)
+        for element in value.values():
+            yield from _inner(element)
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _inner(one)
+        for element in value:
+            yield from _inner(element)

@@ -17,7 +17,7 @@ from jax_attn.backend import WEIGHTS, to_numpy
 from ....hints.settings import read as read_settings
 from ....sides.large import is_large
 from ....sides.patching import replaced
-from ....sides.subject import Arguments, Arrays, Parameter, Submodule, culprit, signature_of
+from ....sides.subject import Arguments, Arrays, SideWeight, Submodule, culprit, signature_of
 from ..drawing import _prepare, drawing
 from ..recording import Tape
 from .adapter import (
@@ -69,15 +69,15 @@ class NNXModule:
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module)
 
-    def called(self, method: Any) -> Any:
+    def called(self, method: object) -> Any:
         """Return the module, or the method that is named."""
         return getattr(self.module, method, self.module) if isinstance(method, str) else self.module
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         return self._described(self._held())
 
-    def state(self) -> dict[str, Parameter]:
+    def state(self) -> dict[str, SideWeight]:
         """Return the variables that are neither parameters, running statistics, random state nor sown by name."""
         return self._described(self._others())
 
@@ -87,34 +87,34 @@ class NNXModule:
 
     def _others(self) -> dict[str, nnx.Variable[Any]]:
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Not(nnx.Any(*WEIGHTS, *_NO_STATE))))
-        found = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
-        return {name: one for name, one in found.items() if is_numeric(one.get_value())}
+        variables = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
+        return {name: one for name, one in variables.items() if is_numeric(one.get_value())}
 
     def _held(self) -> dict[str, nnx.Variable[Any]]:
         """Return name -> variable of the weights and of the state that is carried."""
-        found = {dotted(path): variable for path, variable in nnx.to_flat_state(self._weights)}
-        return found | {name: one for name, one in self._others().items() if name in self._carried}
+        variables = {dotted(path): variable for path, variable in nnx.to_flat_state(self._weights)}
+        return variables | {name: one for name, one in self._others().items() if name in self._carried}
 
-    def _described(self, variables: Mapping[str, nnx.Variable[Any]]) -> dict[str, Parameter]:
+    def _described(self, variables: Mapping[str, nnx.Variable[Any]]) -> dict[str, SideWeight]:
         owners = {dotted(path): child for path, child in nnx.iter_modules(self.module)}
-        found = {}
+        described = {}
         for name, variable in variables.items():
             parent, _, _ = name.rpartition(".")
             owner = stock_name(owners[parent]) if parent in owners else ""
             value = variable.get_value()
             role = "parameter" if isinstance(variable, nnx.Param) else "state"
             role = "statistic" if isinstance(variable, nnx.BatchStat) else role
-            found[name] = Parameter(tuple(value.shape), value.dtype.name, owner, parent, role, "flax")
-        return found
+            described[name] = SideWeight(tuple(value.shape), value.dtype.name, owner, parent, role, "flax")
+        return described
 
     def weights(self) -> Arrays:
         """Return copies of the weights that the module holds; large ones are its own."""
-        held = {name: to_numpy(variable.get_value()) for name, variable in self._held().items()}
-        return {name: array if is_large(array) else array.copy() for name, array in held.items()}
+        arrays = {name: to_numpy(variable.get_value()) for name, variable in self._held().items()}
+        return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
 
     def tied(self) -> dict[str, str]:
         """Return further name of a weight -> the name that it has in `parameters`."""
-        known = {dotted(path) for path, _ in nnx.to_flat_state(self._weights)}
+        paths_of_weights = {dotted(path) for path, _ in nnx.to_flat_state(self._weights)}
         names: dict[int, list[str]] = {}
         for path, child in nnx.iter_modules(self.module):
             for name, value in vars(child).items():
@@ -123,15 +123,15 @@ class NNXModule:
         return {
             name: own
             for group in names.values()
-            for own in [next((one for one in group if one in known), "")]
+            for own in [next((one for one in group if one in paths_of_weights), "")]
             for name in group
             if own and name != own
         }
 
     def modules(self) -> list[Submodule]:
         """Return the submodules, the module itself first."""
-        found = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
-        return sorted(found, key=lambda one: one.path.count(".") + bool(one.path))
+        modules = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
+        return sorted(modules, key=lambda module: module.path.count(".") + bool(module.path))
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
@@ -140,36 +140,36 @@ class NNXModule:
     def switched_off(self) -> list[str]:
         """Describe the behaviour that is off in eval mode."""
         children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
-        found = []
+        behaviour = []
         for path, child in children:
-            found += off_in_eval_mode(path, child, averages=hasattr(child, "use_running_average"))
-            found += asks_for_mode(path, child)
-        return found
+            behaviour += off_in_eval_mode(path, child, averages=hasattr(child, "use_running_average"))
+            behaviour += asks_for_mode(path, child)
+        return behaviour
 
     def caches(self) -> list[str]:
         """Describe the caches that are off."""
         children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
         return [text for path, child in children for text in cache_off(path, child)]
 
-    def part(self, path: str) -> Part:
+    def part(self, path: str) -> NNXPart:
         """Return the submodule at a dotted path."""
-        return Part(self.module, path, self._failed, self._carried)
+        return NNXPart(self.module, path, self._failed, self._carried)
 
     def culprit(self, error: Exception) -> str:
         """Describe the submodule that raised an error, and its arguments; "" if unknown."""
 
-        def held_by(owner: Any) -> dict[str, Any]:
+        def held_by(owner: object) -> dict[str, Any]:
             variables = {name: one for name, one in vars(owner).items() if isinstance(one, nnx.Variable)}
             return {name: one.get_value() for name, one in variables.items() if isinstance(one, WEIGHTS)}
 
-        return culprit(error, lambda one: self._failed.get(id(one)), held_by)
+        return culprit(error, lambda module: self._failed.get(id(module)), held_by)
 
     def complaint(self, arguments: Arguments) -> str:
         """Return nothing: its weights are its own."""
         return ""
 
 
-class Part:
+class NNXPart:
     """A submodule taken apart, to be merged around other weights."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Part:
         is_weight = _weights_and(module, carried)
         whole = nnx.to_flat_state(nnx.state(module, is_weight))
         owners = {id(variable.get_value()): dotted(where) for where, variable in whole}
-        known = {dotted(where) for where, _ in whole}
+        names = {dotted(where) for where, _ in whole}
         target = _at(module, path)
         self._graphdef, weights, rest = nnx.split(target, is_weight, ...)
         # A submodule that several modules share is known by its path in the first of them.
@@ -195,7 +195,7 @@ class Part:
         for where, variable in self._weights:
             name = ".".join(filter(None, (path, dotted(where))))
             # A variable that is tied to one elsewhere has its name there.
-            self._names[where] = name if name in known else owners[id(variable.get_value())]
+            self._names[where] = name if name in names else owners[id(variable.get_value())]
         self.names = set(self._names.values())
         self.trainable = {
             self._names[where]
@@ -203,7 +203,7 @@ class Part:
             if isinstance(variable, nnx.Param) and jnp.issubdtype(variable.get_value().dtype, jnp.floating)
         }
 
-    def merged(self, weights: Mapping[str, Any], dtype: str | None, seed: int) -> nnx.Module:
+    def merged(self, weights: Mapping[str, object], dtype: str | None, seed: int) -> nnx.Module:
         """Return the submodule, in eval mode, around other weights."""
         flat = [
             (where, variable.replace(jnp.asarray(weights.get(self._names[where], variable.get_value()))))
@@ -245,9 +245,9 @@ def _weights_and(module: nnx.Module, names: Collection[str]) -> Callable[[Any, A
     variables = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
     carried = {id(one.get_value()) for name, one in variables.items() if name in names}
 
-    def is_weight(path: Any, one: Any) -> bool:
+    def is_weight(path: object, value: object) -> bool:
         del path
-        return isinstance(one, WEIGHTS) or (isinstance(one, nnx.Variable) and id(one.get_value()) in carried)
+        return isinstance(value, WEIGHTS) or (isinstance(value, nnx.Variable) and id(value.get_value()) in carried)
 
     return is_weight
 
@@ -291,12 +291,12 @@ def _tapped(module: nnx.Module, paths: Mapping[str, str], tape: Tape) -> Iterato
         yield
 
 
-def _shapes(module: Any) -> list[Any]:
+def _shapes(module: object) -> list[Any]:
     flat = nnx.to_flat_state(nnx.state(module, WEIGHTS))
     return [(path, jnp.shape(variable.get_value())) for path, variable in flat]
 
 
-def _constant(leaf: Any, dtype: str | None, seed: int) -> Any:
+def _constant(leaf: object, dtype: str | None, seed: int) -> Any:
     """Return a variable other than a weight, with its floats in `dtype` and its random keys folded with the seed."""
     if not isinstance(leaf, nnx.Variable):
         return constant(leaf, dtype, seed)
@@ -306,11 +306,15 @@ def _constant(leaf: Any, dtype: str | None, seed: int) -> Any:
 
 
 def _at(module: nnx.Module, path: str) -> Any:
-    found: Any = module
+    module_at_path: Any = module
     for key in path.split(".") if path else ():
-        found = found[int(key)] if key.isdigit() and not hasattr(found, key) else _item(found, key)
-    return found
+        module_at_path = (
+            module_at_path[int(key)]
+            if key.isdigit() and not hasattr(module_at_path, key)
+            else _item(module_at_path, key)
+        )
+    return module_at_path
 
 
-def _item(node: Any, key: str) -> Any:
+def _item(node: object, key: str) -> Any:
     return node[key] if isinstance(node, Mapping) else getattr(node, key)

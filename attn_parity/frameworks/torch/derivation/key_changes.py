@@ -98,13 +98,13 @@ def is_nested(rotary: object) -> bool:
     return isinstance(rotary, Mapping) and "full_attention" in rotary
 
 
-def _structural(subject: ModelClass, change: Mapping[str, Any]) -> bool:
+def _structural(subject: ModelClass, change: Mapping[str, object]) -> bool:
     """Return whether a change takes a size away or gives the kinds of the layers, which other keys may depend on."""
     ((key, value),) = change.items()
     return key == "layer_types" or (value is None and key in _SIZES)
 
 
-def _switches(subject: ModelClass, change: Mapping[str, Any]) -> bool:
+def _switches(subject: ModelClass, change: Mapping[str, object]) -> bool:
     """Return whether a change switches something on or off, rather than sets a number."""
     ((key, value),) = change.items()
     usual = subject.keys().get(key, subject.defaults.get(key))

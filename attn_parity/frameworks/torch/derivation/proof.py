@@ -24,7 +24,7 @@ from attn_bridge.models.derived.known import layout_for
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 from attn_bridge.models.reading.decoders import make_decoder
-from attn_bridge.models.reading.model_config import ModelConfig
+from attn_bridge.models.reading.model_config import ConfigFile
 from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
 
@@ -80,14 +80,14 @@ def reader_of(description: Description) -> FamilyReader:
     return FamilyReader(description, layout_for(description))
 
 
-def read(reader: FamilyReader, keys: Mapping[str, Any]) -> DecoderConfig:
+def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
     """Return the config in ours of a config.json.
 
     Raises:
         RefusedError: the description refuses it.
     """
     family, description = reader.family(), reader.description
-    config = ModelConfig(dict(keys), description.model_type, description.defaults, description.aliases)
+    config = ConfigFile(dict(keys), description.model_type, description.defaults, description.aliases)
     if family.block is None:
         raise RefusedError("it has no blocks")
     try:
@@ -104,7 +104,7 @@ def as_file(config: Any) -> dict[str, Any]:
     return keys
 
 
-def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, Any], seed: int = 0) -> ModelPair:
+def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, object], seed: int = 0) -> ModelPair:
     """Return an instance with these keys, and ours.
 
     Raises:
@@ -121,7 +121,7 @@ def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, Any]
     return pair_with(theirs, reader, config, keys)
 
 
-def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, Any]) -> ModelPair:
+def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, object]) -> ModelPair:
     """Return an instance, and ours of a config with its weights."""
     state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
     layout = reader.layout
@@ -148,11 +148,11 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in ties}
 
 
-def _prefix(layout: Layout, names: Mapping[str, Any]) -> str:
+def _prefix(layout: Layout, names: Mapping[str, object]) -> str:
     return layout.match(names)[0]
 
 
-def _shown(keys: Mapping[str, Any], subject: ModelClass) -> str:
+def _shown(keys: Mapping[str, object], subject: ModelClass) -> str:
     usual = subject.keys()
     changes = {key: value for key, value in keys.items() if key not in usual or usual[key] != value}
     changes |= dict.fromkeys(usual.keys() - keys.keys(), ABSENT)
@@ -348,7 +348,7 @@ def check_defaults(subject: ModelClass, reader: FamilyReader) -> None:
         raise WrongError("a config without keys is read otherwise than the defaults of transformers")
 
 
-def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, Any], seed: int = 0) -> str:
+def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, object], seed: int = 0) -> str:
     """Return ``equal``, ``refused`` (ours), or ``impossible`` (an instance that can't be made or run).
 
     Raises:
@@ -362,9 +362,9 @@ def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, 
         return "impossible"
     theirs, file, logits = made
     outcome, compared = "refused", list[DecoderConfig]()
-    for given in (file, keys):
+    for settings in (file, keys):
         try:
-            config = read(reader, given)
+            config = read(reader, settings)
         except RefusedError:
             continue
         if config in compared:
@@ -375,7 +375,7 @@ def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, 
         comparison = json.dumps([keys, seed]) + f" {config} {reader.layout.name} {reader.layout.rows}"
         if subject.kept.get(comparison):
             continue
-        pair = pair_with(theirs, reader, config, given)
+        pair = pair_with(theirs, reader, config, settings)
         try:
             check_logits(pair, _shown(keys, subject), logits=logits)
         except RefusedError:
@@ -412,7 +412,9 @@ def _check_read(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, ob
     return "refused" if short is None else "equal"
 
 
-def _made(subject: ModelClass, keys: Mapping[str, Any], seed: int) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
+def _made(
+    subject: ModelClass, keys: Mapping[str, object], seed: int
+) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
     """Return an instance, its config.json and its logits; None where it can't be made or run.
 
     Raises:

@@ -309,7 +309,7 @@ def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
     return probes
 
 
-def _is_equal(description: Description, model: Any, file: dict[str, Any], logits: torch.Tensor) -> bool:
+def _is_equal(description: Description, model: object, file: dict[str, Any], logits: torch.Tensor) -> bool:
     reader = FamilyReader(description, layout_of(description))
     try:
         pair = proof.pair_with(model, reader, proof.read(reader, file), file)
@@ -394,7 +394,7 @@ def _pattern(subject: ModelClass) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def _where(
-    subject: ModelClass, parts: Structure, description: Description, probe: tuple[Any, dict[str, Any], Any]
+    subject: ModelClass, parts: Structure, description: Description, probe: tuple[object, dict[str, Any], object]
 ) -> str:
     """Return a message that names the first submodule of the first block at which a proposal differs."""
     model, file, _ = probe
@@ -425,7 +425,7 @@ def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
     """Return name -> output of submodules, in order of calls."""
     outputs: dict[str, torch.Tensor] = {}
 
-    def keep(name: str, module: Any, arguments: Any, out: Any) -> None:
+    def keep(name: str, module: object, arguments: object, out: object) -> None:
         outputs.setdefault(name, out[0] if isinstance(out, tuple | list) else out)
 
     handles = [model.get_submodule(name).register_forward_hook(functools.partial(keep, name)) for name in names]
@@ -457,7 +457,7 @@ def fix_keys(subject: ModelClass, description: Description) -> Description:
     return description
 
 
-def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, Any]) -> Description:
+def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, object]) -> Description:
     key = next(iter(changes))
     if changes[key] is ABSENT or key in (
         "hidden_size",

@@ -312,7 +312,7 @@ def _norms(
 
 def _flags(
     subject: ModelClass,
-    shapes: Mapping[str, Any],
+    shapes: Mapping[str, object],
     path: str,
     norms: tuple[str, ...],
     attention: tuple[str, Mapping[str, str]],
@@ -340,17 +340,17 @@ def _flags(
         fields |= {f"{name.removesuffix('.weight')}.bias": "experts.shared_bias" for name in shared}
     fronts = [f"{path}{number}." for number in range(LAYERS)]
 
-    def present(names: Mapping[str, Any]) -> dict[str, bool]:
-        there: dict[str, list[bool]] = collections.defaultdict(list)
+    def present(names: Mapping[str, object]) -> dict[str, bool]:
+        presence: dict[str, list[bool]] = collections.defaultdict(list)
         for name, field in fields.items():
             weight = f"{name.rpartition('.')[0]}.weight"
             if name.endswith("sinks") or any(front + weight in shapes for front in fronts):
-                there[field].append(any(front + name in names for front in fronts))
-        mixed = [field for field, some in there.items() if len(set(some)) > 1]
+                presence[field].append(any(front + name in names for front in fronts))
+        mixed = [field for field, some in presence.items() if len(set(some)) > 1]
         if mixed:
             shown = ", ".join(name for name, field in fields.items() if field == mixed[0])
             raise DerivationError(f"{mixed[0]}: biases of some of {shown} alone, which ours lack")
-        return {field: some[0] for field, some in there.items()}
+        return {field: some[0] for field, some in presence.items()}
 
     usual = present(shapes)
     sources: dict[str, KeySource] = {}
@@ -381,7 +381,7 @@ def _flags(
 
 def _check_all_known(structure: Structure, path: str) -> None:
     """Refuse the first tensor of a block without a role."""
-    known = {
+    roles = {
         *(join(structure.attention[0], name) for name in structure.attention[1].values()),
         *(join(structure.feed_forward[0], name) for name in structure.feed_forward[1].values()),
         *structure.norms,
@@ -396,10 +396,10 @@ def _check_all_known(structure: Structure, path: str) -> None:
             hit[1].endswith(".bias") and (f"{module}.weight" in inner)
         ):
             continue
-        if (module in known and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
+        if (module in roles and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
             continue
         kind = structure.classes.get(module, "")
-        near = difflib.get_close_matches(hit[1], sorted(known | inner), 1, 0.0)[0]
+        near = difflib.get_close_matches(hit[1], sorted(roles | inner), 1, 0.0)[0]
         raise DerivationError(f"{module} ({kind}): {leaf} has no place in ours; the nearest is {near}")
 
 

@@ -154,7 +154,7 @@ class ModelClass:
         names = getattr(self.config_class, "attribute_map", {})
         return next((outer for outer, inner in names.items() if inner == key), key)
 
-    def keys(self, **changes: Any) -> dict[str, Any]:
+    def keys(self, **changes: object) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}
         return {key: value for key, value in keys.items() if value is not ABSENT}
@@ -174,13 +174,13 @@ class ModelClass:
         config._attn_implementation = "eager"
         return config
 
-    def shapes(self, keys: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def shapes(self, keys: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of the tensors of an instance; a tied head is not among them."""
         with torch.device("meta"):
             model = self.model_class(self.config(keys))
         return {name: tuple(tensor.shape) for name, tensor in learned(model).items()}
 
-    def instance(self, keys: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    def instance(self, keys: Mapping[str, object], seed: int = 0) -> nn.Module:
         """Return an instance in float64, with random weights: no zeros, no ones, norms and biases included."""
         model: nn.Module = self.model_class(self.config(keys)).eval().double()
         _lift(model)
@@ -315,7 +315,7 @@ def _recorded(kind: type[Any]) -> Iterator[set[str]]:
     seen: set[str] = set()
     plain: Any = kind.__getattribute__
 
-    def recording(self: Any, name: str) -> Any:
+    def recording(self: object, name: str) -> Any:
         seen.add(name)
         return plain(self, name)
 

@@ -30,15 +30,15 @@ from ....sides.shards import Shares
 from ....sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
 from ....sides.tables import STILL
 from ....stack import raised_at
-from ..weights import Part, outputs_of
+from ..weights import TorchPart, outputs_of
 from .flash import Flash, LogSumExp
-from .lent import Lent, Loan, returned
-from .literals import Literals
-from .probes import Tables
+from .lent import LentTensor, Loan, returned
+from .literals import DispatchLiterals
+from .probes import DispatchTables
 from .promotion import promoted
 from .replicas import cut_of, read
 from .rounding import Rounding
-from .state import Changes, Watching, eager, undisturbed, unregistered
+from .state import StateChanges, Watching, eager, undisturbed, unregistered
 from .uses import Uses
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Execution:
     def __init__(
         self,
         subject: TorchSubject,
-        part: Part,
+        part: TorchPart,
         path: str,
         dtype: str | None,
         mode: str,
@@ -80,11 +80,15 @@ class Execution:
             tensors = self._weights(weights)
             leaves = self._cut([self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves])
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
-            given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
+            tensors_of_cotangents = [
+                None if one is None else self.subject.tensor(one, None) for one in cotangents or ()
+            ]
             try:
-                known = [*tensors.values(), *map(_source, tensors.values()), *leaves]
-                with self._probe(known, given, tensors) as probe, self._holding(tensors) as call:
-                    changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
+                operands = [*tensors.values(), *map(_source, tensors.values()), *leaves]
+                with self._probe(operands, tensors_of_cotangents, tensors) as probe, self._holding(tensors) as call:
+                    changes = StateChanges(
+                        self.subject.side.modules() if not self.path and self.mode == "eager" else {}
+                    )
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
@@ -96,7 +100,11 @@ class Execution:
                     sources = [] if cotangents is None else [*leaves, *map(_source, tensors.values())]
                     names = [f"grad {name}" for name in (*arguments.named(self.subject.argument_names), *tensors)]
                     gradients = gradients_of(
-                        outputs, given, sources, accumulate, lambda at, one: _read(one, names[at], apart, mesh)
+                        outputs,
+                        tensors_of_cotangents,
+                        sources,
+                        accumulate,
+                        lambda at, one: _read(one, names[at], apart, mesh),
                     )
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
@@ -107,7 +115,7 @@ class Execution:
                 ]
                 raise failure(error, self.dtype, self.label, self.subject.side.modules(), shown) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
-            lent = {name: one for name, one in tensors.items() if name in named and isinstance(one, Lent)}
+            lent = {name: one for name, one in tensors.items() if name in named and isinstance(one, LentTensor)}
             named |= {name: _gradient(one) for name, one in lent.items()}
             return Run(
                 results,
@@ -117,7 +125,7 @@ class Execution:
                 source.draws,
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
-                probe.met if isinstance(probe, (Tables, Literals)) and self.seed == STILL else None,
+                probe.met if isinstance(probe, (DispatchTables, DispatchLiterals)) and self.seed == STILL else None,
                 self._shares(outputs, tensors, apart),
                 {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
             )
@@ -151,7 +159,7 @@ class Execution:
         """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
         names = {name: whole for name, whole in self.part.names.items() if whole in weights}
         lent = {
-            name: Lent.of(Loan(weights[whole]))
+            name: LentTensor.of(Loan(weights[whole]))
             for name, whole in names.items()
             if lends(weights[whole], self.dtype)
             and name in self.part.trainable
@@ -181,7 +189,7 @@ class Execution:
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
         compiled = self.mode in COMPILED
         target = self.subject.compiled(self.part, self.path, self.mode) if compiled else self.part.target
-        lends_any = any(isinstance(one, Lent) for one in tensors.values())
+        lends_any = any(isinstance(one, LentTensor) for one in tensors.values())
         with (
             self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call,
             returned() if lends_any else contextlib.nullcontext(),
@@ -198,12 +206,12 @@ class Execution:
             with Rounding(self.seed, low=not floats or any(one != torch.float64 for one in floats)) as rounding:
                 yield rounding
         elif self.mode == "tables":
-            known = [one for one in (*tensors, *cotangents) if one is not None and one.is_floating_point()]
-            tables = Tables(self.seed, known)
+            floating = [one for one in (*tensors, *cotangents) if one is not None and one.is_floating_point()]
+            tables = DispatchTables(self.seed, floating)
             with tables.following():
                 yield tables
         elif self.mode == "literals":
-            with Literals(self.seed) as literals:
+            with DispatchLiterals(self.seed) as literals:
                 yield literals
         elif self.mode == "logsumexp":
             with LogSumExp(tensors) as formula:
@@ -219,28 +227,28 @@ class Execution:
 
     def _given(self, leaves: list[Tensor], probe: Any) -> list[Tensor]:
         """Return the arguments for the code: copies, which it may write to."""
-        tables = self.tables if isinstance(probe, Tables) else ()
+        tables = self.tables if isinstance(probe, DispatchTables) else ()
         return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
 
 
 def _source(tensor: Tensor) -> Tensor:
     """Return the tensor with respect to which a weight's gradient is computed."""
-    return tensor.loan.anchor if isinstance(tensor, Lent) else tensor
+    return tensor.loan.anchor if isinstance(tensor, LentTensor) else tensor
 
 
-def _gradient(lent: Lent) -> Array:
+def _gradient(lent: LentTensor) -> Array:
     """Return the gradient accumulated for a large weight; zeros if nothing depends on it."""
     loan = lent.loan
     return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
 
 
-def _copy(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+def _copy(tensor: Tensor, what: str, apart: list[str], mesh: object) -> Array:
     """Return a tensor as a new array."""
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
         return np.array(_read(tensor, what, apart, mesh), copy=True)
 
 
-def _read(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+def _read(tensor: Tensor, what: str, apart: list[str], mesh: object) -> Array:
     """Return a tensor as an array, and note where devices hold other copies of it."""
     array, difference = read(tensor, what, mesh)
     if difference:
@@ -253,15 +261,15 @@ def as_written(run: Callable[[], Run]) -> Run:
 
     The compiler can be disabled only once it is imported.
     """
-    known = "torch._dynamo" in sys.modules
+    is_imported = "torch._dynamo" in sys.modules
     try:
-        found = run()
+        result = run()
     except Exception:  # perhaps only for the compiler that was not told to stand back
-        if known or "torch._dynamo" not in sys.modules:
+        if is_imported or "torch._dynamo" not in sys.modules:
             raise
     else:
-        if known or "torch._dynamo" not in sys.modules:
-            return found
+        if is_imported or "torch._dynamo" not in sys.modules:
+            return result
     return run()
 
 
@@ -290,7 +298,7 @@ def failure(
     dtype: str | None,
     what: str,
     modules: Mapping[str, nn.Module] | None = None,
-    given: Sequence[str] = (),
+    inputs: Sequence[str] = (),
 ) -> Exception:
     """Return the error to raise for an exception of the user's code: one line with its text, location and arguments."""
     text = " ".join(str(error).split()) or "no message"
@@ -298,9 +306,9 @@ def failure(
     details = ""
     if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) and not _is_raised_by_user(error):
         paths = {id(child): path for path, child in (modules or {}).items()}
-        details = culprit(error, lambda one: paths.get(id(one)), lambda one: one._parameters)
-        if not details and given:
-            details = f"called with {', '.join(given)}"
+        details = culprit(error, lambda module: paths.get(id(module)), lambda module: module._parameters)
+        if not details and inputs:
+            details = f"called with {', '.join(inputs)}"
     details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
@@ -356,17 +364,21 @@ def gradients_of(
     if not pairs or not wanted:
         return [_zeros_for(None, source) if source.requires_grad else None for source in sources]
     edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the modes that are entered
-    roots, given = [edge(output) for output, _ in pairs], [cotangent for _, cotangent in pairs]
+    roots, cotangents_of_roots = [edge(output) for output, _ in pairs], [cotangent for _, cotangent in pairs]
     if accumulate:
-        torch.autograd.backward(roots, given)
-        found = iter([source.grad for source in wanted])
+        torch.autograd.backward(roots, cotangents_of_roots)
+        gradients = iter([source.grad for source in wanted])
     else:
         try:
-            found = iter(torch.autograd.grad(roots, [edge(one) for one in wanted], given, allow_unused=True))
+            gradients = iter(
+                torch.autograd.grad(roots, [edge(one) for one in wanted], cotangents_of_roots, allow_unused=True)
+            )
         except RuntimeError as error:
             raise NeedsBackwardError from error
     return [
-        _zeros_for(_numpy_or_none(next(found), functools.partial(read, position)), one) if one.requires_grad else None
+        _zeros_for(_numpy_or_none(next(gradients), functools.partial(read, position)), one)
+        if one.requires_grad
+        else None
         for position, one in enumerate(sources)
     ]
 

@@ -39,13 +39,13 @@ class LogSumExp(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
-    def __init__(self, given: Sequence[Tensor] = ()) -> None:
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.moved = 0
-        units = [torch.finfo(one.dtype).eps for one in given if one.is_floating_point()]
+        units = [torch.finfo(one.dtype).eps for one in tensors if one.is_floating_point()]
         self._coarsest = max(units, default=1.0)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
         with torch._C.DisableTorchFunction():
             return self._replaced(func, args, kwargs or {})
 
@@ -54,36 +54,36 @@ class LogSumExp(TorchDispatchMode):
 
     def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
         packet = func.overloadpacket
-        given = _named(func, args, kwargs)
-        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(given)):
+        named = _named(func, args, kwargs)
+        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(named)):
             self.moved += 1
-            return self._softmax(given, safe=packet is aten._safe_softmax)
-        if packet is aten._softmax_backward_data and self._is_fine(given["output"].dtype):
+            return self._softmax(named, safe=packet is aten._safe_softmax)
+        if packet is aten._softmax_backward_data and self._is_fine(named["output"].dtype):
             self.moved += 1
-            return _backward_of_softmax(given["grad_output"], given["output"], given["dim"], given["input_dtype"])
-        stage = _stage_of(packet, given)
-        if stage and not self._is_fine(given["query"].dtype):
+            return _backward_of_softmax(named["grad_output"], named["output"], named["dim"], named["input_dtype"])
+        stage = _stage_of(packet, named)
+        if stage and not self._is_fine(named["query"].dtype):
             return func(*args, **kwargs)
         if stage == "backward":
             self.moved += 1
-            weights, factor = self._weights(given)
-            return _backward_of_attention(func, given, weights, factor, lambda one: _inner(one, weights, -1))
+            weights, factor = self._weights(named)
+            return _backward_of_attention(func, named, weights, factor, lambda gradient: _inner(gradient, weights, -1))
         if stage == "forward":
             self.moved += 1
             whole = func(*args, **kwargs)
-            weights = self._weights(given)[0]
-            output = weights @ _repeated(given["value"].to(weights.dtype), given["query"])
-            return _first_replaced(whole, output.to(given["query"].dtype))
+            weights = self._weights(named)[0]
+            output = weights @ _repeated(named["value"].to(weights.dtype), named["query"])
+            return _first_replaced(whole, output.to(named["query"].dtype))
         return func(*args, **kwargs)
 
-    def _softmax(self, given: dict[str, Any], safe: bool) -> Tensor:
-        scores, dim, wanted = given["self"], given["dim"], _result_of(given)
+    def _softmax(self, named: dict[str, Any], safe: bool) -> Tensor:
+        scores, dim, wanted = named["self"], named["dim"], _result_of(named)
         return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
 
     @staticmethod
-    def _weights(given: dict[str, Any]) -> tuple[Tensor, float]:
+    def _weights(named: dict[str, Any]) -> tuple[Tensor, float]:
         """Return the weights of a fused attention by the formula, and the factor of its scores."""
-        scores, factor = _scores(given)
+        scores, factor = _scores(named)
         return _formula(scores, -1, safe=True), factor
 
 
@@ -110,28 +110,32 @@ class Flash(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
-            given = _named(func, args, kwargs or {})
-            stage = _stage_of(func.overloadpacket, given)
+            named = _named(func, args, kwargs or {})
+            stage = _stage_of(func.overloadpacket, named)
             if stage:
                 self.moved += 1
             if stage == "backward":
-                return self._backward(func, given)
+                return self._backward(func, named)
             whole = func(*args, **(kwargs or {}))
-            return _first_replaced(whole, self._output(given)) if stage == "forward" else whole
+            return _first_replaced(whole, self._output(named)) if stage == "forward" else whole
 
-    def _output(self, given: dict[str, Any]) -> Tensor:
-        weights = aten._safe_softmax(_scores(given)[0], -1)
-        value = _repeated(given["value"].to(weights.dtype), given["query"])
-        return self._rounded(weights @ value, weights @ value.abs()).to(given["query"].dtype)
+    def _output(self, named: dict[str, Any]) -> Tensor:
+        weights = aten._safe_softmax(_scores(named)[0], -1)
+        value = _repeated(named["value"].to(weights.dtype), named["query"])
+        return self._rounded(weights @ value, weights @ value.abs()).to(named["query"].dtype)
 
-    def _backward(self, func: Any, given: dict[str, Any]) -> Any:
-        scores, factor = _scores(given)
+    def _backward(self, func: object, named: dict[str, Any]) -> Any:
+        scores, factor = _scores(named)
         if self.seed == STILL:
             weights = aten._safe_softmax(scores, -1)
-            return _backward_of_attention(func, given, weights, factor, lambda one: (weights * one).sum(-1, True))
-        products = _gradient(given).to(scores.dtype) * given["out"].to(scores.dtype)
+            return _backward_of_attention(
+                func, named, weights, factor, lambda gradient: (weights * gradient).sum(-1, True)
+            )
+        products = _gradient(named).to(scores.dtype) * named["out"].to(scores.dtype)
         slope = self._rounded(products.sum(-1, keepdim=True), products.abs().sum(-1, keepdim=True))
-        return _backward_of_attention(func, given, _formula(scores, -1, True, self.seed), factor, lambda one: slope)
+        return _backward_of_attention(
+            func, named, _formula(scores, -1, True, self.seed), factor, lambda gradient: slope
+        )
 
     def _rounded(self, sums: Tensor, sizes: Tensor) -> Tensor:
         """Return sums of products with other roundings; `sizes` are those of the products' absolute values."""
@@ -143,16 +147,16 @@ class Flash(TorchDispatchMode):
 # ---- what both do
 
 
-def _result_of(given: dict[str, Any]) -> torch.dtype:
+def _result_of(named: dict[str, Any]) -> torch.dtype:
     """Return the dtype of a softmax."""
-    wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else given["self"].dtype)
+    wanted = named.get("dtype") or (torch.float32 if named.get("half_to_float") else named["self"].dtype)
     return cast(torch.dtype, wanted)
 
 
-def _stage_of(packet: Any, given: dict[str, Any]) -> Literal["", "forward", "backward"]:
+def _stage_of(packet: Any, named: dict[str, Any]) -> Literal["", "forward", "backward"]:
     """Return the pass of a fused attention that an operation is, or ""; one with dropout draws, and gives ""."""
     name = packet.__name__
-    if not name.startswith("_scaled_dot_product") or given.get("dropout_p"):
+    if not name.startswith("_scaled_dot_product") or named.get("dropout_p"):
         return ""
     if name.endswith("_backward"):
         return "backward"
@@ -201,17 +205,17 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
     return {**defaults, **{one.name: value for one, value in zip(places, args, strict=False)}, **kwargs}
 
 
-def _scores(given: dict[str, Any]) -> tuple[Tensor, float]:
+def _scores(named: dict[str, Any]) -> tuple[Tensor, float]:
     """Return the scores of a fused attention, minus infinity where a key is hidden, and their factor."""
-    query, key = given["query"], given["key"]
-    scale = given.get("scale")
+    query, key = named["query"], named["key"]
+    scale = named.get("scale")
     factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
     wide = _wide(query.dtype)
     scores = (query.to(wide) @ _repeated(key.to(wide), query).transpose(-2, -1)) * factor
-    added = given.get("attn_mask", given.get("attn_bias"))
+    added = named.get("attn_mask", named.get("attn_bias"))
     if added is not None:
         scores = torch.where(added, scores, -torch.inf) if added.dtype == torch.bool else scores + added.to(wide)
-    if given.get("is_causal"):
+    if named.get("is_causal"):
         shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = torch.where(shown, scores, -torch.inf)
     return scores, factor
@@ -229,38 +233,38 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.to(like.dtype)
 
 
-def _gradient(given: dict[str, Any]) -> Tensor:
+def _gradient(named: dict[str, Any]) -> Tensor:
     """Return the gradient that reaches a fused attention."""
-    found: Tensor = next(given[name] for name in ("grad_out", "grad_out_", "grad_output") if name in given)
-    return found
+    gradient: Tensor = next(named[name] for name in ("grad_out", "grad_out_", "grad_output") if name in named)
+    return gradient
 
 
 def _backward_of_attention(
-    func: Any, given: dict[str, Any], weights: Tensor, factor: float, inner: Callable[[Tensor], Tensor]
+    func: Any, named: dict[str, Any], weights: Tensor, factor: float, inner: Callable[[Tensor], Tensor]
 ) -> Any:
     """Return the gradients of a fused attention.
 
     Args:
         func: the operation to replace.
-        given: its arguments by name.
+        named: its arguments by name.
         weights: the attention weights after softmax.
         factor: scale of the scores.
         inner: gradients of the weights -> the common term of each row.
     """
-    query, key, value = given["query"], given["key"], given["value"]
+    query, key, value = named["query"], named["key"], named["value"]
     wide = weights.dtype
-    gradient = _gradient(given).to(wide)
+    gradient = _gradient(named).to(wide)
     of_weights = gradient @ _repeated(value.to(wide), query).transpose(-2, -1)
     of_scores = weights * (of_weights - inner(of_weights))
-    found = [
+    gradients = [
         (of_scores @ _repeated(key.to(wide), query) * factor).to(query.dtype),
         _summed(of_scores.transpose(-2, -1) @ query.to(wide) * factor, key),
         _summed(weights.transpose(-2, -1) @ gradient, value),
     ]
-    bias = given.get("attn_bias")
+    bias = named.get("attn_bias")
     for _ in func._schema.returns[3:]:
-        found.append(_reduced(of_scores, bias) if bias is not None else None)
-    return tuple(found)
+        gradients.append(_reduced(of_scores, bias) if bias is not None else None)
+    return tuple(gradients)
 
 
 def _reduced(gradient: Tensor, like: Tensor) -> Tensor:

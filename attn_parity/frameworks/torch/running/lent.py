@@ -54,7 +54,7 @@ class Loan:
         self.gradient = spilled(gradient)
 
 
-class Lent(Tensor):
+class LentTensor(Tensor):
     """Proxy for a large weight in float64: it has the shape but no memory, and operations that read it get the numbers.
 
     Attributes:
@@ -66,11 +66,11 @@ class Lent(Tensor):
     turn: Callable[[Tensor], Tensor] | None
 
     @staticmethod
-    def of(loan: Loan, blank: Tensor | None = None, turn: Callable[[Tensor], Tensor] | None = None) -> Lent:
+    def of(loan: Loan, blank: Tensor | None = None, turn: Callable[[Tensor], Tensor] | None = None) -> LentTensor:
         """Return a proxy for a weight, optionally with a changed layout."""
         if blank is None:
             blank = torch.zeros((), dtype=torch.float64).expand(loan.array.shape)
-        made: Lent = Tensor._make_subclass(Lent, blank.detach(), turn is None)
+        made: LentTensor = Tensor._make_subclass(LentTensor, blank.detach(), turn is None)
         made.loan, made.turn = loan, turn
         return made
 
@@ -87,15 +87,17 @@ class Lent(Tensor):
                 return func(*args, **kwargs)
         first = args[0] if args else None
         turned = name in _TURNS or (name == "__get__" and func.__self__.__name__ in _TURNED)
-        if turned and isinstance(first, Lent) and not kwargs:
+        if turned and isinstance(first, LentTensor) and not kwargs:
             before = first.turn
             with torch._C.DisableTorchFunctionSubclass():
                 blank = func(*args)
-            return Lent.of(first.loan, blank, lambda base: func(base if before is None else before(base), *args[1:]))
-        held: dict[int, tuple[Loan, Tensor]] = {}
+            return LentTensor.of(
+                first.loan, blank, lambda base: func(base if before is None else before(base), *args[1:])
+            )
+        loans: dict[int, tuple[Loan, Tensor]] = {}
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = _read(args, held), _read(kwargs, held)
-            with _lending(held):
+            args, kwargs = _read(args, loans), _read(kwargs, loans)
+            with _lending(loans):
                 return func(*args, **kwargs)
 
 
@@ -107,12 +109,12 @@ _HELD: dict[int, tuple[Loan, Tensor]] = {}
 
 
 @contextlib.contextmanager
-def _lending(held: dict[int, tuple[Loan, Tensor]]) -> Iterator[None]:
-    _HELD.update(held)
+def _lending(loans: dict[int, tuple[Loan, Tensor]]) -> Iterator[None]:
+    _HELD.update(loans)
     try:
         yield
     finally:
-        for address in held:
+        for address in loans:
             _HELD.pop(address, None)
 
 
@@ -121,17 +123,17 @@ def returned() -> Iterator[None]:
     """Hold the context in which nothing that is read from lent weights is kept for the backward pass."""
 
     def pack(tensor: Tensor) -> Any:
-        found = _HELD.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
-        if found is None:
+        loan_and_tensor = _HELD.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+        if loan_and_tensor is None:
             return tensor
-        return found[0], tensor.size(), tensor.stride(), tensor.storage_offset()
+        return loan_and_tensor[0], tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         loan, *lies = kept
-        found: Tensor = loan.promoted().as_strided(*lies)
-        return found
+        tensor: Tensor = loan.promoted().as_strided(*lies)
+        return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
@@ -149,14 +151,14 @@ class _Promotion(torch.autograd.Function):
         return torch.zeros((), dtype=torch.float64), None
 
 
-def _read(value: Any, held: dict[int, tuple[Loan, Tensor]], depth: int = 0) -> Any:
+def _read(value: Any, loans: dict[int, tuple[Loan, Tensor]], depth: int = 0) -> Any:
     """Return arguments with each proxy replaced by its numbers."""
-    if isinstance(value, Lent):
-        found = value.read()
-        held[found.untyped_storage().data_ptr()] = value.loan, found
-        return found
+    if isinstance(value, LentTensor):
+        tensor = value.read()
+        loans[tensor.untyped_storage().data_ptr()] = value.loan, tensor
+        return tensor
     if type(value) in (list, tuple) and depth < 4:
-        return type(value)([_read(one, held, depth + 1) for one in value])
+        return type(value)([_read(one, loans, depth + 1) for one in value])
     if type(value) is dict:
-        return {name: _read(one, held, depth + 1) for name, one in value.items()}
+        return {name: _read(one, loans, depth + 1) for name, one in value.items()}
     return value

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ....sides.tables import EXACT_THRESHOLD, SOFTPLUS_THRESHOLD, STILL, Collector, Tables, close, moved, slack
 
 
-class Literals(TorchFunctionMode):
+class DispatchLiterals(TorchFunctionMode):
     """While it is entered, the calls of torch get other literals, and `where` takes the other of two close branches.
 
     Args:
@@ -68,8 +68,8 @@ class Literals(TorchFunctionMode):
         if len(branches) < 2 or not all(one.is_floating_point() and not one.is_meta for one in branches):
             return args
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            one, two = (branch.detach().cpu().double().numpy() for branch in torch.broadcast_tensors(*branches))
-            near = torch.from_numpy(np.asarray(close(one, two))).to(condition.device)
+            first, second = (branch.detach().cpu().double().numpy() for branch in torch.broadcast_tensors(*branches))
+            near = torch.from_numpy(np.asarray(close(first, second))).to(condition.device)
             if not near.any():
                 return args
             self.moved += int(near.sum())
@@ -93,7 +93,7 @@ EXACT: dict[object, Callable[..., Tensor]] = {
 """Function of torch whose kernel keeps a constant of its gradient (1/6, 1/alpha) in float32 -> its formula."""
 
 
-def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: Literals) -> tuple[Any, ...]:
+def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: DispatchLiterals) -> tuple[Any, ...]:
     """Return the arguments of softplus, with an exact threshold if float32 does not show the present one."""
     threshold = args[2] if len(args) > 2 else kwargs.get("threshold", 20.0)
     if SOFTPLUS_THRESHOLD <= threshold < EXACT_THRESHOLD:

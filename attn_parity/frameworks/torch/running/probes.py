@@ -1,6 +1,6 @@
 """A probe of any torch module: the effect of one float32 unit on its tables.
 
-`Tables` moves every value that depends on no weight and on no floating-point input.
+`DispatchTables` moves every value that depends on no weight and on no floating-point input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHAPE_ONLY = frozenset(_SHAPES.split())
 """Operations that ask a tensor for its shape and type only, or that make one of Python's numbers."""
 
 
-class Tables(TorchFunctionMode):
+class DispatchTables(TorchFunctionMode):
     """Mode that moves results computed only from constants and integers by up to one float32 unit, while `following`.
 
     The move of a number follows from the number and the seed: repeated computations, such as a checkpoint's, move
@@ -148,8 +148,8 @@ class _Dataflow(TorchDispatchMode):
             constants = list(map(self._is_constant, asked))
             constant = all(constants)
             if not constant:
-                for one in itertools.compress(asked, constants):
-                    self._meet(one)
+                for tensor in itertools.compress(asked, constants):
+                    self._meet(tensor)
         result = func(*args, **kwargs)
         if operation.is_view:
             return result
@@ -157,10 +157,10 @@ class _Dataflow(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if fresh and operation.lifts:
                 result = result.clone()  # its memory may be an array of the user's
-            for one in _tensors((result, [args[place] for place in operation.written if place < len(args)])):
+            for tensor in _tensors((result, [args[place] for place in operation.written if place < len(args)])):
                 if fresh:
-                    self.shift(one)
-                self.mark(one, constant)
+                    self.shift(tensor)
+                self.mark(tensor, constant)
         return result
 
     def _meet(self, tensor: Tensor) -> None:
@@ -171,9 +171,9 @@ class _Dataflow(TorchDispatchMode):
         """Move the numbers of a tensor in place."""
         if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor._is_zerotensor():
             return tensor
-        held = _held(tensor)
-        if held is not tensor:
-            self.shift(held)
+        storage = _held(tensor)
+        if storage is not tensor:
+            self.shift(storage)
             return tensor
         plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         values = plain.cpu().double().numpy()
@@ -255,18 +255,18 @@ def _operation(func: Any) -> _Operation:
     )
 
 
-def _is_written(place: Any) -> bool:
-    return place.alias_info is not None and place.alias_info.is_write
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
+def _tensors(values: Iterable[object]) -> list[Tensor]:
     """Return the tensors in lists, tuples and dicts of any depth."""
-    found: list[Tensor] = []
-    for one in values:
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, (list, tuple)):
-            found += _tensors(one)
-        elif isinstance(one, dict):
-            found += _tensors(one.values())
-    return found
+    tensors: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += _tensors(value)
+        elif isinstance(value, dict):
+            tensors += _tensors(value.values())
+    return tensors

@@ -27,7 +27,7 @@ _NAMED = {
 
 
 def _grouped_mm(
-    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: object = None
 ) -> Tensor:
     """Stand for `torch._grouped_mm`, the products of mixtures of experts, which torch does not have in float64."""
     if offs is None:
@@ -91,12 +91,14 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
             kwargs["grad_tensors"] = kwargs.pop("gradient")
         args = args[:1]
     names = ("outputs", "inputs") if func is torch.autograd.grad else ("tensors",)
-    given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
+    arguments = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
     if kwargs.get("is_grads_batched") or kwargs.get("materialize_grads") or len(args) > len(names) + 1:
         return func(*args, **kwargs)
-    if not all(_has_edge(one) for tree in given.values() for one in _several(tree)):
+    if not all(_has_edge(one) for tree in arguments.values() for one in _several(tree)):
         return func(*args, **kwargs)
-    edges = {name: [edge(one) if isinstance(one, Tensor) else one for one in _several(given[name])] for name in given}
+    edges = {
+        name: [edge(one) if isinstance(one, Tensor) else one for one in _several(arguments[name])] for name in arguments
+    }
     rest = {name: value for name, value in kwargs.items() if name not in names and value is not None}
     if len(args) > len(names):
         rest["grad_outputs" if func is torch.autograd.grad else "grad_tensors"] = args[len(names)]
@@ -106,14 +108,14 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
         return func(*[edges[name] for name in names], **rest)
 
 
-def _has_edge(value: Any) -> bool:
+def _has_edge(value: object) -> bool:
     """Return whether a root or leaf of the graph is an edge, or a tensor that has one; inside torch.func it has not."""
     if not isinstance(value, Tensor):
         return True
     return value.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def _several(value: object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) and not hasattr(value, "node") else (value,)
 
 
@@ -140,7 +142,7 @@ class _Promotion(TorchFunctionMode):
         return func(*args, **{name: _promoted(value) for name, value in kwargs.items()} if kwargs else {})
 
 
-def _writes(func: Any) -> bool:
+def _writes(func: object) -> bool:
     return func not in _WRITES_NO_DATA and _is_name_of_write(getattr(func, "__name__", ""))
 
 
@@ -149,7 +151,7 @@ def _is_name_of_write(name: str) -> bool:
     return bool(_WRITES.fullmatch(name))
 
 
-def _promoted_name(wanted: Any) -> Any:
+def _promoted_name(wanted: object) -> Any:
     name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
     return torch.float64 if _LEGACY.fullmatch(name) else wanted
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_attn.backend import to_numpy
 from torch_attn.shards import is_sharded
 
-from ....sides.shards import Cut, differing_copies
+from ....sides.shards import ShardCut, differing_copies
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-def cut_of(tensor: Tensor) -> Cut:
+def cut_of(tensor: Tensor) -> ShardCut:
     """Return how devices share a tensor."""
     axes: list[list[tuple[str, int]]] = [[] for _ in tensor.shape]
     if is_sharded(tensor):
         for number, placement in enumerate(tensor.placements):
             if placement.is_shard():
                 axes[placement.dim % tensor.ndim].append((_name(tensor, number), tensor.device_mesh.size(number)))
-    return Cut(tuple(tuple(axis) for axis in axes))
+    return ShardCut(tuple(tuple(axis) for axis in axes))
 
 
 def mesh_of(tensors: Iterable[Tensor]) -> DeviceMesh | None:
@@ -64,10 +64,10 @@ def read(tensor: Tensor, what: str, mesh: DeviceMesh | None) -> tuple[Array, str
         prints = _all_copies(whole, copies, _fingerprint)
         if all(np.array_equal(one, prints[0], equal_nan=True) for one in prints):
             return to_numpy(whole), ""
-        held = _all_copies(whole, copies, lambda local: local)
-    names = [_names(tensor, copies, number) for number in range(len(held))]
-    apart = differing_copies(zip(names, held, strict=True))
-    return held[0], f"{what}: {apart}" if apart else ""
+        replicas = _all_copies(whole, copies, lambda local: local)
+    names = [_names(tensor, copies, number) for number in range(len(replicas))]
+    apart = differing_copies(zip(names, replicas, strict=True))
+    return replicas[0], f"{what}: {apart}" if apart else ""
 
 
 def _fingerprint(local: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Rounding(TorchDispatchMode):
 
     def __init__(self, seed: int, low: bool):
         super().__init__()
-        self._jitter = Jitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)
+        self._jitter = DispatchJitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -50,7 +50,7 @@ class Rounding(TorchDispatchMode):
             return result if func.is_view else self._jitter.moved(func.overloadpacket.__name__, result)
 
 
-class Jitter:
+class DispatchJitter:
     """Moves what operations return.
 
     Args:
@@ -70,7 +70,7 @@ class Jitter:
             return type(results)([self._moved(one) for one in results])
         return self._moved(results)
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: object) -> Any:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""
         if not isinstance(value, Tensor) or value.layout != torch.strided or value._is_zerotensor():
             return value

@@ -40,18 +40,18 @@ def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) ->
         seed: of the random generators.
         train: the mode.
     """
-    found = list(modules)
+    listed = list(modules)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         for read, write in _SETTINGS:
             stack.callback(_write_back, read, write, read())
-        for module in found:
+        for module in listed:
             stack.callback(_restorer(module))
         _seed_torch(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # what the user's code draws from
-        found[0].train(train)
+        listed[0].train(train)
         yield
 
 
@@ -65,13 +65,13 @@ def _seed_torch(seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
-def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: Any) -> None:
+def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: object) -> None:
     if not _same(read(), former):
         write(former)
 
 
-def _same(one: Any, two: Any) -> bool:
-    return one is two or (type(one) in (bool, int, torch.dtype) and bool(one == two))
+def _same(first: object, second: object) -> bool:
+    return first is second or (type(first) in (bool, int, torch.dtype) and bool(first == second))
 
 
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -111,7 +111,7 @@ def _restorer(module: nn.Module) -> Callable[[], None]:
 _REGISTERS = ("_parameters", "_buffers", "_modules")
 
 
-class Changes:
+class StateChanges:
     """Records which attributes and buffers of a user's modules a call changes, running statistics left out.
 
     Args:
@@ -164,8 +164,8 @@ def _content(value: Any, depth: int = 0) -> Any:
         return type(value), value
     if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
         keys = [id(key) for key in value] if isinstance(value, dict) else []
-        held = value.values() if isinstance(value, dict) else value
-        return id(value), keys, [_content(one, depth + 1) for one in held]
+        elements = value.values() if isinstance(value, dict) else value
+        return id(value), keys, [_content(one, depth + 1) for one in elements]
     return id(value)
 
 
@@ -173,8 +173,8 @@ def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: i
     if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
         contents.append((value, value.copy()))
         if depth:  # what is registered is swapped, and never written to
-            for one in value.values() if isinstance(value, dict) else value:
-                _remember(one, contents, tensors, depth + 1)
+            for element in value.values() if isinstance(value, dict) else value:
+                _remember(element, contents, tensors, depth + 1)
     elif type(value) is Tensor and not value.is_meta and not value.is_inference() and value.layout == torch.strided:
         tensors[id(value)] = (value, value._version, value.detach().clone())
 
@@ -200,7 +200,7 @@ def eager() -> Iterator[None]:
 # ---- weights that are not registered
 
 
-def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> dict[int, str]:
+def unregistered(modules: dict[str, nn.Module], root: str, call: object = None) -> dict[int, str]:
     """Return id -> description of every trainable tensor that is not a registered parameter.
 
     Swapping cannot reach these: a list of parameters, a module in a list, a tensor in a closure or a global.
@@ -211,44 +211,44 @@ def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> 
         call: the function that is called instead, if it belongs to no module.
     """
     registered = {id(child) for child in modules.values()}
-    found: dict[int, str] = {}
+    descriptions: dict[int, str] = {}
     for path, child in modules.items():
         owner = f"{root}.{path}" if path else root
         for name, value in child.__dict__.items():
             if name not in _REGISTERS:
-                _find(value, f"{owner}.{name}", found, registered, 0)
-        _find(type(child).forward, owner, found, registered, 0)
-    _find(call, root, found, registered, 0)
-    return found
+                _find(value, f"{owner}.{name}", descriptions, registered, 0)
+        _find(type(child).forward, owner, descriptions, registered, 0)
+    _find(call, root, descriptions, registered, 0)
+    return descriptions
 
 
-def _find(value: Any, where: str, found: dict[int, str], registered: set[int], depth: int) -> None:
+def _find(value: object, where: str, descriptions: dict[int, str], registered: set[int], depth: int) -> None:
     if depth > _MAX_DEPTH or isinstance(value, (str, int, float, type, types.ModuleType)) or value is None:
         return
     if isinstance(value, Tensor):
         if value.requires_grad and value.is_leaf:
-            found.setdefault(id(value), where)
+            descriptions.setdefault(id(value), where)
     elif isinstance(value, nn.Module):
         if id(value) not in registered:
-            for name, one in value.named_parameters():
-                if one.requires_grad:
-                    found.setdefault(id(one), f"{where}.{name}")
+            for name, element in value.named_parameters():
+                if element.requires_grad:
+                    descriptions.setdefault(id(element), f"{where}.{name}")
     elif isinstance(value, dict):
-        for key, one in value.items():
-            _find(one, f"{where}[{key!r}]", found, registered, depth + 1)
+        for key, element in value.items():
+            _find(element, f"{where}[{key!r}]", descriptions, registered, depth + 1)
     elif isinstance(value, (list, tuple, set, collections.deque)):
-        for position, one in enumerate(value):
-            _find(one, f"{where}[{position}]", found, registered, depth + 1)
+        for position, element in enumerate(value):
+            _find(element, f"{where}[{position}]", descriptions, registered, depth + 1)
     elif isinstance(value, functools.partial):
-        _find([value.func, value.args, value.keywords], where, found, registered, depth + 1)
+        _find([value.func, value.args, value.keywords], where, descriptions, registered, depth + 1)
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
-                _find(cell.cell_contents, f"{where} ({name})", found, registered, depth + 1)
+                _find(cell.cell_contents, f"{where} ({name})", descriptions, registered, depth + 1)
         for name in value.__code__.co_names:
-            one = value.__globals__.get(name)
-            if isinstance(one, (Tensor, nn.Module)):
-                _find(one, f"{where} ({name})", found, registered, depth + 1)
+            element = value.__globals__.get(name)
+            if isinstance(element, (Tensor, nn.Module)):
+                _find(element, f"{where} ({name})", descriptions, registered, depth + 1)
 
 
 class Watching(TorchFunctionMode):
@@ -259,9 +259,9 @@ class Watching(TorchFunctionMode):
         owner: name of the code that runs.
     """
 
-    def __init__(self, found: dict[int, str], owner: str):
+    def __init__(self, descriptions: dict[int, str], owner: str):
         super().__init__()
-        self.found = found
+        self.found = descriptions
         self.owner = owner
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -280,7 +280,7 @@ def _flat(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, dict):
         value = tuple(value.values())
     if type(value) in (list, tuple) and depth < _MAX_DEPTH:
-        for one in value:
-            yield from _flat(one, depth + 1)
+        for element in value:
+            yield from _flat(element, depth + 1)
     elif isinstance(value, Tensor):
         yield value

@@ -67,6 +67,6 @@ class Uses(TorchDispatchMode):
         if not operation.is_view:
             with torch._C.DisableTorchFunction():
                 written = [args[place] for place in operation.written if place < len(args)]
-                for one in _tensors((result, written)):
-                    self._mark(one, frozenset() if is_data else met, is_data)
+                for tensor in _tensors((result, written)):
+                    self._mark(tensor, frozenset() if is_data else met, is_data)
         return result

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +156,7 @@ def _safe(total: Array) -> Array:
     return jnp.where(total > 0, total, 1.0)
 
 
-def rotate(x: Array, places: Any) -> Array:
+def rotate(x: Array, places: object) -> Array:
     """Rotate halves of each head by the places of tokens (arXiv 2104.09864)."""
     half = x.shape[-1] // 2
     rates = jnp.asarray(10_000.0 ** (-np.arange(half) / half), x.dtype)

@@ -70,7 +70,7 @@ class Devices:
 
     # ---- in the body
 
-    def row(self, table: np.ndarray[Any, Any], rank: Any) -> Array:
+    def row(self, table: np.ndarray[Any, Any], rank: object) -> Array:
         """Return a row of a table of whole numbers."""
         return jnp.asarray(table)[rank]
 
@@ -111,7 +111,7 @@ class Devices:
 
 
 @jax.custom_vjp
-def _scaled(x: Array, factor: Any) -> Array:
+def _scaled(x: Array, factor: object) -> Array:
     return x
 
 

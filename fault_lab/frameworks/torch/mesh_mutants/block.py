@@ -190,13 +190,13 @@ class Attention(Layer):
             return valid[rank * part + devices.row(np.arange(valid.shape[0])[None] % part, 0)]
         return valid
 
-    def heads(self, count: int, held: int) -> Tensor:
+    def heads(self, count: int, key_heads: int) -> Tensor:
         """Return which of the key heads that a device holds each of its query heads reads."""
         c, devices, fault = self.setup.config, self.setup.devices, self.setup.fault
         size = devices.size("tensor")
         read = np.arange(c.num_heads).reshape(size, count) // c.groups
         if c.cuts_keys:
-            read = read - held * np.arange(size)[:, None]
+            read = read - key_heads * np.arange(size)[:, None]
         if fault == "key-head-of-wrong-rank":
             read = np.roll(read, 1, 0)
         return devices.row(read, devices.rank("tensor"))

@@ -29,7 +29,7 @@ class Devices:
 
     mesh: DeviceMesh | None = None
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """Return itself: a copy of a module is on the same devices."""
         return self
 
@@ -131,13 +131,13 @@ def _own(tensor: Tensor, placements: list[Any], mesh: DeviceMesh) -> Tensor:
     return tensor.redistribute(mesh, placements).to_local(grad_placements=placements)
 
 
-def _summed(x: Tensor, group: Any) -> Tensor:
-    found = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(found, group=group)
-    return found
+def _summed(x: Tensor, group: object) -> Tensor:
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
-def _all(x: Tensor, group: Any) -> list[Tensor]:
+def _all(x: Tensor, group: object) -> list[Tensor]:
     mine = x.detach().contiguous()
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, mine, group=group)
@@ -158,11 +158,11 @@ class _Enter(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+    def forward(ctx: object, x: Tensor, group: object) -> Tensor:
         return _summed(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: object, grad: Tensor) -> Any:
         return grad, None
 
 
@@ -183,15 +183,15 @@ class _Move(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Any, hops: int) -> Tensor:
         ctx.given = group, hops
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        found, mine = torch.empty_like(x, memory_format=torch.contiguous_format), x.detach().contiguous()
-        there, before = (dist.get_global_rank(group, one % size) for one in (rank + hops, rank - hops))
+        received, mine = torch.empty_like(x, memory_format=torch.contiguous_format), x.detach().contiguous()
+        next_rank, before = (dist.get_global_rank(group, one % size) for one in (rank + hops, rank - hops))
         operations = [
-            dist.P2POp(dist.isend, mine, there, group),
-            dist.P2POp(dist.irecv, found, before, group),
+            dist.P2POp(dist.isend, mine, next_rank, group),
+            dist.P2POp(dist.irecv, received, before, group),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        return found
+        return received
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -269,9 +269,9 @@ def test_long_sequences_are_looked_at_in_little_time():
     """What fits nothing is told by a few numbers of each way, of which there are thousands."""
     inputs = [draw(1, 1024, 128) for _ in range(3)]
     seen = []
-    original = attention.Plain.of
+    original = attention.AttentionFormula.of
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention.Plain, "of", lambda self, few: seen.append(self) or original(self, few))
+        patched.setattr(attention.AttentionFormula, "of", lambda self, few: seen.append(self) or original(self, few))
         hint(draw(1, 1024, 128), draw(1, 1024, 128), inputs)
     assert not seen
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attn_parity.hints import Evidence, of_devices
-from attn_parity.sides.shards import Cut, Shares, named
+from attn_parity.sides.shards import ShardCut, Shares, named
 
 RANDOM = np.random.default_rng(3)
 X, RIGHT = RANDOM.normal(size=(2, 12, 5)), RANDOM.normal(size=(2, 12, 5))
@@ -93,7 +93,7 @@ def test_unused_parts_are_named():
 
 
 def test_sizes_of_the_mesh_are_those_that_cut_results():
-    shares = Shares((Cut(((), (("context", 2),), ())),), {"fc": Cut(((("tensor", 3),), ()))})
+    shares = Shares((ShardCut(((), (("context", 2),), ())),), {"fc": ShardCut(((("tensor", 3),), ()))})
     assert shares.sizes == {"context": 2, "tensor": 3}
     assert named([0, 2], shares.parameters["fc"]) == "shards tensor=0; tensor=2 of 3"
 

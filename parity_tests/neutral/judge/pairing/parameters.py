@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 
-from attn_parity.sides.subject import Parameter
+from attn_parity.sides.subject import SideWeight
 
 D, HIDDEN = 4, 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Stated(Parameter):
+class Stated(SideWeight):
     """A parameter that says its framework."""
 
     framework: str = ""

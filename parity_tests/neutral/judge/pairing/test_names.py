@@ -9,7 +9,7 @@ import pytest
 
 from attn_parity.pairing import names, parts, propose
 from attn_parity.pairing.tensors import whole
-from attn_parity.sides.subject import Parameter
+from attn_parity.sides.subject import SideWeight
 from parity_tests.support.work import count_calls
 
 from .parameters import HIDDEN, D, linear, norm, parameters
@@ -138,10 +138,10 @@ def test_pairing_work_grows_linearly_with_the_tensors():
 def test_a_fused_name_prefers_the_parts_it_names():
     """Three layers of one size stand in two sets; what is called qkv holds those of attention."""
 
-    fused = names.read([whole("block.qkv.weight", Parameter((12, 4), "float32", "Linear", "block.qkv"))])
+    fused = names.read([whole("block.qkv.weight", SideWeight((12, 4), "float32", "Linear", "block.qkv"))])
     layers = ("q_proj", "k_proj", "v_proj", "up", "gate", "down")
     others = names.read(
-        [whole(f"block.{one}.weight", Parameter((4, 4), "float32", "Linear", f"block.{one}")) for one in layers]
+        [whole(f"block.{one}.weight", SideWeight((4, 4), "float32", "Linear", f"block.{one}")) for one in layers]
     )
     attention, rest = (
         parts.PartBundle((0, 1, 2), layers[:3], "qkv", False),

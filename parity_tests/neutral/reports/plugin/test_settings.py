@@ -114,9 +114,9 @@ WRONG_OPTIONS = [
     ("--parity-dtype=int8", "", "--parity-dtype (int8) must be one of float64, float32, bfloat16, float16"),
     ("--parity-mode=", "", "--parity-mode () must be one of eager, jit"),
     (
-        "--parity-device=cuda",
+        "--parity-device=moon",
         "",
-        "--parity-device (cuda) must be one of cpu, gpu, tpu, or two for torch and Flax, such as cpu,tpu",
+        "--parity-device (moon) must be one of cpu, gpu, tpu, or two for torch and Flax, such as cpu,tpu",
     ),
     ("--parity-html=test_it.py", "", "--parity-html (test_it.py) must be a folder"),
     ("--parity-json=test_it.py", "", "--parity-json (test_it.py) must be a folder"),
