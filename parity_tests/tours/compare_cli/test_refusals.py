@@ -113,7 +113,7 @@ WRONG = {
     "a Python alone": ([*PAIR, *SHAPE, "--torch-python", "python"], "--first-python and --second-python go with "),
     "no Python": ([*PAIR, *SHAPE, "--separate", "--torch-python", "gone"], "--first-python gone is no program\n"),
     "structure": (["bad.py:Two", "bad.py:One", *SHAPE], "the outputs differ in structure: torch returns 2 ("),
-    "exit in forward": (["bad.py:Broken", "bad.py:One", *SHAPE], "comparing raised SystemExit: 5 (bad.py:45)\n"),
+    "exit in forward": (["bad.py:Broken", "bad.py:One", *SHAPE], "comparing raised SystemExit: 5 (bad.py:48)\n"),
     "random": (["bad.py:Random", "bad.py:One", *SHAPE], "inconclusive: the torch module is not deterministic: "),
     "one factory": ([PAIR[0], *SHAPE], "Missing argument 'SECOND'.\n"),
     "json before factories": (["--json", *PAIR, "--shape", "x"], "--shape (x) must be whole numbers"),
