@@ -12,11 +12,12 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from . import compiled_kernels, costs
+from . import compiled_kernels, costs, settings
 
 ROOT = Path(__file__).parent
 
@@ -86,6 +87,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("optimized"):
                 item.add_marker(skipped)
+
+
+@pytest.fixture(autouse=True)
+def _settings_as_before() -> Iterator[None]:
+    """Fail a test that leaves a setting changed: the numbers of whichever test comes next would be others."""
+    before = settings.read()
+    yield
+    changed = settings.restore(before)
+    assert not changed, f"the test left settings changed (before, after): {changed}"
 
 
 @pytest.hookimpl(trylast=True)

@@ -32,6 +32,7 @@ def _unseen(monkeypatch, tmp_path):
     matplotlib.use(backend)
 
 
+@pytest.mark.usefixtures("own_process")
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_cells_of_a_page_run(page):

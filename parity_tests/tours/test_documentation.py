@@ -181,15 +181,7 @@ MARKS = {"docs/randomness.md": pytest.mark.optimized, "docs/devices.md": pytest.
 FIRST_PAGES = [name for name in PAGES if not continued(name)]
 
 
-@pytest.fixture
-def jax_as_before():
-    """Restore what a page of its own process may set: 64-bit numbers, under which JAX draws others."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-@pytest.mark.usefixtures("jax_as_before")
+@pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[MARKS[name]] if name in MARKS else []) for name in FIRST_PAGES]
 )
