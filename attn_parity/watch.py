@@ -7,6 +7,7 @@ Code that runs a side declares it with `phase`. Without a declaration the stack 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,9 @@ from . import breadcrumbs, stack
 
 STATUS = 2
 """Exit status of a process that is ended."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""Of Linux's prctl: the signal that a process gets when its parent ends; orphans become children of this process."""
 
 TICK = 0.1
 """Seconds between two looks."""
@@ -168,6 +172,41 @@ def end_children(parent: int | None = None) -> None:
         end_children(child)
         with contextlib.suppress(OSError):
             os.kill(child, signal.SIGKILL)
+
+
+def end_descendants(rounds: int | None = None) -> None:
+    """Kill all processes below this one until none is left: one may start another between two looks.
+
+    Those that their parents left count where this process adopts them (`adopt_orphans`).
+
+    Args:
+        rounds: most looks, 10 ms apart; None for as many as it takes.
+    """
+    for _ in itertools.count() if rounds is None else range(rounds):
+        end_children()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel make orphans below this process its children; without effect outside Linux."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent has ended; without effect outside Linux."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(ImportError, AttributeError):  # a Python without ctypes, a libc without prctl
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _children(parent: int) -> list[int]:

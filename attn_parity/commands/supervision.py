@@ -11,7 +11,6 @@ import faulthandler
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
@@ -23,9 +22,6 @@ COMMANDS = ("compare", "digest", "dump", "laws", "logprobs")
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that end a command by default, and that other processes send on purpose."""
-
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-"""Of Linux's prctl: the signal that a process gets when its parent ends; orphans become children of this process."""
 
 ROUNDS = 100
 """Most rounds of 10 ms in which leftover processes are ended: one may start another between two looks."""
@@ -47,7 +43,7 @@ def begin(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
     parent = os.getpid()
     breadcrumbs.share()
-    _adopt_orphans()
+    watch.adopt_orphans()
     try:
         child = os.fork()
     except OSError:
@@ -58,7 +54,7 @@ def begin(arguments: Sequence[str]) -> None:
     global _is_supervised
     _is_supervised = True
     _end_with(parent)
-    _adopt_orphans()
+    watch.adopt_orphans()
     faulthandler.enable(stacks, all_threads=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, signal.SIGCHLD))
 
@@ -72,30 +68,12 @@ def end_started() -> None:
     """End the processes that user code started, also those that their parents left; nothing without supervision."""
     if not _is_supervised:
         return
-    for _ in range(ROUNDS):
-        watch.end_children()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.01)
-
-
-def _adopt_orphans() -> None:
-    """Have the kernel make orphans below this process its children, so that they can be ended."""
-    with contextlib.suppress(ImportError, AttributeError):  # a Python without ctypes, a libc without prctl
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    watch.end_descendants(ROUNDS)
 
 
 def _end_with(parent: int) -> None:
     """Have the kernel end this process when its parent has ended."""
-    with contextlib.suppress(ImportError, AttributeError):  # a Python without ctypes, a libc without prctl
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    watch.end_with_parent()
     if os.getppid() != parent:
         os._exit(STATUS)
 

@@ -7,11 +7,9 @@ attn_parity.confinement.keeper``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,11 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal
 
-from ..watch import end_children
+from ..watch import adopt_orphans, end_descendants, end_with_parent
 from . import landlock
-
-_PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36
-"""Of Linux's prctl: the signal when the parent ends; orphans become children of this process."""
 
 MAX_FILE = 8 << 30
 """Bytes of the largest file that a command can write: a full disk would stop others."""
@@ -76,10 +71,8 @@ def main() -> int:
     """Run the work on stdin, and write its ending to stdout."""
     data = json.load(sys.stdin)
     work = Work(**{**data, "words": tuple(data["words"]), "writable": tuple(data["writable"])})
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        libc.prctl(_CHILD_SUBREAPER, 1)
+    end_with_parent()
+    adopt_orphans()
     json.dump(dataclasses.asdict(keep(work)), sys.stdout)
     return 0
 
@@ -112,7 +105,7 @@ def keep(work: Work) -> Ending:
         if end != "exit":
             break
         time.sleep(POLL)
-    _end_all()
+    end_descendants()
     status = process.wait()
     return Ending(end, status, tail.text())
 
@@ -145,18 +138,6 @@ class _Tail:
         """Return the last bytes as text; every writer has ended."""
         self._thread.join(5)
         return self._kept.decode("utf-8", "replace")
-
-
-def _end_all() -> None:
-    """End all processes below this one, also those that their parents left, until none is left."""
-    while True:
-        end_children()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.01)
 
 
 def _resident(parent: int) -> int:
