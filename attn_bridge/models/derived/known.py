@@ -52,8 +52,9 @@ def layout_for(description: Description) -> Layout:
 
 
 def candidates(name: str) -> tuple[Layout, ...]:
-    """Return the layouts that a family may share: all but the layout called `name`."""
-    return tuple(layout for layout in (*_BY_HAND.values(), *_OWN.values()) if layout.name != name)
+    """Return the layouts of others that a family may share; a stored derived layout shares no other derived one."""
+    derived = () if name in _OWN else tuple(_OWN.values())
+    return tuple(layout for layout in (*_BY_HAND.values(), *derived) if layout.name != name)
 
 
 DESCRIPTIONS = load()

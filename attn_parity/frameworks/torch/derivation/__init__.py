@@ -26,7 +26,7 @@ from attn_bridge.models.family import Family
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
-from . import proof, search, structure, subject
+from . import proof, repair, search, structure, subject
 from .subject import DerivationError
 
 __all__ = ["DerivationError", "check", "derive", "derive_family", "read_config"]
@@ -45,8 +45,8 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
     model = subject.find(model_type)
     parts = structure.read(model)
     model, proposal = search.propose_plain(model, parts)
-    proposal = search.fix_keys(model, proposal)
-    description = search.tidy(model, parts, proposal)
+    proposal = repair.fix_keys(model, proposal)
+    description = repair.tidy(model, parts, proposal)
     try:
         return dataclasses.replace(description, proof=proof.prove(model, description, flax=flax))
     except proof.WrongError as error:

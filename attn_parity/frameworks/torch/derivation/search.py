@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import torch
 
-from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
-from attn_bridge.models.layout import Layout
 from attn_bridge.specs.feed_forward import Activation
 
 from ..running.promotion import promoted
 from . import experts as mixtures
-from . import latent, proof, structure
-from .key_changes import STRETCHED, changes_of, is_nested
+from . import latent, proof, rows, structure
+from .key_changes import STRETCHED, is_nested
 from .structure import Structure
-from .subject import ABSENT, LAYERS, DerivationError, ModelClass
+from .subject import LAYERS, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""
@@ -41,7 +37,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 Fields = Mapping[str, KeySource | None]
 Choice = tuple[tuple[Fields, Mapping[str, Any]], ...]
-"""Alternatives, the likeliest first: fields to set (None removes one), and arguments of `structure.rows`."""
+"""Alternatives, the likeliest first: fields to set (None removes one), and arguments of `rows.rows`."""
 
 
 def _constant(value: Any) -> KeySource:
@@ -188,12 +184,12 @@ def _widths(subject: ModelClass, parts: Structure) -> Iterator[KeySource]:
         except Exception:  # a value that the class refuses changes nothing
             return -1
 
-    hidden, usual = subject.keys()[_inner(subject, "hidden_size")], width()
+    hidden, usual = subject.keys()[inner_key(subject, "hidden_size")], width()
     counts = {
         key: value for key, value in {**subject.defaults, **subject.sizes}.items() if isinstance(value, int | None)
     }
     for key in sorted(counts, key=lambda key: key not in WIDTHS):
-        if isinstance(counts[key], bool) or key == _inner(subject, "hidden_size"):
+        if isinstance(counts[key], bool) or key == inner_key(subject, "hidden_size"):
             continue
         if width(**{key: 24}) == 24 != usual:
             null = width(**{key: None})
@@ -204,7 +200,7 @@ def _widths(subject: ModelClass, parts: Structure) -> Iterator[KeySource]:
         yield KeySource(key="hidden_size", widths=4)
 
 
-def _inner(subject: ModelClass, key: str) -> str:
+def inner_key(subject: ModelClass, key: str) -> str:
     """Return the name of a key in the files of a class."""
     return str(getattr(subject.config_class, "attribute_map", {}).get(key, key))
 
@@ -226,12 +222,12 @@ def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], di
             for picks in itertools.product(*(range(1, len(choices[number])) for number in changed)):
                 picked = dict(zip(changed, picks, strict=True))
                 fields: dict[str, KeySource | None] = {}
-                rows: dict[str, Any] = {}
+                row_arguments: dict[str, Any] = {}
                 for number, choice in enumerate(choices):
                     some, arguments = choice[picked.get(number, 0)]
                     fields |= some
-                    rows |= arguments
-                yield {field: source for field, source in fields.items() if source is not None}, rows
+                    row_arguments |= arguments
+                yield {field: source for field, source in fields.items() if source is not None}, row_arguments
 
 
 def propose_plain(subject: ModelClass, parts: Structure) -> tuple[ModelClass, Description]:
@@ -271,7 +267,7 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
         description = dataclasses.replace(
             base,
             fields={**base.fields, **fields},
-            rows=structure.rows(parts, **arguments),
+            rows=rows.rows(parts, **arguments),
             prefixes=() if parts.is_usual else (parts.front, "") if parts.front else ("",),
         )
         first = first or description
@@ -434,146 +430,3 @@ def _outputs(model: Any, names: list[str]) -> dict[str, torch.Tensor]:
     for handle in handles:
         handle.remove()
     return outputs
-
-
-# ---- repair and tidy
-
-
-def fix_keys(subject: ModelClass, description: Description) -> Description:
-    """Return the description with keys fixed whose other values it reads, and computes something else for.
-
-    Raises:
-        DerivationError: fixing a key does not help.
-    """
-    singles = changes_of(subject)
-    for changes in singles:
-        for _ in range(3):
-            reader = FamilyReader(description, layout_of(description))
-            try:
-                proof.try_change(subject, reader, changes)
-                break
-            except proof.WrongError:
-                description = _fixed(subject, description, changes)
-    return description
-
-
-def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, object]) -> Description:
-    key = next(iter(changes))
-    if changes[key] is ABSENT or key in (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "rope_parameters",
-        *LISTS,
-    ):
-        shown = json.dumps(dict(changes))[:200]
-        raise DerivationError(f"{shown}: {subject.model_class.__name__} computes something else with it than ours")
-    nulls = [name for name, value in changes.items() if value is None and name not in description.required]
-    if nulls:
-        return dataclasses.replace(description, required=(*description.required, nulls[0]))
-    value = changes[key]
-    meant = proof.as_file(subject.config(subject.keys(**changes))).get(key)
-    if isinstance(value, str) and isinstance(meant, str) and meant != value:
-        renamed = {**description.renamed.get(key, {}), value: meant}
-        return dataclasses.replace(description, renamed={**description.renamed, key: renamed})
-    defaults = subject.defaults
-    usual = subject.keys().get(key, defaults.get(key))
-    of_pattern = dict(description.fixed_pattern)
-    if description.pattern and key not in description.fixed_pattern and key != "layer_types":
-        kinds = [description.kind_of(layer, LAYERS) for layer in range(LAYERS)]
-        reader = FamilyReader(
-            dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
-        )
-        try:
-            proof.try_change(subject, reader, {**changes, "layer_types": kinds})
-            proof.try_change(subject, reader, changes)
-        except proof.WrongError:
-            pass
-        else:
-            return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
-    switched = dataclasses.replace(
-        description,
-        fields={
-            **description.fields,
-            "model.embedding_scale": KeySource(key="hidden_size", power=0.5),
-            "model.scale_switch": KeySource(key=key),
-        },
-    )
-    if isinstance(value, bool) and "model.embedding_scale" not in description.fields:
-        with contextlib.suppress(proof.WrongError):
-            if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
-                return switched
-    width = subject.keys()[_inner(subject, "hidden_size")]
-    if proof.as_file(subject.config(subject.keys())).get(key) == width and key not in description.same:
-        return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
-    if key in description.fixed:
-        raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
-    default = defaults.get(key)
-    is_other_flag = isinstance(usual, bool) and isinstance(default, bool)
-    values = (usual,) if default == usual or is_other_flag else (default, usual)
-    return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
-
-
-def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
-    """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
-    used = {key for source in description.fields.values() for key in (source.key, source.times)}
-    used |= description.fixed.keys()
-    used |= description.same.keys()
-    used |= description.fixed_pattern.keys() | {
-        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
-        "partial_rotary_factor",
-    }
-    inner = {name for names in description.aliases.values() for name in names}
-    outer = {names[0]: key for key, names in description.aliases.items()}
-    plain = description.defaults
-    defaults = {
-        outer.get(key, key): value
-        for key, value in plain.items()
-        if outer.get(key, key) in used and value is not None  # as a missing key is read, and TOML has no null
-    }
-    aliases = {key: names for key, names in description.aliases.items() if key in used and inner}
-    fields = {
-        field: source
-        for field, source in description.fields.items()
-        if (field, source.value) not in _USUAL or source.key
-    }
-    tidied = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
-    for layout in known.candidates(tidied.layout):
-        if _is_same(subject, parts, tidied, layout):
-            return dataclasses.replace(tidied, layout=layout.name, rows=(), prefixes=())
-    return tidied
-
-
-_USUAL = {
-    *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
-    *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
-    *(("position.partial", False), ("experts.shared_gate", False), ("experts.shared_bias", False)),
-    ("qk_norm.switch", True),
-    *(("router.bias", False), ("router.correction", False), ("router.scores", "softmax"), ("sparse.first", 0)),
-}
-"""Fields with the value that they have where a description leaves them out."""
-
-
-def _is_same(subject: ModelClass, parts: Structure, description: Description, layout: Layout) -> bool:
-    """Return whether another layout reads all tensors of a class as its own does."""
-    own = layout_of(description)
-    flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
-    flags -= description.fixed.keys()
-    for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):
-        keys = subject.keys(**changes)
-        try:
-            shapes = subject.shapes(keys)
-            settings, others = (one.read_settings({**description.defaults, **keys}) for one in (own, layout))
-            files = [shapes]
-            if parts.experts is not None and not changes:  # which files may hold by other names
-                written = mixtures.in_files(subject.instance(keys)).items()
-                files.append({name: tuple(tensor.shape) for name, tensor in written})
-            for names in files:
-                placements = layout.decode(names, others).placements
-                if placements != own.decode(names, settings).placements or not layout.is_complete(names):
-                    return False
-        except Exception:
-            return False
-    return True

@@ -1,0 +1,160 @@
+"""Repairs of a proposed description: keys that it has to fix, unused defaults, and a layout that others have."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from attn_bridge.models.derived import known
+from attn_bridge.models.derived.description import Description, KeySource
+from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.layout import Layout
+
+from . import experts as mixtures
+from . import proof
+from .key_changes import changes_of
+from .search import EPS, LISTS, inner_key
+from .structure import Structure
+from .subject import ABSENT, LAYERS, DerivationError, ModelClass
+
+
+def fix_keys(subject: ModelClass, description: Description) -> Description:
+    """Return the description with keys fixed whose other values it reads, and computes something else for.
+
+    Raises:
+        DerivationError: fixing a key does not help.
+    """
+    singles = changes_of(subject)
+    for changes in singles:
+        for _ in range(3):
+            reader = FamilyReader(description, layout_of(description))
+            try:
+                proof.try_change(subject, reader, changes)
+                break
+            except proof.WrongError:
+                description = _fixed(subject, description, changes)
+    return description
+
+
+def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, object]) -> Description:
+    nulls = [name for name, value in changes.items() if value is None and name not in description.required]
+    if nulls:
+        return dataclasses.replace(description, required=(*description.required, nulls[0]))
+    key = next(iter(changes))
+    if changes[key] is ABSENT or key in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "rope_parameters",
+        *LISTS,
+    ):
+        shown = json.dumps(dict(changes))[:200]
+        raise DerivationError(f"{shown}: {subject.model_class.__name__} computes something else with it than ours")
+    value = changes[key]
+    meant = proof.as_file(subject.config(subject.keys(**changes))).get(key)
+    if isinstance(value, str) and isinstance(meant, str) and meant != value:
+        renamed = {**description.renamed.get(key, {}), value: meant}
+        return dataclasses.replace(description, renamed={**description.renamed, key: renamed})
+    defaults = subject.defaults
+    usual = subject.keys().get(key, defaults.get(key))
+    of_pattern = dict(description.fixed_pattern)
+    if description.pattern and key not in description.fixed_pattern and key != "layer_types":
+        kinds = [description.kind_of(layer, LAYERS) for layer in range(LAYERS)]
+        reader = FamilyReader(
+            dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
+        )
+        try:
+            proof.try_change(subject, reader, {**changes, "layer_types": kinds})
+            proof.try_change(subject, reader, changes)
+        except proof.WrongError:
+            pass
+        else:
+            return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
+    switched = dataclasses.replace(
+        description,
+        fields={
+            **description.fields,
+            "model.embedding_scale": KeySource(key="hidden_size", power=0.5),
+            "model.scale_switch": KeySource(key=key),
+        },
+    )
+    if isinstance(value, bool) and "model.embedding_scale" not in description.fields:
+        with contextlib.suppress(proof.WrongError):
+            if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
+                return switched
+    width = subject.keys()[inner_key(subject, "hidden_size")]
+    if proof.as_file(subject.config(subject.keys())).get(key) == width and key not in description.same:
+        return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
+    if key in description.fixed:
+        raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
+    default = defaults.get(key)
+    is_other_flag = isinstance(usual, bool) and isinstance(default, bool)
+    values = (usual,) if default == usual or is_other_flag else (default, usual)
+    return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
+
+
+def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
+    """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
+    used = {key for source in description.fields.values() for key in (source.key, source.times)}
+    used |= description.fixed.keys()
+    used |= description.same.keys()
+    used |= description.fixed_pattern.keys() | {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
+        "partial_rotary_factor",
+    }
+    inner = {name for names in description.aliases.values() for name in names}
+    outer = {names[0]: key for key, names in description.aliases.items()}
+    plain = description.defaults
+    defaults = {
+        outer.get(key, key): value
+        for key, value in plain.items()
+        if outer.get(key, key) in used and value is not None  # as a missing key is read, and TOML has no null
+    }
+    aliases = {key: names for key, names in description.aliases.items() if key in used and inner}
+    fields = {
+        field: source
+        for field, source in description.fields.items()
+        if (field, source.value) not in _USUAL or source.key
+    }
+    tidied = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
+    for layout in known.candidates(tidied.layout):
+        if _is_same(subject, parts, tidied, layout):
+            return dataclasses.replace(tidied, layout=layout.name, rows=(), prefixes=())
+    return tidied
+
+
+_USUAL = {
+    *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
+    *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
+    *(("position.partial", False), ("experts.shared_gate", False), ("experts.shared_bias", False)),
+    ("qk_norm.switch", True),
+    *(("router.bias", False), ("router.correction", False), ("router.scores", "softmax"), ("sparse.first", 0)),
+}
+"""Fields with the value that they have where a description leaves them out."""
+
+
+def _is_same(subject: ModelClass, parts: Structure, description: Description, layout: Layout) -> bool:
+    """Return whether another layout reads all tensors of a class as its own does."""
+    own = layout_of(description)
+    flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
+    flags -= description.fixed.keys()
+    for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):
+        keys = subject.keys(**changes)
+        try:
+            shapes = subject.shapes(keys)
+            settings, others = (one.read_settings({**description.defaults, **keys}) for one in (own, layout))
+            files = [shapes]
+            if parts.experts is not None and not changes:  # which files may hold by other names
+                written = mixtures.in_files(subject.instance(keys)).items()
+                files.append({name: tuple(tensor.shape) for name, tensor in written})
+            for names in files:
+                placements = layout.decode(names, others).placements
+                if placements != own.decode(names, settings).placements or not layout.is_complete(names):
+                    return False
+        except Exception:
+            return False
+    return True
