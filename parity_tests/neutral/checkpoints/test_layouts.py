@@ -457,3 +457,14 @@ def test_an_encoder_that_no_multimodal_model_has_is_not_left_out():
     speech = own | {"encoder.input_linear.weight": (4, 4)}
     assert layouts.find("hf-llama").apart(theirs | speech).keys() == speech.keys()
     assert layouts.detect(theirs | speech).name == "hf-llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("hf-opt", "model."), ("hf-roberta", "roberta."), ("hf-electra", "electra.")]
+)
+def test_a_base_model_has_the_names_of_the_whole_one_without_its_prefix(name, base):
+    rows = [row.theirs.replace("{i}", "0") for row in layouts.find(name).rows]
+    for prefix in (base, ""):
+        inside = [row.replace("{prefix}", prefix) for row in rows if row.startswith("{prefix}")]
+        assert layouts.find(name).match(inside)[0] == prefix
+    assert not any(row.startswith(base) for row in rows)
