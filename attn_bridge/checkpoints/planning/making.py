@@ -216,7 +216,11 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        (*notes_on_cast(reader, wide), *_kept_notes(targets)),
+        (
+            *notes_on_cast(reader, wide),
+            *_kept_notes(targets),
+            *([] if table else reading.notes_on_config(config or {}, shapes)),
+        ),
         dict(settings or {}),
         decoded.checks,
         written,

@@ -132,16 +132,39 @@ def _model_of(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> Mode
     if isinstance(kind, str) and kind.startswith(OWN) and kind.removeprefix(OWN) not in configs.OWN_MODELS:
         return None
     try:
-        if isinstance(kind, str) and kind.startswith(OWN):
-            model = configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
-        elif kind == "bert":
-            model = BertEncoderConfig.read(config)
-        else:
-            theirs = configs.as_transformers(config, shapes)
-            model = None if theirs is None else families.find_whole(theirs, shapes)
+        model = _read_model(config, shapes)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return None  # the loader reports errors of the config; sizes are compared key by key
+        return None  # `notes_on_config` and the loader report errors of the config; sizes are compared key by key
     return model if isinstance(model, ModelConfig) else None
+
+
+def _read_model(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> object:
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind.startswith(OWN):
+        return configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
+    if kind == "bert":
+        return BertEncoderConfig.read(config)
+    theirs = configs.as_transformers(config, shapes)
+    return None if theirs is None else families.find_whole(theirs, shapes)
+
+
+def notes_on_config(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> list[str]:
+    """Return a note where the family is known and a value of its config is of a model that is not computed here.
+
+    Args:
+        config: the config.json next to the source; {} where it has none.
+        shapes: outside name -> shape.
+    """
+    kind = config.get("model_type")
+    if kind != "bert" and not (isinstance(kind, str) and kind in families.FAMILIES and families.FAMILIES[kind].whole):
+        return []
+    try:
+        _read_model(config, shapes)
+    except ValueError as error:
+        return [f"config.json: {error}: the weights are converted, but from_pretrained refuses this config"]
+    except (TypeError, OverflowError, RecursionError):
+        return []  # refused by its sizes
+    return []
 
 
 def _check_depth(config: Mapping[str, object], whole: ModelConfig, our_shapes: Mapping[str, Shape]) -> None:

@@ -145,6 +145,17 @@ def test_a_report_never_goes_over_a_checkpoint(tmp_path, monkeypatch, capsys, re
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize(("act", "count"), [("relu6", 1), ("silu", 0)])
+def test_a_config_that_from_pretrained_refuses_is_noted(tmp_path, act, count):
+    source = folder(tmp_path / "hf", "hf-llama")
+    config = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_act": act}
+    (source / "config.json").write_text(json.dumps(config))
+    plan = checkpoints.plan(source, tmp_path / "x")
+    refusals = [note for note in plan.notes if note.endswith("but from_pretrained refuses this config")]
+    assert len(refusals) == count
+    assert all(note.startswith("config.json: hidden_act ('relu6') of llama must be one of") for note in refusals)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("hf-bert", "roberta"), ("hf-bert", "electra"), ("hf-gpt2", "imagegpt"), ("hf-llama", "hyperclovax")],
