@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 Framework = Literal["torch", "flax"]
 
+FRAMEWORKS: tuple[Framework, Framework] = ("torch", "flax")
+"""Both, in the order of the two sides."""
+
 PACKAGES: dict[Framework, tuple[str, str]] = {"torch": ("torch_attn", "torch"), "flax": ("jax_attn", "jax")}
 """Framework -> our package for it, and the extra that installs it."""
 

@@ -37,7 +37,6 @@ class GivenReader(Reader):
     """
 
     format: ClassVar[str] = "memory"
-    config = MappingProxyType({})  # a config.json in the current folder is another model's
 
     def __init__(self, arrays: Mapping[str, Any]):
         self.path = Path("<memory>")
@@ -56,6 +55,11 @@ class GivenReader(Reader):
         if array is None or array.dtype == object:
             raise TypeError(f"{printable(name)} must be an array, got {type(value).__name__}")
         return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """No config: a config.json in the current folder is another model's."""
+        return MappingProxyType({})
 
     def files(self) -> list[Path]:
         """Return no file."""

@@ -123,7 +123,7 @@ class Wrapped(Reader):
         return self._reader.random_access
 
     @property
-    def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # as above
+    def config(self) -> Mapping[str, Any] | None:
         """The model's config.json, if the container has one or the view changes it."""
         return self._reader.config if self._config is None else self._config
 

@@ -32,8 +32,6 @@ AGAIN = 4
 WORTH = 40
 """Programs that a process is worth: to start it and to import both frameworks takes as long as half of them."""
 
-FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
-
 _Judged = tuple[list[Cell], list[LeftOut]]
 """The cells of a row, and the runs left out of it."""
 
@@ -183,7 +181,7 @@ def _judge_part(part: _Work) -> list[_Judged]:
 
 def _judge_rows(work: _Work) -> Generator[_Judged]:
     """Run both twins in threads, and judge one row after the other."""
-    for framework in FRAMEWORKS:
+    for framework in backends.FRAMEWORKS:
         backends.load(framework)
         load_adapter(framework)  # as two threads would import much of it at once
     importlib.import_module("attn_bridge.reference")
@@ -194,7 +192,7 @@ def _judge_rows(work: _Work) -> Generator[_Judged]:
 
         def submit(row: CheckRow, numbers: list[CaseNumbers], dtypes: tuple[str, ...], everywhere: bool) -> Futures:
             arguments = (row, numbers, dtypes, everywhere, work.full, stop)
-            return {name: pools[name].submit(run_side, name, *arguments) for name in FRAMEWORKS}
+            return {name: pools[name].submit(run_side, name, *arguments) for name in backends.FRAMEWORKS}
 
         pending: list[tuple[CheckRow, list[CaseNumbers], Futures]] = []
         try:
@@ -218,7 +216,7 @@ def _judge_rows(work: _Work) -> Generator[_Judged]:
                         losses = {
                             (name, dtype): pools[name].submit(fused_losses, name, row, numbers, dtype)
                             for dtype in imprecise
-                            for name in FRAMEWORKS
+                            for name in backends.FRAMEWORKS
                         }
                         measured_losses = {key: future.result() for key, future in losses.items()}
                         again = judge_row(row, numbers, futures, seeds, measured_losses)

@@ -72,12 +72,12 @@ def _no_way_out() -> Iterator[None]:
 
     homes = [module for name in ("os", "posix", "nt") if (module := sys.modules.get(name)) is not None]
     for module in homes:
-        module._exit = leave  # type: ignore[attr-defined]
+        module._exit = leave  # type: ignore[attr-defined]  # a module has no type for it
     try:
         yield
     finally:
         for module in homes:
-            module._exit = real  # type: ignore[attr-defined]
+            module._exit = real  # type: ignore[attr-defined]  # as above
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +14,12 @@ from .case import LARGEST, Array, Case, first_fit
 MAX_CHUNKS = 6
 """Most parts of a modulation: shift, scale and gate of two branches (adaLN, arXiv 2212.09748)."""
 
-MODES = {"zeros": "constant", "repeated edges": "edge", "reflections": "reflect", "the other end": "wrap"}
+MODES: dict[str, Literal["constant", "edge", "reflect", "wrap"]] = {
+    "zeros": "constant",
+    "repeated edges": "edge",
+    "reflections": "reflect",
+    "the other end": "wrap",
+}
 
 Matrix = Callable[[int, int], Array]
 """From the sizes before and after to the matrix of a resizing along one axis."""
@@ -247,7 +253,7 @@ def _padded(case: Case) -> Iterator[tuple[str, Array]]:
                 ):
                     continue
                 sides = ", ".join(f"{pad} of axis {axis}" for axis, pad in enumerate(pads) if any(pad))
-                yield f"padding with {name} by {sides}", np.pad(operand, pads, mode=mode)  # type: ignore[call-overload]
+                yield f"padding with {name} by {sides}", np.pad(operand, pads, mode=mode)
 
 
 def _modulated(case: Case) -> Iterator[tuple[str, Array]]:

@@ -417,10 +417,10 @@ def apart(calls: dict[Side, Call], groups: Sequence[LeafGroup], what: str) -> fl
     """Return how far apart the ``inputs``, ``outputs`` or ``cotangents`` of two calls are; None if nothing matches."""
     pairs = []
     for group in groups:
-        values = [_value(group, side, calls[side], what) for side in calls]
-        if all(value is not None for value in values):
-            pairs.append((values[0], values[1]))
-    return relative(pairs) if pairs else None  # type: ignore[arg-type]
+        first, second = (_value(group, side, calls[side], what) for side in calls)
+        if first is not None and second is not None:
+            pairs.append((first, second))
+    return relative(pairs) if pairs else None
 
 
 def _value(group: LeafGroup, side: Side, call: Call, what: str) -> Array | None:

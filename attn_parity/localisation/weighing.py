@@ -129,9 +129,21 @@ def weigh(
 
 def measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
     """Return the measure of one tensor by both results and their float64 results, none if a side has none."""
-    first, second = tensors[:2]
+    first, second, *oracles = tensors
     if first is None or second is None or not is_float(first) or not is_float(second):
         return []
-    scale = scale_of([array for array in tensors if array is not None][2:] or [first])
-    keywords = {"kind_scale": scale, "dtype": dtype, "group": group, "weights": "own", "sample": sample}
-    return [measure(*tensors, **keywords)]  # type: ignore[arg-type]
+    scale = scale_of([array for array in oracles if array is not None] or [first])
+    first_oracle, second_oracle = oracles
+    return [
+        measure(
+            first,
+            second,
+            first_oracle,
+            second_oracle,
+            kind_scale=scale,
+            dtype=dtype,
+            group=group,
+            weights="own",
+            sample=sample,
+        )
+    ]

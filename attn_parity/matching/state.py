@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ..pair import SIDES, Pair, weights_held
-from ..pairing import Pairing, Suited, Tensor, whole
+from ..pairing import Match, Pairing, Suited, Tensor, whole
 from ..results.findings import Side
 from ..samples import calls
 from ..sides.dtypes import class_of, is_float, unit_of, wide
@@ -149,8 +149,8 @@ def kept(pairing: Pairing, first: Mapping[str, SideWeight]) -> frozenset[str]:
     return frozenset(dropped | frozen | both)
 
 
-def _roles(match: object) -> tuple[str, str]:
-    return match.first.parameter.role, match.second.parameter.role  # type: ignore[attr-defined]
+def _roles(match: Match) -> tuple[str, str]:
+    return match.first.parameter.role, match.second.parameter.role
 
 
 def waits_for_data(array: Array, first: Array | None = None) -> bool:

@@ -6,12 +6,15 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ..sides.subject import Array
 from .tensors import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
 
 _SYNONYMS = {
     **dict.fromkeys(("self", "params", "module", "model", "layer", "multi", "head", "einsum"), ""),
@@ -408,10 +411,10 @@ def _overlap(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, 
     return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.5)
 
 
-def _table(ours: Sequence[object], theirs: Sequence[object], value: object) -> Array:
+def _table(ours: Sequence[Key], theirs: Sequence[Key], value: Callable[[Key, Key], float]) -> Array:
     """Return a function of two keys for each two, computed once for each two different keys."""
     mine, its = list(dict.fromkeys(ours)), list(dict.fromkeys(theirs))
-    table = np.array([[value(one, two) for two in its] for one in mine]).reshape(len(mine), len(its))  # type: ignore[operator]
+    table = np.array([[value(one, two) for two in its] for one in mine]).reshape(len(mine), len(its))
     rows, columns = ({key: i for i, key in enumerate(some)} for some in (mine, its))
     return table[np.ix_([rows[key] for key in ours], [columns[key] for key in theirs])]
 

@@ -187,9 +187,9 @@ def _next(
         return None, tree
     old = report.first_divergence
     forward = (other.forward_error or 0.0) > (other.backward_error or 0.0) * 1e-6 or old.direction == "forward"
-    direction = "forward" if forward else "backward"
+    direction: Literal["forward", "backward"] = "forward" if forward else "backward"
     path, second = other.path or "", other.second_path or ""
-    return Divergence(path, second, direction, other.message, second_label=old.second_label), tree  # type: ignore[arg-type]
+    return Divergence(path, second, direction, other.message, second_label=old.second_label), tree
 
 
 def _marked(node: ModuleNode, first: ModuleNode | None) -> ModuleNode:

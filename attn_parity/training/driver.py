@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from attn_bridge import whole_files as files
+from attn_bridge.backends import FRAMEWORKS
 from attn_bridge.weights import Rule, Rules
 
 from ..adapters import load_adapter
@@ -149,12 +150,10 @@ class _Training:
         carried = [self.pair.subject(side).state().keys() & self.pair.held[side].keys() for side in SIDES]
 
         def trainers(wanted: str | None) -> list[Any]:
-            settings = {"dtype": wanted, "dropout": dropout}
+            settings: dict[str, Any] = {"dtype": wanted, "dropout": dropout}
             return [
-                load_adapter(side, "training").Trainer(module, one, how, carried=names, **settings)  # type: ignore[arg-type]
-                for side, module, one, how, names in zip(
-                    ("torch", "flax"), modules, losses, optimizers, carried, strict=True
-                )
+                load_adapter(side, "training").Trainer(module, one, how, carried=names, **settings)
+                for side, module, one, how, names in zip(FRAMEWORKS, modules, losses, optimizers, carried, strict=True)
             ]
 
         self.exact = trainers("float64")

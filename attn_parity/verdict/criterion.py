@@ -193,8 +193,15 @@ def beyond(last: Mapping[MeasureKey, Measure], dtype: str) -> dict[MeasureKey, f
 
 
 def _with(base: TensorVerdict, verdict: Verdict, measure: Measure, message: str, bad: int = 0) -> TensorVerdict:
-    fields = {"weights": measure.weights, "worst": measure.worst, "sample": measure.title}
-    return dataclasses.replace(base, verdict=verdict, message=message, bad=bad, **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        base,
+        verdict=verdict,
+        message=message,
+        bad=bad,
+        weights=measure.weights,
+        worst=measure.worst,
+        sample=measure.title,
+    )
 
 
 def _at(measure: Measure, labels: Mapping[Side, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -161,7 +161,8 @@ class Live:
 
     def outputs(self, side: Side, sample: Sample) -> Run:
         """Run one side forward on a sample, in its own precision."""
-        return self.pair.subject(side).run(self.pair.weights(sample, side), sample.arguments[side])  # type: ignore[no-any-return]
+        run: Run = self.pair.subject(side).run(self.pair.weights(sample, side), sample.arguments[side])
+        return run
 
     def precisely(self, side: Side, weights: Arrays, arguments: Arguments) -> Run:
         """Run one side forward in float64, or in its own precision where it has no float64."""
@@ -288,8 +289,8 @@ class Live:
     ) -> Run:
         pair = self.pair
         gradients = self.cotangents(sample, cast) if cotangents is None else cotangents
-        more = {"masks": sample.group} if pair.train else {}
-        more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
+        more: dict[str, Any] = {"masks": sample.group} if pair.train else {}
+        more |= {"tables": pair.tables(side)} if mode == "tables" else {}
         call = pair.weights(sample, side), sample.arguments[side], gradients
         run: Run = pair.subject(side).run(*call, dtype=dtype, mode=mode, seed=seed, **more)
         kept = {name: spilled(gradient) for name, gradient in run.parameter_gradients.items()}

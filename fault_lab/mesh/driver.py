@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from attn_bridge.backends import Framework
+from attn_bridge.backends import FRAMEWORKS, Framework
 from attn_parity.check.mesh.processes import (
-    FRAMEWORKS,
     MeshTask,
     check_mesh_sizes,
     chosen_frameworks,

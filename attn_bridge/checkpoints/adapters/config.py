@@ -192,9 +192,9 @@ def _rank(path: Path, key: str, value: object) -> int:
 
 
 def _alpha(path: Path, key: str, value: object) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]  # it is a number here
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise bad(path, f"{key} ({printable(value, 40)}) must be a number")
-    return float(value)  # type: ignore[arg-type]  # as above
+    return float(value)
 
 
 def _patterns(path: Path, document: Mapping[str, object], key: str) -> list[tuple[str, Any]]:

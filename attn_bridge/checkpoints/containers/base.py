@@ -105,7 +105,6 @@ class Reader(abc.ABC):
         random_access: whether `read_range` costs only the bytes that it returns.
         notes: messages for the user: files with names of the container that are left out, and values that are skipped.
         unread: name of a tensor that can't be read -> the reason.
-        config: the model's config.json, if the container has one.
         chosen: the step and the item that were read from a folder with several.
     """
 
@@ -113,11 +112,15 @@ class Reader(abc.ABC):
     random_access: ClassVar[bool] = True
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = MappingProxyType({})
-    config: Mapping[str, Any] | None = None
     chosen: Mapping[str, int | str] = MappingProxyType({})
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The model's config.json, if the container has one."""
+        return None
 
     def files(self) -> list[Path]:
         """Return every file with tensors or their index."""

@@ -234,7 +234,7 @@ def notes_on_cast(reader: Reader, wide: str) -> list[str]:
     notes = []
     for dtype in sorted({info.dtype for info in reader.tensors.values()}):
         if wide and is_float(dtype) and dtype != wide:
-            source_info, target_info = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
+            source_info, target_info = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))
             bits = int(source_info.nmant) - int(target_info.nmant)
             lost = [f"{bits} bits of every number"] if bits > 0 else []
             if float(np.log2(float(source_info.max))) > float(np.log2(float(target_info.max))) + 1:

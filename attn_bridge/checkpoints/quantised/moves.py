@@ -42,13 +42,13 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
         dataclasses.replace(target, moves=tuple(_move(move, by_name) for move in target.moves))
         for target in plan.originals
     )
-    ties = tuple((*(_move(one, by_name) for one in pair[:2]), *pair[2:]) for pair in plan.ties)
+    ties = tuple((_move(first, by_name), _move(second, by_name), kept, left) for first, second, kept, left in plan.ties)
     scales = {one.numbers: one.others for one in by_name.values()}
     return dataclasses.replace(
         plan,
         targets=targets,
         originals=originals,
-        ties=ties,  # type: ignore[arg-type]  # two moves and two names, as before
+        ties=ties,
         dropped={**plan.dropped, **reader.dropped},
         notes=(*plan.notes, *notes_of(reader)),
         scales=scales,

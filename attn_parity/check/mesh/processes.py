@@ -23,8 +23,6 @@ ROLES = ("tensor", "context", "fsdp")
 MAX_DEVICES = 16
 """Most devices that are simulated."""
 
-FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
-
 FAILED = "failed"
 """File in which failing processes write their errors, in the order in which they fail."""
 
@@ -80,7 +78,7 @@ def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> No
 def installed() -> list[backends.Framework]:
     """Return the frameworks that are installed."""
     frameworks = []
-    for name in FRAMEWORKS:
+    for name in backends.FRAMEWORKS:
         with contextlib.suppress(backends.MissingBackendError):
             backends.require(name, *backends.PACKAGES[name])
             frameworks.append(name)
@@ -95,9 +93,9 @@ def chosen_frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
         MissingBackendError: a framework is not installed.
     """
     for name in wanted:
-        if name not in FRAMEWORKS:
-            raise ValueError(f"framework ({name!r}) must be one of {', '.join(FRAMEWORKS)}")
-    chosen = [name for name in FRAMEWORKS if (name in wanted if wanted else name in installed())]
+        if name not in backends.FRAMEWORKS:
+            raise ValueError(f"framework ({name!r}) must be one of {', '.join(backends.FRAMEWORKS)}")
+    chosen = [name for name in backends.FRAMEWORKS if (name in wanted if wanted else name in installed())]
     for name in chosen:
         backends.require(name, *backends.PACKAGES[name])
     return chosen

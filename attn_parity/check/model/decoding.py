@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_bridge.backends import Framework
 from attn_bridge.specs import DecoderBlockConfig
 
 from ...adapters import load_adapter
@@ -31,7 +32,7 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
         inputs: what goes into it, ``(B, T, D)``.
         dtype: precision of the weights.
     """
-    blocks = {"torch": torch_block, "flax": flax_block}
+    blocks: dict[Framework, Any] = {"torch": torch_block, "flax": flax_block}
     prompt, tokens = steps(torch_block.config, inputs.shape[1])
     inputs = inputs[:, :tokens]
     apart: dict[str, float] = {}
@@ -40,14 +41,14 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
     with strict(), np.errstate(all="ignore"):
         for side, block in blocks.items():
             plain = subject_of(block)
-            cached = subject_of(load_adapter(side, "decoded").Decoded(block, prompt))  # type: ignore[arg-type]
+            cached = subject_of(load_adapter(side, "decoded").Decoded(block, prompt))
             rounded_inputs = inputs.astype(numpy_dtype(dtype))
             whole = _run(plain, rounded_inputs, "float64")
             exact[side], low[side] = _run(cached, rounded_inputs, "float64"), _run(cached, rounded_inputs, None)
             apart[side] = float(np.abs(whole - exact[side]).max(initial=0.0)) / (scale_of([whole]) or 1.0)
-    for side, distance in apart.items():
+    for name, distance in apart.items():
         if not distance <= MEANING_LIMIT:
-            message = f"{side}: with a cache the float64 results differ by {distance:.2g} of the largest value"
+            message = f"{name}: with a cache the float64 results differ by {distance:.2g} of the largest value"
             return Decoding("different", apart, f"{message}, allowed {MEANING_LIMIT:.0e}")
     if dtype == "float64":  # the runs above: there is no higher precision by which to measure rounding
         distance = float(np.abs(exact["torch"] - exact["flax"]).max(initial=0.0)) / (scale_of([exact["torch"]]) or 1.0)

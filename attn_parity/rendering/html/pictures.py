@@ -173,7 +173,7 @@ def chosen_heads(first: Array, second: Array) -> tuple[int, list[int]]:
 def unit(dtype: str, oracle: Array) -> float | None:
     """Return one unit in the last place of the largest finite value of `oracle`; None if there is no such thing."""
     try:
-        info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes ships no types for it
+        info: Any = ml_dtypes.finfo(dtype)
     except (TypeError, ValueError):
         return None
     largest = max((abs(limit) for limit in limits(shrink(matrix(oracle)))), default=0.0)

@@ -81,7 +81,7 @@ class GgufReader(Reader):
         return first
 
     @functools.cached_property
-    def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # made when it is asked for
+    def config(self) -> Mapping[str, Any] | None:
         """The model's config, as `transformers` would have it."""
         return config.of(self.path, self._values, self)
 

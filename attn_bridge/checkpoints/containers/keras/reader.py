@@ -110,7 +110,7 @@ class KerasReader(Reader):
                 self._found[name] = dataset, part
 
     @functools.cached_property
-    def config(self) -> Mapping[str, Any] | None:  # type: ignore[override]  # made when it is asked for
+    def config(self) -> Mapping[str, Any] | None:
         """The model's config as `transformers` would have it; {} of a model that is not known, None without one."""
         if self._archived_config is not None:
             where, file = self._archived_config.path, self._archived_config

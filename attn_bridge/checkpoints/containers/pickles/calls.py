@@ -239,10 +239,11 @@ def _first(arguments: tuple[object, ...], count: Count) -> Strided:
 
 def _moved(arguments: tuple[object, ...], count: Count) -> Strided:
     """Return a tensor of another device as it was before the copy to that device."""
+    data: Strided
     data, dtype, *_ = _exactly(arguments, Strided, Global, object, object)
     if dtype.name != f"torch.{data.dtype}":
         raise Refused
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def _typed(arguments: tuple[object, ...], count: Count) -> Strided:

@@ -230,7 +230,7 @@ def find(model_type: str) -> ModelClass:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if architecture is None:
         raise DerivationError(
@@ -319,7 +319,7 @@ def _recorded(kind: type[Any]) -> Iterator[set[str]]:
         seen.add(name)
         return plain(self, name)
 
-    kind.__getattribute__ = recording  # type: ignore[assignment]
+    kind.__getattribute__ = recording  # type: ignore[assignment]  # put back below
     try:
         yield seen
     finally:
