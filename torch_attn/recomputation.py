@@ -265,14 +265,18 @@ def _active(entry: Region | _Replay) -> Iterator[None]:
 # ---- torch.utils.checkpoint
 
 
+_watchers: set[object] = set()
+"""Our functions in place of those of torch."""
+
+
 def watch() -> None:
     """Have every checkpoint of this process record its draws and repeat them; does nothing the second time."""
     function = torch.utils.checkpoint.CheckpointFunction
-    if not getattr(function.forward, "_watched", False):
+    if function.forward not in _watchers:
         function.forward = staticmethod(_watched_forward(function.forward))
     for module in [sys.modules[name] for name in _WATCHED if name in sys.modules]:
         generator = getattr(module, _GENERATOR, None)
-        if generator is not None and not getattr(generator, "_watched", False):
+        if generator is not None and generator not in _watchers:
             setattr(module, _GENERATOR, _watched_generator(generator))
 
 
@@ -290,7 +294,7 @@ def _watched_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         return forward(ctx, run, *args)
 
-    watched._watched = True  # type: ignore[attr-defined]
+    _watchers.add(watched)
     return watched
 
 
@@ -303,5 +307,5 @@ def _watched_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
         with region.recording():
             yield from generator(region.repeating(fn), *args, **kwargs)
 
-    watched._watched = True  # type: ignore[attr-defined]
+    _watchers.add(watched)
     return watched

@@ -240,9 +240,15 @@ class Rule:
         return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
 
     def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
-        joint = {"part": self.part, "along": self.along, "split": self.split, "stack": self.stack, "drop": self.drop}
+        joint: dict[str, Any] = {
+            "part": self.part,
+            "along": self.along,
+            "split": self.split,
+            "stack": self.stack,
+            "drop": self.drop,
+        }
         names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
-        rule = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)  # type: ignore[arg-type]
+        rule = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)
         rule.by_side = self.by_side
         return rule
 

@@ -128,8 +128,8 @@ def _rule_of(rule: object, shapes: Shapes, sides: tuple[Shapes, Shapes]) -> Any:
     if "," in pattern:
         raise ValueError(f"{printable(first)}: {printable(pattern)}: no rule reads an axis backwards")
     at = 0 if first in sides[0] and second in sides[1] else 1
-    sizes = _sizes(pattern, sides[at].get(first), sides[1 - at].get(second))
-    return Rule(first=first, second=second, pattern=pattern, **sizes)  # type: ignore[arg-type]
+    sizes: Mapping[str, Any] = _sizes(pattern, sides[at].get(first), sides[1 - at].get(second))
+    return Rule(first=first, second=second, pattern=pattern, **sizes)
 
 
 def _sizes(pattern: str, *shapes: tuple[int, ...] | None) -> dict[str, int]:

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -71,13 +71,16 @@ def _no_way_out() -> Iterator[None]:
         real(status)
 
     homes = [module for name in ("os", "posix", "nt") if (module := sys.modules.get(name)) is not None]
-    for module in homes:
-        module._exit = leave  # type: ignore[attr-defined]  # a module has no type for it
+
+    def put(end: Callable[[int], NoReturn]) -> None:
+        for module in homes:
+            module._exit = end  # type: ignore[attr-defined]  # a module has no type for it
+
+    put(leave)
     try:
         yield
     finally:
-        for module in homes:
-            module._exit = real  # type: ignore[attr-defined]  # as above
+        put(real)
 
 
 @contextlib.contextmanager
