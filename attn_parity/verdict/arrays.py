@@ -1,14 +1,13 @@
 """The criterion for three arrays: a result, a trusted result of the same precision, and a float64 oracle.
 
-In 16 bits, the rounding of the result hides errors of up to half a unit, 2**-9 in bfloat16. Roundings cancel in an
-average and systematic errors do not, so the criterion is applied a second time, to averages over parts of the array.
+In 16 bits, the rounding of the result hides errors of up to half a unit, 2**-9 in bfloat16. `roundings` finds those
+that are systematic by their signs, and any if the result claims to be rounded once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,30 +15,21 @@ from ..results.findings import TensorVerdict, Verdict
 from ..results.precision import Precision, WorstElement
 from ..results.report import ParityError
 from ..samples.calls import to_numpy
-from ..sides.dtypes import DTYPES, is_float, unit_of, wide
+from ..sides.dtypes import DTYPES, is_float, wide
 from ..sides.subject import Array
 from .criterion import decide
-from .measures import FLOOR_ULPS, GROUP_FACTOR, Measure, flushed_below, measure, scale_of, sum_floor
+from .measures import GROUP_FACTOR, Measure, flushed_below, measure, scale_of, sum_floor
+from .roundings import SHORT, beyond_float32, one_sided
 
 FEW = 64
 """Elements below which chance decides: `trusted` may be exact by luck, as a single group of `compare` may."""
 
-PARTS = 4
-"""Parts that are averaged. Their roundings are drawn again in each, so that all of `trusted` cancelling is unlikely."""
-
-SHORT = ("bfloat16", "float16")
-
-NOISE_FACTOR = 3.0
-"""Standard errors that an average may be off by."""
-
-BIAS_FLOOR = 2.0**-17
-"""Part of an average that it may be off by in one direction: float32 loses that in sums of thousands of numbers."""
-
-LEAST_ROWS = 16
-"""Rows per part below which their noise can't be measured."""
+LEAST_LARGEST = 1.0
+"""Units that the largest error of `trusted` counts as at least, in float32: libraries document their elementary
+functions to 1 or 2 units, and a `trusted` that rounds each element right must not refuse them."""
 
 
-def as_precise(got: object, trusted: object, oracle: object, *, terms: int = 1) -> Precision:
+def as_precise(got: object, trusted: object, oracle: object, *, terms: int = 1, rounds_once: bool = False) -> Precision:
     """Judge whether an array is as precise as a trusted one, by the criterion of `compare`; NumPy alone is needed.
 
     With an error being the distance from the oracle, and the floor half a unit in the last place of the oracle's
@@ -48,8 +38,8 @@ def as_precise(got: object, trusted: object, oracle: object, *, terms: int = 1) 
         rms(error of got) <= 3 rms(error of trusted) + floor
         max|error of got| <= 5 max|error of trusted| + floor
 
-    In bfloat16 and float16, averages over parts of the array must fulfil both, too: an average shows a systematic error
-    that is smaller than the rounding of each element.
+    In bfloat16 and float16, the errors that are larger than rounding explains must have both signs, too: that shows a
+    systematic error that is smaller than the rounding of each element.
 
     Args:
         got: the array to judge, such as a kernel's result: float32, bfloat16, float16 or float64; NumPy's, torch's,
@@ -58,18 +48,24 @@ def as_precise(got: object, trusted: object, oracle: object, *, terms: int = 1) 
         oracle: the exact result in float64, from the inputs as they were rounded for the others.
         terms: how many numbers an element is the sum of. In float32 the floor grows with their square root, as that of
             a parameter's gradient does in `compare`, so that long sums may be added in any order.
+        rounds_once: in bfloat16 and float16, require that `got` is computed in float32 and rounded once, at the end.
+            That finds sums in 16 bits, and weights rounded on the way, which a right kernel may do otherwise.
 
     Raises:
-        TypeError: an argument is not an array of floating-point numbers.
+        TypeError: an argument is not an array of floating-point numbers, or `rounds_once` is not a bool.
         ValueError: the shapes or the dtypes of `got` and `trusted` differ, or the oracle is not float64.
     """
     if isinstance(terms, bool) or not isinstance(terms, int) or terms < 1:
         raise ValueError(f"terms ({terms}) must be a whole number from 1")
+    if not isinstance(rounds_once, bool):
+        raise TypeError(f"rounds_once ({rounds_once!r}) must be True or False")
     with np.errstate(all="ignore"):
-        return _judged(*_arrays(got, trusted, oracle), terms)
+        return _judged(*_arrays(got, trusted, oracle), terms, rounds_once)
 
 
-def assert_as_precise(got: object, trusted: object, oracle: object, *, terms: int = 1) -> None:
+def assert_as_precise(
+    got: object, trusted: object, oracle: object, *, terms: int = 1, rounds_once: bool = False
+) -> None:
     """Check that an array is as precise as a trusted one; see `as_precise`.
 
     Args:
@@ -77,6 +73,7 @@ def assert_as_precise(got: object, trusted: object, oracle: object, *, terms: in
         trusted: a result of the same dtype and shape that rounds as it should.
         oracle: the exact result in float64.
         terms: how many numbers an element is the sum of.
+        rounds_once: whether to require one rounding, at the end; see `as_precise`.
 
     Raises:
         ParityError: (an AssertionError) it is not; the message has the verdict, the share of the allowed error, the
@@ -85,7 +82,7 @@ def assert_as_precise(got: object, trusted: object, oracle: object, *, terms: in
         ValueError: see `as_precise`.
     """
     __tracebackhide__ = True  # pytest shows the line of the test that calls this
-    result = as_precise(got, trusted, oracle, terms=terms)
+    result = as_precise(got, trusted, oracle, terms=terms, rounds_once=rounds_once)
     if not result.passed:
         raise ParityError(result)
 
@@ -118,16 +115,23 @@ def _array(name: str, value: object) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _judged(got: Array, trusted: Array, oracle: Array, terms: int) -> Precision:
+def _judged(got: Array, trusted: Array, oracle: Array, terms: int, rounds_once: bool) -> Precision:
     dtype, arrays = got.dtype.name, (wide(got), wide(trusted), oracle)
-    measured = _measured((got, trusted, oracle, oracle), dtype)
-    more = sum_floor(dtype, terms) if dtype not in SHORT else 0.0
-    base = _decided(measured, dtype, more)
-    # A result with smaller errors than those of `trusted` may differ from it in any way.
-    bias = _bias(arrays, dtype) if dtype in SHORT and measured.first_square > measured.second_square else None
-    verdict, message, index = _verdict(base, measured, arrays, bias)
+    measured = _measured(got, trusted, oracle)
+    short = dtype in SHORT and measured.finite > 0
+    base = _decided(measured, dtype, 0.0 if dtype in SHORT else sum_floor(dtype, terms))
+    bias = one_sided(got, trusted, oracle) if short else None
+    hidden, number = beyond_float32(got, trusted, oracle, terms) if short and rounds_once else (0.0, 0)
+    verdict, message, index = _verdict(base, measured, arrays)
+    if verdict == "equal" and max(bias or 0.0, hidden) > 1.0:
+        verdict = "precision"
+        message = (
+            "its errors have one sign: a factor or an approximation is off by less than the rounding of an element"
+            if (bias or 0.0) > 1.0
+            else f"{number} of {got.size} elements are not float32's results, rounded once"
+        )
     index = measured.rounded.index if index is None and measured.rounded is not None else index
-    share = max(base.first_used or 0.0, bias or 0.0)
+    share = max(base.first_used or 0.0, bias or 0.0, hidden)
     return Precision(
         verdict=verdict,
         share=math.inf if verdict == "different" and share <= 1.0 else share,
@@ -141,11 +145,12 @@ def _judged(got: Array, trusted: Array, oracle: Array, terms: int) -> Precision:
     )
 
 
-def _measured(arrays: Sequence[Array], dtype: str) -> Measure:
-    """Return the measure of two results and their oracles, without meaning: `got` has no run in float64."""
-    got, trusted, oracle, other = arrays
-    measured = measure(got, trusted, oracle, other, kind_scale=0.0, dtype=dtype, group=0, weights="held", sample=0)
-    return dataclasses.replace(measured, meaning=None)
+def _measured(got: Array, trusted: Array, oracle: Array) -> Measure:
+    """Return the measure of two results and their oracle, without meaning: `got` has no run in float64."""
+    name = got.dtype.name
+    measured = measure(got, trusted, oracle, oracle, kind_scale=0.0, dtype=name, group=0, weights="held", sample=0)
+    largest = max(measured.second_max, LEAST_LARGEST) if name == "float32" and measured.scale else measured.second_max
+    return dataclasses.replace(measured, meaning=None, second_max=largest)
 
 
 def _decided(measured: Measure, dtype: str, noise: float = 0.0) -> TensorVerdict:
@@ -153,7 +158,7 @@ def _decided(measured: Measure, dtype: str, noise: float = 0.0) -> TensorVerdict
 
 
 def _verdict(
-    base: TensorVerdict, measured: Measure, arrays: tuple[Array, Array, Array], bias: float | None
+    base: TensorVerdict, measured: Measure, arrays: tuple[Array, Array, Array]
 ) -> tuple[Verdict, str, tuple[int, ...] | None]:
     """Return the verdict, its reason, and the element that shows it, None for the one with the largest error."""
     got, trusted, oracle = arrays
@@ -185,8 +190,6 @@ def _verdict(
         if got.size < FEW and used <= GROUP_FACTOR:
             return "inconclusive", f"{message}, which {got.size} elements may show by chance: give {FEW} or more", None
         return base.verdict, message, None
-    if (bias or 0.0) > 1.0:
-        return "precision", "its averages are further from the oracle's than rounding takes them", None
     return "equal", "", None
 
 
@@ -196,37 +199,3 @@ def _count(where: Array) -> str:
 
 def _first(where: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(where)), where.shape))
-
-
-def _bias(arrays: Sequence[Array], dtype: str) -> float | None:
-    """Return the share of the allowance that the averages of `got` take; None where their noise can't be measured.
-
-    An average is the sum of the numbers, each by the sign of the oracle's, over that of the oracle. Of `got`, its error
-    is the distance from the average of `trusted`, which rounds most elements alike. The error of `trusted` counts by
-    the share of the elements that differ: in the others, both have it.
-    """
-    finite = np.logical_and.reduce([np.isfinite(each) for each in arrays])
-    signs = np.sign(np.where(finite, arrays[2], 0.0))
-    signed = [np.where(finite, each, 0.0) * signs for each in arrays]
-    shape = signs.shape[:-1] if signs.ndim > 1 else signs.shape
-    rows = [each.reshape(math.prod(shape), -1).sum(axis=1) for each in signed]
-    parts = np.array_split(np.random.default_rng(0).permutation(math.prod(shape)), PARTS)
-    ours, theirs, truth = (np.array([each[part].sum() for part in parts]) for each in rows)
-    if min(map(len, parts)) < LEAST_ROWS or not (truth > 0.0).all():
-        return None
-    # Errors may be shared along a row (the denominator of a softmax), or by equal numbers (those of bfloat16 inputs).
-    _, which = np.unique(signed[2], return_inverse=True)
-    values = [np.bincount(which.reshape(-1), each.reshape(-1)) for each in signed]
-    error = max(_standard_error(*rows) * math.sqrt(PARTS), _standard_error(*values))
-    noise = (NOISE_FACTOR * error + BIAS_FLOOR) / unit_of(dtype) - FLOOR_ULPS
-    reference = theirs / truth
-    moved = 1.0 + float(np.mean(signed[0] != signed[1])) * (reference - 1.0)
-    averages = _measured((ours / truth, moved, reference, np.ones(PARTS)), dtype)
-    return _decided(averages, dtype, noise).first_used
-
-
-def _standard_error(got: Array, trusted: Array, oracle: Array) -> float:
-    """Return the standard error of the difference of two averages, from their independent summands."""
-    apart = got - trusted
-    around = apart - oracle * (apart.sum() / oracle.sum())
-    return math.sqrt(float(np.square(around).sum())) / float(oracle.sum())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import parity
+from attn_parity.verdict.roundings import distance
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
@@ -97,7 +98,8 @@ def test_right_roundings_pass(dtype, shape, seed):
     for subject, results in ((attention, kernels), (product, sums)):
         for name, got in results.items():
             assert subject.judge(got).verdict == "equal", (name, str(subject.judge(got)))
-            parity.assert_as_precise(got, subject.trusted, subject.oracle)
+            if name != "rounded weights":
+                parity.assert_as_precise(got, subject.trusted, subject.oracle, rounds_once=True)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -137,6 +139,72 @@ def test_sums_in_16_bits_fail(shape, dtype, accumulator, seed):
     assert found.verdict in ("precision", "different"), str(found)
     with pytest.raises(parity.ParityError, match=f"^{found.verdict}: {dtype}"):
         parity.assert_as_precise(product.summed(accumulator), product.trusted, product.oracle)
+
+
+def exponential(dtype, factor, seed, size=1000, exp=np.exp):
+    """Return `exp` with a factor, rounded once, next to a trusted result and the oracle."""
+    x = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+    results = [(exp(x) * np.float32(factor)).astype(DTYPES[dtype]), np.exp(x).astype(DTYPES[dtype])]
+    return *results, np.exp(x.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1 - 1e-4])
+def test_a_thousand_values_show_an_exp_that_is_off(dtype, factor):
+    for seed in range(20):
+        found = parity.as_precise(*exponential(dtype, factor, seed), rounds_once=True)
+        assert found.verdict in ("precision", "different"), (seed, str(found))
+        if dtype == "bfloat16":  # two thousand show it by the signs alone
+            found = parity.as_precise(*exponential(dtype, factor, seed, 3000))
+            assert found.verdict == "precision"
+            assert found.message.startswith("its errors have one sign")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_exp_by_powers_of_two_passes(dtype):
+    """With a product in front that is rounded, up to 3.4 units off where `trusted` has half of one."""
+    for seed in (0, 237, 548, 551, 645):
+        got = exponential(dtype, 1, seed, exp=lambda x: np.exp2(x * np.float32(np.log2(np.e))))
+        parity.assert_as_precise(*got, rounds_once=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_in_float16_are_not_rounded_once(dtype):
+    product = Product(dtype, (8, 16), 0)
+    found = parity.as_precise(product.summed(np.float16), product.trusted, product.oracle, rounds_once=True)
+    assert found.verdict == "precision"
+    assert re.fullmatch(r"\d+ of 512 elements are not float32's results, rounded once", found.message)
+    if dtype == "bfloat16":  # no larger than the rounding of weights, which right kernels do
+        assert product.judge(product.summed(np.float16)).verdict == "equal"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_roundings_that_elements_share_have_both_signs(dtype):
+    """A denominator per row, a weight per column, and equal numbers."""
+    for seed in range(5):
+        rng, kind = np.random.default_rng(seed), DTYPES[dtype]
+        x = rng.normal(size=(128, 96)).astype(kind)
+        for factors in (rng.uniform(1, 2, (128, 1)), rng.uniform(1, 2, 96)):
+            oracle, wide = x.astype(np.float64) * factors, x.astype(np.float32)
+            trusted = (wide * factors.astype(np.float32)).astype(kind)
+            got = (wide * factors.astype(kind).astype(np.float32)).astype(kind)
+            assert parity.as_precise(got, trusted, oracle).verdict == "equal"
+            assert parity.as_precise(got, trusted, oracle, rounds_once=True).verdict == "precision"
+        few = np.repeat(rng.uniform(1, 2, 10), 200)
+        rounded = (few.astype(np.float32) + np.float32(1000)).astype(kind).astype(np.float32) - np.float32(1000)
+        mixed = (few + (rounded - few.astype(np.float32)) * 1e-3).astype(kind)
+        assert parity.as_precise(mixed, few.astype(kind), few).verdict == "equal"
+
+
+def test_the_interval_of_numbers_that_round_to_an_element():
+    for dtype in ("bfloat16", "float16"):
+        kind, unit = DTYPES[dtype], float(ml_dtypes.finfo(DTYPES[dtype]).eps)
+        result = np.array([1, 1, 1, 1, -1, 2, 0], kind)
+        oracle = np.array([1 + unit / 2, 1 + unit, 1 - unit / 4, 1 - unit, -1 - unit, 2 - unit, 0.0])
+        wanted = [0, -unit / 2, 0, 3 * unit / 4, unit / 2, unit / 2, 0]
+        assert distance(result, oracle).tolist() == wanted
+        top = np.array([ml_dtypes.finfo(kind).max], kind)
+        assert distance(top, top.astype(np.float64) * (1 + unit / 8)).tolist() == [0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -297,6 +365,8 @@ def test_a_refusal_names_the_value_and_the_rule(arguments, error, message):
         parity.as_precise(*arguments)
     with pytest.raises(ValueError, match=r"^terms \(0\) must be a whole number from 1$"):
         parity.as_precise(NUMBERS, NUMBERS, NUMBERS, terms=0)
+    with pytest.raises(TypeError, match=r"^rounds_once \('yes'\) must be True or False$"):
+        parity.as_precise(NUMBERS, NUMBERS, NUMBERS, rounds_once="yes")
 
 
 def test_anything_that_becomes_an_array_is_taken():
