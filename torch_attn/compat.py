@@ -118,6 +118,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         query = self._as_batch(query)
         key, value = (query, query) if is_of_itself else (self._as_batch(key), self._as_batch(value))
         if key_padding_mask is not None and not is_batch:
+            _check_shape("key_padding_mask", key_padding_mask, [(key.shape[1],)])
             key_padding_mask = key_padding_mask[None]
         if is_causal and key_padding_mask is None and not need_weights and self._appended == 0:
             attn_mask = None  # where the stock layer leaves it to the kernel
@@ -231,6 +232,9 @@ def _padded(
     layer: MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, **options: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of nested tensors, nested as the query is, and the weights, padded with zeros."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not x.is_nested or x.ndim != 3:
+            raise ValueError(f"{name} must be a nested tensor of 3 axes, as the others are")
     lengths, key_lengths = ([len(sequence) for sequence in x.unbind()] for x in (query, key))
     if key_lengths != [len(sequence) for sequence in value.unbind()]:
         raise ValueError("key and value must be sequences of the same lengths")

@@ -21,6 +21,7 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.masks.positions import Full
 
 from . import implementations
+from .implementations.sizes import is_open, is_true
 from .random import JaxRngs, RngStream
 from .shards import whole
 from .signatures import typed_as
@@ -207,17 +208,19 @@ def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like:
 
 
 def is_at_most(size: int, limit: int) -> bool:
-    """Return whether a size is at most a limit."""
-    return size <= limit
+    """Return whether a size is at most a limit; of a program that is exported, whether all its sizes are."""
+    return is_true(size <= limit)
 
 
 def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"]:
     """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
-    scores = torch.where(torch.isnan(scores), torch.inf, scores)
+    scores, size = torch.where(torch.isnan(scores), torch.inf, scores), scores.shape[-1]
+    if is_open(size):  # `topk` must know that there are as many
+        scores = torch.cat([scores, scores.new_full((*scores.shape[:-1], number), -torch.inf)], -1)
     least = torch.topk(scores, number, -1).values.amin(-1, keepdim=True)
     is_above, is_least = scores > least, scores == least
     room = number - is_above.sum(-1, keepdim=True)
-    return is_above | (is_least & (is_least.cumsum(-1) <= room))
+    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]
 
 
 def constant(array: Float[Tensor, "..."], dtype: torch.dtype | None = None) -> Float[Tensor, "..."]:

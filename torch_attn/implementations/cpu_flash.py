@@ -26,6 +26,7 @@ from ..random import RngStream
 from . import flash_operation, masks, sdpa
 from .call import KernelCall
 from .reference import draw, source_of
+from .sizes import is_surely
 
 MIN_SCORES = 128 * 128
 """Scores per head from which it is picked: fewer are computed as fast by others."""
@@ -108,18 +109,18 @@ def unprofitable(call: KernelCall) -> str | None:
     if reason is not None:
         return reason
     queries, keys = call.scores_shape[2:]
-    if _is_surely(queries <= words.FEW):
+    if is_surely(queries <= words.FEW):
         if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
             return "few queries whose gradient may be asked for"
         return _is_off() or _here("fails to load")
     tasks, threads = call.key.shape[0] * call.key.shape[2], _here("threads")
-    if _is_surely(2 * tasks < threads):
+    if is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
     if sdpa.unsupported(call) is None:
         if call.query.dtype == torch.bfloat16 and torch.bfloat16 in sdpa.FAST_ON_CPU and _here("pairs") is None:
             return "the processor multiplies torch.bfloat16 itself, by instructions that torch alone may use here"
         batch, heads = call.scores_shape[:2]
-        if _is_surely(batch * heads * queries * keys * (call.query.shape[3] + call.value.shape[3]) < MIN_PRODUCTS):
+        if is_surely(batch * heads * queries * keys * (call.query.shape[3] + call.value.shape[3]) < MIN_PRODUCTS):
             return f"fewer products than {MIN_PRODUCTS}"
     return _is_off() or _here("fails to load")
 
@@ -129,12 +130,12 @@ def too_small(call: KernelCall) -> str | None:
     if torch.jit.is_tracing():  # whose sizes are tensors; `unsupported` refuses the call
         return None
     queries, keys = call.scores_shape[2:]
-    if _is_surely(queries <= words.FEW):  # it reads their keys and values once
-        if _is_surely(sum(math.prod(array.shape) for array in (call.key, call.value)) * call.key.itemsize < MIN_BYTES):
+    if is_surely(queries <= words.FEW):  # it reads their keys and values once
+        if is_surely(sum(math.prod(array.shape) for array in (call.key, call.value)) * call.key.itemsize < MIN_BYTES):
             return f"less than {MIN_BYTES} bytes of keys and values"
-    elif _is_surely(queries < MIN_QUERIES):
+    elif is_surely(queries < MIN_QUERIES):
         return f"fewer than {MIN_QUERIES} queries"
-    elif _is_surely(queries * keys < MIN_SCORES):
+    elif is_surely(queries * keys < MIN_SCORES):
         return f"fewer scores per head than {MIN_SCORES}"
     return None
 
@@ -236,15 +237,6 @@ def _dropout_of(call: KernelCall) -> tuple[Tensor | None, Tensor | None]:
             recomputation.check_forward()
         return rng()[None], None
     return None, draw(call.scores_shape, call.dropout, rng, torch.bool)
-
-
-def _is_surely(truth: Any) -> bool:
-    """Return whether something is true of all sizes that a graph is made for."""
-    if isinstance(truth, bool) and not torch.compiler.is_compiling():
-        return truth
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
-
-    return bool(statically_known_true(truth))
 
 
 def _here(question: str) -> Any:

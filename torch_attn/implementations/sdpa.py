@@ -21,6 +21,7 @@ from attn_bridge.masks import as_band
 
 from . import second_derivatives
 from .call import KernelCall
+from .sizes import is_surely, is_true
 
 FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is_amx_tile_supported() else []))
 """Dtypes in which the CPU kernel is fast. Without AMX, forward and backward in 16 bits take 6 to 9 times as long as in
@@ -76,8 +77,9 @@ def in_forward_mode() -> str | None:
 
 
 def in_higher_modes(call: KernelCall) -> str | None:
-    """Return why torch's kernels can't serve a call while derivatives go forward, or are nested; None otherwise."""
-    return in_forward_mode() or second_derivatives.nested_gradients(call.query, call.key, call.value, call.bias)
+    """Return why torch's kernels can't serve a call inside the transforms that are active; None otherwise."""
+    nested = second_derivatives.nested_gradients(call.query, call.key, call.value, call.bias)
+    return in_forward_mode() or nested or second_derivatives.hidden_gradient(call.bias)
 
 
 @second_derivatives.twice
@@ -175,13 +177,7 @@ def _is_restricted() -> bool:
 
 def _may_be_few(keys: Any) -> bool:
     """Return whether there may be fewer keys than `MIN_KEYS`; a graph for any number of them stays one."""
-    if isinstance(keys, Tensor):  # under torch.jit.trace
-        return True
-    if isinstance(keys, int) and not torch.compiler.is_compiling():
-        return keys < MIN_KEYS
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
-
-    return not statically_known_true(keys >= MIN_KEYS)
+    return isinstance(keys, Tensor) or not is_surely(keys >= MIN_KEYS)  # a tensor under torch.jit.trace
 
 
 def _is_unknown(query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"]) -> Bool[Tensor, "B H T 1"]:
@@ -199,9 +195,9 @@ def _split_mask(call: KernelCall) -> tuple[Tensor | None, bool]:
     # The kernel hides keys before it scales the scores: a scale of 0 or below would bring them back.
     if band is not None and not band[1] and call.bias is None and call.scale > 0:
         offset, size = band[0].offset, band[0].size
-        if offset == 0 and (size is None or size >= queries):
+        if offset == 0 and (size is None or is_true(size >= queries)):
             return None, True
-        if offset >= keys - 1 and (size is None or size >= queries + offset):
+        if is_true(offset >= keys - 1) and (size is None or is_true(size >= queries + offset)):
             return None, False
     return call.allowed(), False
 

@@ -49,6 +49,20 @@ def nested_gradients(*operands: Tensor | None) -> str | None:
     return None
 
 
+def hidden_gradient(bias: Tensor | None) -> str | None:
+    """Return why no fused kernel can serve a call inside ``torch.vmap`` whose bias needs a gradient; else None.
+
+    torch picks among its kernels by whether the bias requires a gradient, which a tensor batched by ``vmap`` conceals.
+    """
+    if bias is None or not torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
+        return None
+    if all(level.key() != TransformType.Vmap for level in retrieve_all_functorch_interpreters()):
+        return None
+    while is_functorch_wrapped_tensor(bias) and not bias.requires_grad:
+        bias = get_unwrapped(bias)
+    return "inside vmap its bias has no gradient" if bias.requires_grad else None
+
+
 def _requires_grad_outside(operand: Tensor | None) -> bool:
     """Return whether autograd follows a tensor outside the transforms that wrap it."""
     if operand is None:

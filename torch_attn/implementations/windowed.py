@@ -18,6 +18,7 @@ from attn_bridge.masks import ArrayMask, as_band
 
 from . import sdpa, second_derivatives
 from .call import KernelCall
+from .sizes import is_open
 
 MIN_BLOCK, MAX_BLOCK = 32, 128
 """Queries per block. A block sees ``block + size - 1`` keys, so that a large one wastes work and a small one copies.
@@ -37,6 +38,8 @@ def unsupported(call: KernelCall) -> str | None:
     if any(_per_query_or_head(one) for one in arrays):
         return "it takes no mask array of queries or heads"
     _, _, queries, keys = call.scores_shape
+    if is_open(queries) or is_open(keys):
+        return "blocks are cut for known sizes, and those of an exported program are open"
     if queries == 0 or keys <= size + _block(queries, size):
         return "the window is not smaller than the keys"
     if not -queries < offset < keys + size - 1:
