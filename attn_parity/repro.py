@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_bridge import backends, checkpoints
+from attn_bridge import backends
 from attn_bridge import whole_folders as folders
 from attn_bridge.weights import Rule, Rules
 from attn_bridge.whole_files import read_text
@@ -171,6 +171,8 @@ def rebuild(folder: Path, side: str) -> Any:
     Raises:
         ValueError: the bundle is not whole.
     """
+    from attn_bridge import checkpoints  # with every family of models: only a bundle needs it
+
     return _with_weights(_factory(folder, side).build(), checkpoints.read(folder / f"{side}.safetensors"))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +15,31 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__
-from .checkpoints.commands import convert, inspect, verify
-from .checkpoints.digest import digest
-from .checkpoints.tasks import plan
-from .demo import demo
-from .derive import derive
-from .judge import add_judge, load_judge
+from .judge import add_mutate, load_judge
 from .processes import Process
+
+COMMANDS = {
+    "demo": "attn_bridge.cli.demo",
+    "check": "attn_parity.commands.check",
+    "compare": "attn_parity.commands.compare",
+    "laws": "attn_parity.commands.laws",
+    "dump": "attn_parity.commands.dump",
+    "compare-dumps": "attn_parity.commands.dump",
+    "review": "attn_parity.commands.review",
+    "attest": "attn_parity.commands.attest",
+    "verify-attestation": "attn_parity.commands.attest",
+    "mcp": "attn_parity.commands.mcp",
+    "logprobs": "attn_parity.commands.logprobs",
+    "doctor": "attn_parity.commands.doctor",
+    "mutate": "fault_lab.command",
+    "convert": "attn_bridge.cli.checkpoints.commands",
+    "plan": "attn_bridge.cli.checkpoints.tasks",
+    "inspect": "attn_bridge.cli.checkpoints.commands",
+    "verify": "attn_bridge.cli.checkpoints.commands",
+    "digest": "attn_bridge.cli.checkpoints.digest",
+    "derive": "attn_bridge.cli.derive",
+}
+"""Command -> the module of its function, in the order of the help. A run imports the module of its own command only."""
 
 BROKEN_PIPE = 141
 """Exit status if the reader of stdout is gone: that of a shell for a command ended by SIGPIPE."""
@@ -57,36 +76,36 @@ class _Group(TyperGroup):
             raise _InterruptedError from error
 
 
-app = typer.Typer(
-    name="attn-bridge",
-    cls=_Group,
-    help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("demo")(demo)
-add_judge(app)
-app.command("convert")(convert)
-app.command("plan")(plan)
-app.command("inspect")(inspect)
-app.command("verify")(verify)
-app.command("digest")(digest)
-app.command("derive")(derive)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"attn-bridge {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Options of the application as a whole."""
+
+
+def application(commands: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the application with some of its commands, or all. Only their modules are imported."""
+    app = typer.Typer(
+        name="attn-bridge",
+        cls=_Group,
+        help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
+        no_args_is_help=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in commands:
+        if name == "mutate":
+            add_mutate(app)
+        else:
+            app.command(name)(getattr(importlib.import_module(COMMANDS[name]), name.replace("-", "_")))
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,7 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    load_judge("commands.user_code").end(status)
+    if "attn_parity.commands.user_code" in sys.modules:
+        load_judge("commands.user_code").end(status)
+    load_judge("commands.supervision").finish(status)
+    raise SystemExit(status)
 
 
 def _run_own(arguments: list[str]) -> int:
@@ -129,6 +151,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     """
     process = Process(is_own)
     try:
+        app = application(arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS)
         status = get_command(app).main(complete(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The commands of the judge, loaded by name, since its package is in a layer above this one."""
+"""The modules of the judge, loaded by name, since its package is in a layer above this one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,8 @@ def load_judge(module: str) -> ModuleType:
     return importlib.import_module(f"attn_parity.{module}")
 
 
-def add_judge(app: typer.Typer) -> None:
-    """Add the commands of the judge; without the package that plants faults, ``mutate`` reports its location."""
-    app.command("check")(load_judge("commands.check").check)
-    app.command("compare")(load_judge("commands.compare").compare)
-    app.command("laws")(load_judge("commands.laws").laws)
-    app.command("dump")(load_judge("commands.dump").dump)
-    app.command("compare-dumps")(load_judge("commands.dump").compare_dumps)
-    app.command("review")(load_judge("commands.review").review)
-    app.command("attest")(load_judge("commands.attest").attest)
-    app.command("verify-attestation")(load_judge("commands.attest").verify_attestation)
-    app.command("mcp")(load_judge("commands.mcp").mcp)
-    app.command("logprobs")(load_judge("commands.logprobs").logprobs)
-    app.command("doctor")(load_judge("commands.doctor").doctor)
+def add_mutate(app: typer.Typer) -> None:
+    """Add ``mutate``; without the package that plants faults, it reports where that package is."""
     try:
         require_fault_lab()
     except ImportError:

@@ -15,7 +15,7 @@ from ..printable import printable
 from ..weights import WeightsMismatchError
 from ..weights.index import Index, kinds_of, stems_of
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
-from ..weights.templates import fill, placeholders
+from ..weights.templates import expanded, fill, placeholders
 from . import fitting
 from .ours import gaps, lacking
 from .parts import OmittedPart, apart
@@ -174,6 +174,17 @@ class Layout:
         return next((name for name in names if not placeholders(name)), "")
 
     # ---- names
+
+    @functools.cached_property
+    def _endings(self) -> tuple[str, ...]:
+        """Ends of the names that its rows cover: the text after the last placeholder of each row."""
+        return tuple({whole.rpartition("}")[2] for row in self.rows for whole in expanded(row.theirs)})
+
+    def may_cover(self, names: Iterable[str]) -> bool:
+        """Return False if `match` leaves a name out, by the ends of the names alone; this needs no index of the rows."""
+        names = list(names)
+        ending = self._ending(names)
+        return all(name.removesuffix(ending).endswith(self._endings) for name in names)
 
     def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
         """Return the prefix that covers most names, and name -> row and placeholders of those it covers.

@@ -260,11 +260,7 @@ def _detect(names: Mapping[str, Shape | None], model_type: object) -> Layout:
 
 def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     """Return the layout that covers all the names, for any type of model; of several, that of the given type."""
-    covered = {}
-    for layout in _LAYOUTS.values():
-        prefix, matches = layout.match(names)
-        if any(row.ours for row, _ in matches.values()):
-            covered[layout.name] = prefix, matches
+    covered = _covering(names, [layout for layout in _LAYOUTS.values() if layout.may_cover(names)])
     full = [name for name, (_, found) in covered.items() if len(found) == len(names)]
     if "linen-mha" in full:  # the names of NNX, below params
         full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
@@ -296,6 +292,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
         full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
     if len(full) == 1:
         return _LAYOUTS[full[0]]
+    covered = _covering(names, _LAYOUTS.values())
     own = [name for name in covered if model_type in _LAYOUTS[name].model_types]
     if full and (not own or {*own} & {*full}):
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
@@ -314,6 +311,18 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     raise LayoutError(
         f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}"
     )
+
+
+def _covering(
+    names: Iterable[str], layouts: Iterable[Layout]
+) -> dict[str, tuple[str, dict[str, tuple[Row, dict[str, str]]]]]:
+    """Return layout -> prefix and matches, for the layouts that map some of the names to ours."""
+    covering = {}
+    for layout in layouts:
+        prefix, matches = layout.match(names)
+        if any(row.ours for row, _ in matches.values()):
+            covering[layout.name] = prefix, matches
+    return covering
 
 
 def _why_unknown_type(model_type: object) -> str:

@@ -32,11 +32,17 @@ def test_console_module_runs_as_a_program_without_a_framework():
         (f"{RUN}(['--help'])", 98, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
         (
             f"{RUN}(['convert', 'source.npz', 'target.npz', '--to', 'same'])",
-            217,
-            "torch|jax|flax|transformers|fsspec|ray|huggingface_hub|h5py|gguf|optax|scipy|rich.progress",
+            182,
+            "torch|jax|flax|transformers|fsspec|ray|huggingface_hub|h5py|gguf|optax|scipy|rich.progress|numpy.ma|"
+            "attn_parity.factories|attn_bridge.cli.demo",
+        ),
+        (
+            "import attn_parity.commands.compare, attn_parity.compare.driver, attn_parity.repro",
+            154,
+            "torch|jax|flax|scipy|rich|attn_bridge.models|attn_bridge.checkpoints",
         ),
     ],
-    ids=["import", "help", "convert"],
+    ids=["import", "help", "convert", "compare"],
 )
 def test_few_modules_are_imported(statement, limit, heavy, tmp_path):
     """Budgets in modules of ours, which no busy machine changes; of others, those that take long are named."""

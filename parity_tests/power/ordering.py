@@ -17,7 +17,7 @@ PACKAGES = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "torch_at
 
 LOADED = {
     "attn_bridge.backends": ("torch_attn", "jax_attn"),
-    "attn_bridge.cli.judge": ("attn_parity.commands", "fault_lab.command"),
+    "attn_bridge.cli.app": ("attn_bridge.cli", "attn_parity.commands", "fault_lab.command"),
     "attn_bridge.parity": ("attn_parity", "fault_lab.driver", "fault_lab.mesh.driver"),
     "attn_parity.adapters": ("attn_parity.frameworks",),
     "fault_lab.adapters": ("fault_lab.frameworks",),

@@ -7,13 +7,13 @@ everything else. What NumPy has no counterpart for is run by JAX itself.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 from jax.extend import core
 
 from ....sides.large import LargeWeight, spilled
@@ -273,6 +273,11 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands, **_: function(*operands)
 
 
+def _special(name: str) -> Callable[..., Any]:
+    """Make an operation of a function of `scipy.special`, which few programs need and which takes long to import."""
+    return lambda *operands, **_: getattr(importlib.import_module("scipy.special"), name)(*operands)
+
+
 def _divide(dividend: Any, divisor: Any, **_: Any) -> Any:
     if dividend.dtype.kind == "f":
         return dividend / divisor
@@ -424,12 +429,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "rem": _remainder,
     "integer_pow": lambda operand, *, y, **_: operand**y if operand.dtype.kind == "f" else NotImplemented,
     "rsqrt": _plain(lambda operand: 1.0 / np.sqrt(operand)),
-    "logistic": _plain(scipy.special.expit),
-    "erf": _plain(scipy.special.erf),
-    "erfc": _plain(scipy.special.erfc),
-    "erf_inv": _plain(scipy.special.erfinv),
-    "lgamma": _plain(scipy.special.gammaln),
-    "digamma": _plain(scipy.special.digamma),
+    "logistic": _special("expit"),
+    "erf": _special("erf"),
+    "erfc": _special("erfc"),
+    "erf_inv": _special("erfinv"),
+    "lgamma": _special("gammaln"),
+    "digamma": _special("digamma"),
     "is_finite": _plain(np.isfinite),
     "clamp": _plain(lambda low, operand, high: np.minimum(np.maximum(operand, low), high)),
     "select_n": _select,
