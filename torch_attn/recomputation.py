@@ -266,7 +266,7 @@ def _active(entry: Region | _Replay) -> Iterator[None]:
 
 
 _watchers: set[object] = set()
-"""Our functions in place of those of torch."""
+"""Our wrappers of the functions of torch."""
 
 
 def watch() -> None:

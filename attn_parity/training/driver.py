@@ -150,7 +150,7 @@ class _Training:
         carried = [self.pair.subject(side).state().keys() & self.pair.held[side].keys() for side in SIDES]
 
         def trainers(wanted: str | None) -> list[Any]:
-            settings: dict[str, Any] = {"dtype": wanted, "dropout": dropout}
+            settings: dict[str, object] = {"dtype": wanted, "dropout": dropout}
             return [
                 load_adapter(side, "training").Trainer(module, one, how, carried=names, **settings)
                 for side, module, one, how, names in zip(FRAMEWORKS, modules, losses, optimizers, carried, strict=True)

@@ -5,14 +5,12 @@ A compiler guards each answer and compiles again for other sizes. A program in a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 # The functions import from torch.fx themselves, which takes long and which eager code does without.
 
 
-def is_surely(condition: Any) -> bool:
+def is_surely(condition: bool | torch.SymBool) -> bool:
     """Return whether a condition is true of all sizes that a graph is made for."""
     if isinstance(condition, bool) and not torch.compiler.is_compiling():
         return condition
@@ -21,12 +19,12 @@ def is_surely(condition: Any) -> bool:
     return bool(statically_known_true(condition))
 
 
-def is_true(condition: Any) -> bool:
+def is_true(condition: bool | torch.SymBool) -> bool:
     """Return whether a condition is true: of a program that is exported, for all of its sizes."""
     return is_surely(condition) if torch.compiler.is_exporting() else bool(condition)
 
 
-def is_open(size: Any) -> bool:
+def is_open(size: int | torch.SymInt) -> bool:
     """Return whether a program that is exported takes other sizes, too."""
     if not torch.compiler.is_exporting():
         return False
