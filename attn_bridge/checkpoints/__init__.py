@@ -356,9 +356,13 @@ def verify(
             step, item = options.step, options.item
             if step is None and item is None and target_manifest is not None:
                 step, item = chosen_again(origin, target_manifest.source)
+            source_format = options.source_format
+            if source_format is None and target_manifest is not None and not containers.is_known(origin):
+                named = target_manifest.source.get("format")
+                source_format = named if isinstance(named, str) else None
             with (
                 requests.family_beside(origin),
-                containers.open_reader(origin, options.source_format, step=step, item=item) as opened,
+                containers.open_reader(origin, source_format, step=step, item=item) as opened,
             ):
                 strip = options.strip
                 if strip is None and target_manifest is not None:

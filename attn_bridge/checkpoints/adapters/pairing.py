@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -113,12 +114,28 @@ def pair(
     return _turned(path, changes, adapter, config, base, model)
 
 
+OF_KOHYA = re.compile(r"lora_(unet|te)\w*\.(alpha|lora_(down|up|mid)\.weight|hada_w\w+|lokr_w\w+|dora_scale)")
+"""Names of the adapters that Kohya's scripts train, whose layers are named with underscores."""
+
+
+def check_of_peft(path: Path, name: str) -> None:
+    """Refuse a tensor of an adapter for diffusion models.
+
+    Raises:
+        CheckpointError: Kohya's scripts name it.
+    """
+    if OF_KOHYA.fullmatch(name):
+        raise bad(path, f"{printable(name)} is of an adapter of Kohya's scripts for a diffusion model and is not "
+                  "merged; load_lora_weights and fuse_lora of diffusers merge it")  # fmt: skip
+
+
 def parsed(path: Path, name: str) -> tuple[str, str, str]:
     """Return the layer, the field of `AdapterChange`, and the name of the base's tensor for a name of the adapter."""
     own = name.removeprefix(FRONT)
     for ending, (field, of_base) in ENDINGS.items():
         if own.endswith(ending) and len(own) > len(ending):
             return own.removesuffix(ending), field, own.removesuffix(ending) + of_base
+    check_of_peft(path, name)
     if any(part.startswith("lora_") or part == "token_adapter" for part in own.split(".")):
         raise bad(path, f"{printable(name)} is of a kind of adapter that is not merged; {BY_PEFT}")
     plain = own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")

@@ -19,7 +19,7 @@ from ..containers.sources import inside, read_file
 from ..manifest import new_digest
 from ..readers import Filtered, Renamed, Wrapped
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
-from .pairing import FLOATS, FRONT, OF_TABLES, AdapterChange, pair, parsed
+from .pairing import FLOATS, FRONT, OF_TABLES, AdapterChange, check_of_peft, pair, parsed
 
 SHOWN = 3
 """Number of layers that a note names."""
@@ -394,6 +394,8 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
         raise CheckpointError(
             f"{shown} is an adapter of peft, without its base{base}; convert the base with --adapter {folder}"
         )
+    for name in reader.tensors:
+        check_of_peft(reader.path, name)
     if not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
         return
     if any(".base_layer." in name for name in reader.tensors):

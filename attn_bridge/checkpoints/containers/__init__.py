@@ -104,13 +104,6 @@ TRAINERS = {
 }
 """Further extension -> format of files that are read, but not written by it."""
 
-INSTEAD = {
-    ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
-    ".pt2": "is a program of torch.export; torch.save the state_dict of torch.export.load(FILE), and convert that",
-    ".onnx": "is a graph of ONNX, whose weights have other names and forms; convert what it was exported from",
-}
-"""Extension of files that are not read -> the error message, with a remedy."""
-
 UNFINISHED = "attn-bridge.unfinished"
 """Marker file in a folder of a store while its files are created; a folder that contains it is not yet a checkpoint."""
 
@@ -178,8 +171,8 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else {**ENDINGS, **TRAINERS}.get(path.suffix)
-        if path.suffix in INSTEAD:
-            raise bad(path, INSTEAD[path.suffix])
+        if path.suffix in mistaken.INSTEAD:
+            raise bad(path, mistaken.INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
             by_bytes = _kind_by_bytes(path)
             remedy = f"it {by_bytes}" if by_bytes else f"name one of {', '.join(_READERS)} (--source-format)"
@@ -201,6 +194,11 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     return reader
 
 
+def is_known(path: Path) -> bool:
+    """Whether a path alone determines the container: a folder, an index, or a file with a known extension."""
+    return is_folder(path) or path.name.endswith((*INDEXES, *ENDINGS, *TRAINERS))
+
+
 def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
     """Return a hint at the previous step, for an error about the newest step of a run; "" if no other step exists."""
     older = [number for number in numbers_of(run) if number != chosen["step"]]
@@ -218,9 +216,13 @@ def _undecided(folder: Path) -> str:
     folders = [] if is_remote(folder) else _below(folder)
     if any(name.startswith("zero/") for name in folders):
         return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
+    if folders and mistaken.run_of(folders):
+        return mistaken.run_of(folders)
     if folders:
         return f"holds checkpoints in its folders; give one of them: {listed(folders, 20)}"
     for child in [] if is_remote(folder) else sorted(folder.iterdir()):
+        if child.suffix in mistaken.INSTEAD:
+            return f"has no file that is read; its {printable(child.name)} {mistaken.INSTEAD[child.suffix]}"
         kind = _kind_by_bytes(child) if child.is_file() and not child.suffix else ""
         if kind:
             return f"has no file with a known extension; give the file {printable(child.name)}, which {kind}"

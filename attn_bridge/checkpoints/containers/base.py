@@ -142,10 +142,10 @@ class Reader(abc.ABC):
         """
         unread = [name for name in self.unread if name in wanted]
         if unread:
-            more = f", and {len(unread) - 1} more" if len(unread) > 1 else ""
+            more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
             raise CheckpointError(
-                f"{printable(unread[0])} of {printable(str(self.path), 400)} can't be read: "
-                f"{self.unread[unread[0]]}{more}; --strip takes another part of the file, --drop leaves it out"
+                f"{printable(unread[0])}{more} of {printable(str(self.path), 400)} can't be read: "
+                f"{self.unread[unread[0]]}; --strip takes another part of the file, --drop leaves it out"
             )
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:

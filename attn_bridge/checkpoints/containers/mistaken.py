@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 HEAD = 512
@@ -23,11 +24,40 @@ class _Readable(Protocol):
 
 _READ_AS = "--source-format {} reads it (--format of inspect)"
 
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z"}
-"""First bytes of compressed files -> the name of the program."""
+_KINDS = (
+    (rb"version https://git-lfs", "is a pointer of Git LFS, not the file itself: git lfs pull fetches that"),
+    (rb"\s*<(?i:!doctype\s+html|html)", "is a web page, not a checkpoint: download the file itself"),
+    (rb"lmgg|fmgg|tjgg|algg", "is a file of ggml, older than GGUF: llama.cpp's convert_llama_ggml_to_gguf.py makes "
+     "GGUF of it, or convert the model that it was made of"),
+    (rb"24ka", "is an export of llama2.c: convert the checkpoint that it was made of"),
+    (rb"\xc6\xd7\x34\x01|\x78\xd8\x34\x01", "is an export of llm.c: convert the checkpoint that it was made of"),
+    (rb"[\s\S]{4}TFL3", "is a graph of TensorFlow Lite, whose weights have other names and forms; convert what it was "
+     "made of"),
+    (rb"\x08[\x03-\x1e][\x12:]", "is a graph of ONNX, whose weights have other names and forms; convert what it was "
+     "exported from"),
+    (rb"[\s\S]{4}[\x01-\xff]\0\0\0(blk\.|output|token_embd)", "is an importance matrix of llama.cpp, which has no "
+     "weights; convert the model"),
+    (rb"\x92[\x91-\x9f][\xa1-\xbf\xd9]", "is a stream of EasyLM, a pair of msgpack for each tensor; load it with "
+     "EasyLM's StreamingCheckpointer, and save flax.serialization.msgpack_serialize of the tree"),
+    *((re.escape(magic), f"is compressed by {name}: unpack it first") for magic, name in {
+        b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z"
+    }.items()),
+)  # fmt: skip
+"""Pattern of a file's first bytes -> its kind, and a remedy."""
 
 _MAGIC = {b"GGUF": "gguf", b"\x89HDF\r\n\x1a\n": "keras"}
 """First bytes of a file -> its container."""
+
+INSTEAD = {
+    ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
+    ".pt2": "is a program of torch.export; torch.save the state_dict of torch.export.load(FILE), and convert that",
+    ".onnx": "is a graph of ONNX, whose weights have other names and forms; convert what it was exported from",
+    ".tflite": "is a graph of TensorFlow Lite, whose weights have other names and forms; convert what it was made of",
+    ".pb": "is a graph of TensorFlow; load its variables with tf.train.load_checkpoint, and save them by np.savez",
+    ".index": "is the index of a checkpoint of TensorFlow; load that with tf.train.load_checkpoint, and save its "
+    "variables by np.savez",
+}
+"""Extension of files that are not read -> the error message, with a remedy."""
 
 _MEMBERS = {"data.pkl": "torch", ".npy": "npz", "metadata.json": "keras"}
 """Ending of the name of an archive's first member -> its container."""
@@ -41,13 +71,9 @@ def kind_of(file: _Readable, format: str) -> str:
         format: the container that it was opened as; "" if none is known.
     """
     start = bytes(file.read(0, min(HEAD, file.size)))
-    if start.startswith(b"version https://git-lfs"):
-        return "is a pointer of Git LFS, not the file itself: git lfs pull fetches that"
-    if re.match(rb"\s*<(!doctype\s+html|html)", start, re.IGNORECASE):
-        return "is a web page, not a checkpoint: download the file itself"
-    packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), "")
-    if packed:
-        return f"is compressed by {packed}: unpack it first"
+    kind = next((kind for pattern, kind in _KINDS if re.match(pattern, start)), "")
+    if kind:
+        return kind
     container = _container_of(start)
     if not container or container == format:
         return ""
@@ -61,8 +87,10 @@ def unnamed(file: _Readable) -> str:
     start = bytes(file.read(0, min(HEAD, file.size)))
     if start[257:262] == b"ustar":
         return "is a tar archive: unpack it, and convert the checkpoint in it"
-    is_state = start[:1] in MAPS and start[1:2] in TEXTS
-    return kind or (f"may be msgpack: {_READ_AS.format('msgpack')}" if is_state else "")
+    if start.startswith((b"PK\3\4", b"PK\5\6")):
+        return kind or "is a zip archive: unpack it, and convert the checkpoint in it"
+    guess = "msgpack" if start[:1] in MAPS and start[1:2] in TEXTS else "pickle" if start.startswith(b"\x80") else ""
+    return kind or (f"may be {guess}: {_READ_AS.format(guess)}" if guess else "")
 
 
 MAPS, TEXTS = (
@@ -72,7 +100,8 @@ MAPS, TEXTS = (
 """First bytes of a map, and of a text, in msgpack: `flax.training.checkpoints` gives its files no extension."""
 
 STATES = re.compile(
-    r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+)\.(pt|pth|bin|pkl)"
+    r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
+    r"|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
 )
 """Names of a trainer's other files, next to its weights."""
 
@@ -87,6 +116,9 @@ RUNS = (
      "its zero_to_fp32.py puts them together, convert what that writes"),
     (r"layer_\d+-model_\d+-model_states\.pt", "holds a file for each layer, as DeepSpeed's pipelines save them: "
      "export it with the trainer's own tool (GPT-NeoX has convert_neox_to_hf.py), and convert that"),
+    (r"mp_rank_[\d_]*[1-9][\d_]*(_model_states\.pt)?", "holds the parts of weights that ranks of tensor or pipeline "
+     "parallelism save: put them together with the trainer's own tool (Megatron-LM has tools/checkpoint/convert.py), "
+     "and convert that"),
 )  # fmt: skip
 """Pattern of file names -> the kind of a folder with such files, and a remedy."""
 
@@ -95,6 +127,19 @@ def run_of(names: Iterable[str]) -> str:
     """Return the kind of a folder of a trainer without whole checkpoints, and a remedy; "" if unknown."""
     kinds = [kind for pattern, kind in RUNS if any(re.fullmatch(pattern, name) for name in names)]
     return kinds[0] if kinds else ""
+
+
+PARTS = re.compile(r"(consolidated\.|mp_rank_|zero_pp_rank_)(\d+)(\.pth|(_mp_rank_\d+)?_model_states\.pt)")
+"""Names of files that hold a part of each matrix where the folder has several: front, number, end."""
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file holds a part of a model's matrices, and the first or second of the others is next to it."""
+    hit = PARTS.fullmatch(path.name)
+    if hit is None:
+        return False
+    front, number, end = hit[1], hit[2], hit[3]
+    return path.with_name(f"{front}{0 if int(number) else 1:0{len(number)}}{end}").is_file()
 
 
 def _container_of(start: bytes) -> str:

@@ -109,8 +109,11 @@ def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
     return dtype_name
 
 
-PLAIN_KINDS = "USMm"
-"""Kinds of dtypes of texts and times, which are named and not read."""
+PLAIN_KINDS = "USMmO"
+"""Kinds of dtypes of texts, times and objects, which are named and not read."""
+
+OBJECTS = "objects, which only unpickling reads; save the arrays in it by np.savez(FILE, **arrays)"
+"""Kind of an array of objects, and a remedy."""
 
 
 class NpzReader(Reader):
@@ -168,7 +171,8 @@ class NpzReader(Reader):
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(dtype_name).itemsize:
                 raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {dtype_name}")
         elif dtype.kind in PLAIN_KINDS:
-            self._unread[name] = f"it is an array of {printable(dtype.str, 40)}, which is no dtype of a tensor"
+            kind = f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
+            self._unread[name] = f"it is an array of {OBJECTS if dtype.hasobject else kind}"
             return
         else:
             dtype_name = name_of(self.path, shown, dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ...printable import printable
@@ -80,6 +80,9 @@ STEP = re.compile(r"(?:[A-Za-z][\w-]*_)?([0-9]{1,18})")
 """Name of a step's folder: its number, behind the run's ``step_prefix``."""
 
 REPOSITORY = re.compile(r"(?:models|datasets|spaces)--.+")
+LOOKED_BACK = 20
+"""Steps before the newest that are searched for items that it lacks."""
+
 SNAPSHOTS, MAIN = "snapshots", "refs/main"
 
 Chosen = dict[str, int | str]
@@ -102,6 +105,7 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     if REPOSITORY.fullmatch(path.name) and is_folder(path / SNAPSHOTS):
         path = _snapshot(path)
     steps = {} if _is_step(path) else _steps(path)
+    run = path
     chosen: Chosen = {}
     notes = []
     if step is not None and step not in steps:
@@ -123,14 +127,28 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     if item is not None:
         if item not in items:
             choices = f"it has {listed(list(map(printable, items)), 20)}" if items else "it is no step of Orbax"
-            raise bad(path, f"has no item {printable(item, 60)} (--item); {choices}")
+            older = _with_more(run, steps, items) if step is None else ""
+            raise bad(path, f"has no item {printable(item, 60)} (--item); {choices}{older}")
         chosen["item"] = item
         return inside(path, item, path), chosen, "; ".join(notes)
     if not items or any(name in items for name in ORBAX_ITEMS):
         return path, chosen, "; ".join(notes)
+    is_optimizer = all(name.lower().startswith("opt") for name in items)
+    older = _with_more(run, steps, items) if step is None and is_optimizer else ""
+    if older:
+        raise bad(path, f"is the newest step and holds {listed(list(map(printable, items)), 20)} alone{older}")
     if len(items) > 1:
         raise bad(path, f"holds several items, {listed(list(map(printable, items)), 20)}; --item chooses one")
     return inside(path, items[0], path), chosen, "; ".join(notes)
+
+
+def _with_more(run: Path, steps: Mapping[int, list[str]], items: Collection[str]) -> str:
+    """Return a hint at the last step before the newest with items that the newest lacks; "" if none has any."""
+    for number in sorted(steps)[-2 : -2 - LOOKED_BACK : -1]:
+        more = [name for name in _items(run / steps[number][0]) if name not in items]
+        if more:
+            return f"; step {number} has {listed(list(map(printable, more)), 20)}: --step {number} reads it"
+    return ""
 
 
 def chosen_again(path: Path, chosen: Mapping[str, object]) -> tuple[int | None, str | None]:

@@ -41,9 +41,7 @@ OLD_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 def _why_no_archive(file: File | Window) -> str:
     """Return the reason why a file that is not a zip archive can't be read, from its first bytes."""
-    from .mistaken import HEAD, kind_of
-
-    start = bytes(file.read(0, min(HEAD, file.size)))
+    start = bytes(file.read(0, min(mistaken.HEAD, file.size)))
     if OLD_MAGIC in start[:32] or b"ustar" in start:
         return (
             "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
@@ -54,7 +52,7 @@ def _why_no_archive(file: File | Window) -> str:
             "is a pickle that torch.save did not write, and unpickling can run any code; if you trust who made it, "
             "load it with pickle where its library is installed, and save a dict of its arrays with numpy.savez"
         )
-    return kind_of(file, "torch") or "is no file of torch.save: it is no zip archive"
+    return mistaken.kind_of(file, "torch") or "is no file of torch.save: it is no zip archive"
 
 
 def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
@@ -69,9 +67,12 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     entries = members(file)
     pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
-        from .mistaken import kind_of
-
-        other = kind_of(file, "torch")
+        inner = [name for name in entries if re.search(r"\.(pt|pth|bin|ckpt|safetensors|npz|gguf|h5)$", name)]
+        other = mistaken.kind_of(file, "torch")
+        if any(name.endswith("/models/model.json") for name in entries):
+            other = mistaken.INSTEAD[".pt2"]
+        elif not pickles and inner:
+            other = f"is a zip archive with {printable(inner[0])} in it: unpack it, and convert that"
         raise bad(path, other or f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
     prefix = pickles[0].removesuffix("data.pkl")
     if prefix + "constants.pkl" in entries or prefix + "code/" in entries:
@@ -213,6 +214,8 @@ def open_torch(path: Path) -> Reader:
     if not path.is_dir():
         if path.name.endswith(".index.json"):
             return ShardedTorchReader(path.parent, path, TorchReader)
+        if mistaken.is_part(path):
+            raise bad(path, "holds a part of each matrix, whose other parts are next to it; give the folder")
         return TorchReader(path)
     index = index_of(path, ".bin.index.json", "pytorch_model")
     if index is not None:
@@ -222,9 +225,10 @@ def open_torch(path: Path) -> Reader:
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
         return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
-    if len(names) != 1:
+    kind = mistaken.run_of(names)
+    if kind or len(names) != 1:
         which = f"name one of them: {listed(list(map(printable, names)), 5)}"
-        raise bad(path, mistaken.run_of(names) or f"has {len(names)} files of torch.save and no index; {which}")
+        raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")
     return ShardedTorchReader(path, None, TorchReader, tuple(names))
 
 

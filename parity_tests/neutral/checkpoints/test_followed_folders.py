@@ -108,6 +108,20 @@ def test_an_item_is_chosen_by_its_name(tmp_path):
     assert read(tmp_path, source, "only")["w"][0] == 5
 
 
+def test_a_newest_step_with_an_optimizer_alone_names_the_step_with_weights(tmp_path):
+    source = tmp_path / "run"
+    steps(source, 3, item="params")
+    for step in (3, 4):
+        steps(source, step, item="opt_state")
+    message = r"4: is the newest step and holds opt_state alone; step 3 has params: --step 3 reads it$"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.convert(source, tmp_path / "x.npz", to_layout="same")
+    with pytest.raises(CheckpointError, match=r"4: has no item params \(--item\); .*step 3 has params: --step 3"):
+        checkpoints.convert(source, tmp_path / "x.npz", to_layout="same", item="params")
+    assert read(tmp_path, source, "item", item="params", step=3)["w"][0] == 3
+    assert read(tmp_path, source, "optimizer", item="opt_state")["w"][0] == 4
+
+
 @pytest.mark.parametrize("options", [{"step": 1}, {"item": "params"}])
 def test_steps_and_items_of_other_files_are_refused(tmp_path, options):
     safetensors.numpy.save_file({"w": np.ones(2)}, tmp_path / "x.safetensors")

@@ -114,6 +114,10 @@ class Refused(Exception):  # noqa: N818 - it is a verdict on arguments, turned i
     """The arguments of a call are invalid."""
 
 
+class MarkedError(Refused):
+    """A tensor whose elements are the conjugated or negated ones of its storage."""
+
+
 Count = Callable[[Any], None]
 """Counts values that are copied."""
 
@@ -265,7 +269,7 @@ def _tensor(storage: Storage, dtype: str, where: tuple[object, ...], marks: tupl
     if dtype not in TORCH_DTYPES:
         raise Refused("has a tensor whose dtype is not known")
     if any(marks):
-        raise Refused("has a conjugated, negated or otherwise marked tensor")
+        raise MarkedError
     return Strided(storage, dtype, *where)
 
 

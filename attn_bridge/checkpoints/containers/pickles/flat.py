@@ -24,6 +24,17 @@ SHOWN = 8
 """Skipped values that a note names."""
 
 
+OTHER_TENSORS = {
+    "_rebuild_sparse_tensor": "it is a sparse tensor; save its to_dense()",
+    "_rebuild_qtensor": "it is a quantised tensor; save its dequantize()",
+    "_rebuild_wrapper_subclass": "it is of a subclass of torch.Tensor, such as torchao's; save its dequantize()",
+    "_rebuild_nested_tensor": "it is a nested tensor; save its to_padded_tensor(0)",
+    "_rebuild_meta_tensor_no_storage": "it is on the meta device and has no numbers",
+    **dict.fromkeys(("_rebuild_tensor_v2", "_rebuild_tensor_v3"), "it is marked as conjugated or negated; save its "
+                    "resolve_conj().resolve_neg()"),
+}  # fmt: skip
+"""Function of ``torch._utils`` that makes a tensor -> the reason why it is not read, and a remedy."""
+
 MODULE = "; save the state_dict of what was saved as an object"
 """Advice for an object that holds tensors."""
 
@@ -170,7 +181,9 @@ class _Flattening:
         if isinstance(root, Record | Global):
             raise self._refers(root.name, MODULE if isinstance(root, Record) and self._holds_data(root) else "")
         if isinstance(root, Strided):
-            raise bad(path, "holds a single tensor, not a dict of them")
+            raise bad(
+                path, 'holds a single tensor, not a dict of them: torch.save({"x": tensor}, FILE) gives it a name'
+            )
         is_list = isinstance(root, list | tuple) and self._holds_data(root)
         if not is_list and not isinstance(root, dict):
             raise bad(path, f"holds a {type(root).__name__}, not a dict of tensors")
@@ -179,7 +192,12 @@ class _Flattening:
         if not contents.tensors:
             for name, reason in contents.unread.items():
                 is_class = reason.startswith("its pickle")
-                raise bad(path, f"{reason}, which is refused{MODULE}" if is_class else f"{printable(name)} {reason}")
+                raise bad(
+                    path,
+                    f"{reason}, which is refused{MODULE}"
+                    if is_class
+                    else f"{printable(name)} {reason.removeprefix('it ')}",
+                )
             if self._first is not None:
                 raise self._first
         return contents
@@ -214,7 +232,9 @@ class _Flattening:
             self._place(pickled, check_name(self._path, name))
         elif not isinstance(value, dict) and self._holds_data(value):
             self._check_new(check_name(self._path, name))
-            self._contents.unread[name] = f"its pickle refers to {printable(kind_of(value))}"
+            kind = kind_of(value)
+            reason = f"its pickle refers to {printable(kind)}"
+            self._contents.unread[name] = OTHER_TENSORS.get(kind.removeprefix("torch._utils."), reason)
         else:
             self._keep(value, name, depth)
 

@@ -12,7 +12,20 @@ from typing import Any
 from ....printable import printable
 from ..base import CheckpointError
 from ..files import bad
-from .calls import CALLS, GLOBALS, QUANTISED, STORAGES, Global, Members, Record, Refused, Storage, as_key, call
+from .calls import (
+    CALLS,
+    GLOBALS,
+    QUANTISED,
+    STORAGES,
+    Global,
+    MarkedError,
+    Members,
+    Record,
+    Refused,
+    Storage,
+    as_key,
+    call,
+)
 
 MAX_BITS = 512
 """Bits of an integer."""
@@ -205,7 +218,8 @@ class Machine:
                 return call(name, arguments, self._count_copies)
         except Refused as refused:
             # The result of a call on a placeholder is a placeholder.
-            if self._placeholders and any(isinstance(one, Record | Global) for one in arguments):
+            is_marked = isinstance(refused, MarkedError)
+            if self._placeholders and (is_marked or any(isinstance(one, Record | Global) for one in arguments)):
                 return Record(name, arguments)
             if refused.args:
                 raise self.bad(f"its pickle {refused}") from None
