@@ -29,6 +29,9 @@ from . import jax_side, machine, torch_side
 
 Way = Callable[[], Any]
 
+BITS = "drawing a mask alone"
+"""The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""
+
 
 def main() -> None:
     """Measure and print."""
@@ -78,6 +81,7 @@ def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
         "bias, differentiated": {"mask": causal, "bias": bias},
         "dropout": {"mask": causal, "dropout": 0.1},
         "dropout, JAX's stream": {"mask": causal, "dropout": 0.1, "rng": None},
+        BITS: {"dropout": 0.1},
     }
 
 
@@ -91,7 +95,11 @@ def measure(
     picked = {}
     for name, options in cases(batch, tokens, heads).items():
         for side, make in (("torch", in_torch), ("jax", in_jax)):
-            which, forward, both = make(inputs, options, differentiates_bias=name.endswith("differentiated"))
+            if name == BITS:
+                draw = (_drawn_by_torch if side == "torch" else _drawn_by_jax)(batch, heads, tokens, options["dropout"])
+                which, forward, both = "no attention", draw, draw
+            else:
+                which, forward, both = make(inputs, options, differentiates_bias=name.endswith("differentiated"))
             picked[name, side], ways[name, side, "fwd"], ways[name, side, "fwd+bwd"] = which, forward, both
     seconds: dict[tuple[str, str, str], list[float]] = {key: [] for key in ways}
     for way in ways.values():
@@ -102,6 +110,17 @@ def measure(
             way()
             seconds[key].append(time.perf_counter() - start)
     return {key: statistics.median(found) for key, found in seconds.items()}, picked
+
+
+def _drawn_by_torch(batch: int, heads: int, tokens: int, rate: float) -> Way:
+    shape = batch, heads, tokens, tokens
+    return lambda: torch.empty(shape, dtype=torch.bool).bernoulli_(1.0 - rate)
+
+
+def _drawn_by_jax(batch: int, heads: int, tokens: int, rate: float) -> Way:
+    key, shape = jax.random.key(0), (batch, heads, tokens, tokens)
+    draw = jax.jit(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))
+    return lambda: jax.block_until_ready(draw(key))
 
 
 def _picked(arrays: list[Any], options: dict[str, Any]) -> str:

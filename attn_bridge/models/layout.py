@@ -181,7 +181,7 @@ class Layout:
         return tuple({whole.rpartition("}")[2] for row in self.rows for whole in expanded(row.theirs)})
 
     def may_cover(self, names: Iterable[str]) -> bool:
-        """Return False if `match` leaves a name out, by the ends of the names alone, without an index of the rows."""
+        """Return False if some name ends as no row does, so that `match` leaves it out; no index is needed for that."""
         names = list(names)
         ending = self._ending(names)
         return all(name.removesuffix(ending).endswith(self._endings) for name in names)

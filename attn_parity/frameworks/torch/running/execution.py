@@ -364,14 +364,18 @@ def gradients_of(
     if not pairs or not wanted:
         return [_zeros_for(None, source) if source.requires_grad else None for source in sources]
     edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the modes that are entered
-    roots, cotangents_of_roots = [edge(output) for output, _ in pairs], [cotangent for _, cotangent in pairs]
+    roots = tuple(edge(output) for output, _ in pairs)
+    cotangents_of_roots = tuple(cotangent for _, cotangent in pairs)
+    # As `torch.autograd.grad` and `backward`, which first import SymPy to compare shapes: half a second.
+    differentiate = torch.autograd.graph._engine_run_backward
     if accumulate:
-        torch.autograd.backward(roots, cotangents_of_roots)
+        differentiate(roots, cotangents_of_roots, False, False, (), True, accumulate_grad=True)
         gradients = iter([source.grad for source in wanted])
     else:
+        edges = tuple(map(edge, wanted))
         try:
             gradients = iter(
-                torch.autograd.grad(roots, [edge(one) for one in wanted], cotangents_of_roots, allow_unused=True)
+                differentiate(roots, cotangents_of_roots, False, False, edges, True, accumulate_grad=False)
             )
         except RuntimeError as error:
             raise NeedsBackwardError from error
