@@ -23,6 +23,10 @@ IN_ORDER = 0.02
 first."""
 
 
+OTHER_LAYER = 4.0
+"""Taken off the score of a slice of a stack and a tensor of another layer: more than all that names add."""
+
+
 class TensorSides:
     """The tensors of both sides with their parsed names, and scores for each pair of them.
 
@@ -59,6 +63,7 @@ class TensorSides:
         score = likeness(*self.names, numbers=numbers)
         places = [_places(names) for names in self.names]
         score -= 1e-3 * (places[0][:, None] - places[1][None, :]) ** 2
+        score -= OTHER_LAYER * (_strays(self.first, self.second) | _strays(self.second, self.first).T)
         kinds = [list(dict.fromkeys(side)) for side in self.kinds]
         table = np.array([[bool(options(one, two, equal_names=False).ways) for two in kinds[1]] for one in kinds[0]])
         number = [{kind: i for i, kind in enumerate(side)} for side in kinds]
@@ -98,6 +103,20 @@ class TensorSides:
         either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - both
         overlap: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
         return overlap
+
+
+def _strays(slices: Sequence[Tensor], tensors: Sequence[Tensor]) -> Array:
+    """Return True for each slice of a stack and each tensor that is in another layer than the slice's."""
+    strays = np.zeros((len(slices), len(tensors)), bool)
+    inside = collections.defaultdict(list)
+    for j, tensor in enumerate(tensors) if any(one.layers for one in slices) else ():
+        for path in itertools.accumulate(tensor.spelled.split("."), "{}.{}".format):
+            inside[path].append(j)
+    for i, one in enumerate(slices):
+        if one.layers:
+            strays[i] = True
+            strays[i, [j for path in one.layers for j in inside[path]]] = False
+    return strays
 
 
 def _places(names: Sequence[Name]) -> Array:

@@ -46,6 +46,7 @@ class Tensor:
         cut: its offset and strides in the parameter; None for the whole.
         alias: the name to parse, if it is not `source`.
         framework: ``torch`` or ``flax``.
+        layers: paths of the other side's layers that this slice of a stack may be of; empty for other tensors.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Tensor:
     cut: Cut | None = None
     alias: str = ""
     framework: str = ""
+    layers: tuple[str, ...] = ()
 
     @property
     def spelled(self) -> str:
@@ -283,21 +285,33 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
                 parts.append(tensor)
                 continue
             rest = tensor.spelled[len(stack.path) :].lstrip(".")
-            for i in range(stack.count):
-                alias = ".".join(part for part in (stack.path, str(i), rest) if part)
-                parts.append(tensor.at(stack.axis, i, f"{tensor.name}[{i}]", alias))
+            lists = [one for one in stack.lists if not tensor.layers or one.startswith(tensor.layers)]
+            for place, number in enumerate(stack.numbers):
+                # Without a path of its own the stack is named as the list that it is alone to suit.
+                path = f"{lists[0]}{number}" if len(lists) == 1 and not stack.path else f"{stack.path}.{place}"
+                part = tensor.at(stack.axis, place, f"{tensor.name}[{place}]", f"{path}.{rest}".strip("."))
+                parts.append(dataclasses.replace(part, layers=tuple(f"{one}{number}" for one in lists) or part.layers))
         result = parts
     return result
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerStack:
-    """Tensors below a path whose axis counts layers."""
+    """Tensors below a path whose axis counts layers.
+
+    Attributes:
+        path: the path.
+        names: the tensors.
+        axis: the axis that counts layers.
+        numbers: the numbers of the other side's layers, in the order of the axis.
+        lists: paths of the other side's lists of layers that the stack may be.
+    """
 
     path: str
     names: frozenset[str]
     axis: int
-    count: int
+    numbers: tuple[int, ...]
+    lists: tuple[str, ...]
 
 
 def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[LayerStack]:
@@ -310,11 +324,14 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
         count = len(numbers)
         if count < 2 or not wanted[count, total]:
             continue
-        stack = next((one for one in _below(tensors, count, total) if not one.names & taken), None)
+        lists = tuple(path for path, (some, size) in theirs.items() if (some, size) == (numbers, total))
+        counted = tuple(sorted(numbers)), lists
+        below = next((one for one in _below(tensors, count, total) if not one[1] & taken), None)
+        stack = LayerStack(*below, *counted) if below else None
         if stack is None:
             layers = [one for one in others if one.spelled.startswith(prefix)]
             alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
-            stack = LayerStack("", frozenset(alone), 0, count) if alone else None
+            stack = LayerStack("", frozenset(alone), 0, *counted) if alone else None
         if stack is not None:
             wanted[count, total] -= 1
             taken |= stack.names
@@ -325,15 +342,15 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(tensor.shape))
 
 
-def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[LayerStack]:
-    """Yield the stacks that contain everything below a path, with this many layers and elements."""
+def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[tuple[str, frozenset[str], int]]:
+    """Yield path, names and axis of each stack that contains everything below a path, with so many elements."""
     for path, below in _paths(tensors).items():
         if sum(math.prod(tensor.shape) for tensor in below) != total:
             continue
         axes = range(min(len(tensor.shape) for tensor in below))
         axis = next((axis for axis in axes if all(one.shape[axis] == count for one in below)), None)
         if axis is not None:
-            yield LayerStack(path, frozenset(tensor.name for tensor in below), axis, count)
+            yield path, frozenset(tensor.name for tensor in below), axis
 
 
 def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:

@@ -197,6 +197,28 @@ def test_numbered_experts_are_stacked():
         assert np.array_equal(found[f"layers_{i}.moe.{name}"].view(np.uint32)[j], bits.T)
 
 
+def test_slices_of_stacked_experts_go_to_the_expert_of_their_number():
+    """Before, order of execution gave all of an expert's layers the first slices of one stack."""
+    ours = parameters(
+        {
+            f"experts.{i}.{name}.weight": (shape, "Linear")
+            for i in range(3)
+            for name, shape in (("fc1", (6, 4)), ("fc2", (4, 6)))
+        }
+    )
+    theirs = parameters({"up_proj": ((3, 4, 6), ""), "down_proj": ((3, 6, 4), "")})
+    torch_uses = {name: time for time, name in enumerate(ours)}
+    rows = propose(
+        ours, theirs, lambda pairing: 1.0, orders=lambda: (torch_uses, {"up_proj": 0, "down_proj": 1})
+    ).rows()
+    expected = {
+        (f"experts.{i}.{name}.weight", f"{stack}[{i}]")
+        for i in range(3)
+        for name, stack in (("fc1", "up_proj"), ("fc2", "down_proj"))
+    }
+    assert {(row.first, row.second) for row in rows} == expected
+
+
 def test_stacked_fused_layers_are_split_by_layer_and_part():
     ours = parameters({f"layers.{i}.attn.{name}_proj.weight": ((4, 4), "Linear") for i in range(3) for name in "qkvo"})
     theirs = parameters(
