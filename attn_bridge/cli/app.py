@@ -39,7 +39,7 @@ COMMANDS = {
     "digest": "attn_bridge.cli.checkpoints.digest",
     "derive": "attn_bridge.cli.derive",
 }
-"""Command -> the module of its function, in the order of the help. A run imports the module of its own command only."""
+"""Command -> the module of its function, in the order of the help. A run imports one of them."""
 
 BROKEN_PIPE = 141
 """Exit status if the reader of stdout is gone: that of a shell for a command ended by SIGPIPE."""

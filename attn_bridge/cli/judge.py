@@ -17,7 +17,7 @@ def load_judge(module: str) -> ModuleType:
 
 
 def add_mutate(app: typer.Typer) -> None:
-    """Add ``mutate``; without the package that plants faults, it reports where that package is."""
+    """Add ``mutate``; without the package that plants faults, the command reports its location."""
     try:
         require_fault_lab()
     except ImportError:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from attn_bridge.checkpoints import configs, modules
-from attn_bridge.checkpoints.hub import publishing, reading
-from attn_bridge.models.derived import stored
-from attn_bridge.models.family import Family
-
 from .undrawn import give_memory, undrawn
+
+if TYPE_CHECKING:  # with every family of models, which most programs never read
+    from attn_bridge.checkpoints.hub import publishing
+    from attn_bridge.models.family import Family
 
 PathLike = str | os.PathLike[str]
 
@@ -51,6 +50,8 @@ def load(
         LayoutError: (a ValueError) its layout is ambiguous or unknown.
         TypeError: `path` and `module` are swapped, or the framework lacks a dtype or would narrow it.
     """
+    from attn_bridge.checkpoints import modules
+
     modules.check_arguments("load(path, module)", "torch.nn.Module", nn.Module, module, path)
     modules.load("torch", Path(path), module, from_layout, settings, strip=strip, drop=drop, rules=rules)
 
@@ -79,6 +80,8 @@ def save(
         LayoutError: (a ValueError) the weights do not fit the layout; `WeightsMismatchError` lists names.
         TypeError: `module` and `path` are swapped.
     """
+    from attn_bridge.checkpoints import modules
+
     modules.check_arguments("save(module, path)", "torch.nn.Module", nn.Module, module, path)
     modules.save("torch", module, Path(path), to_layout, format, settings, overwrite)
 
@@ -117,6 +120,10 @@ class Pretrained:
             CheckpointError: (a ValueError) no such folder, no config, another model, or malformed files.
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
+        from attn_bridge.checkpoints import configs, modules
+        from attn_bridge.checkpoints.hub import reading
+        from attn_bridge.models.derived import stored
+
         path = reading.find_folder(
             folder, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
         )
@@ -137,6 +144,8 @@ class Pretrained:
         Raises:
             CheckpointError: (a ValueError) the folder exists or can't be written.
         """
+        from attn_bridge.checkpoints import configs, modules
+
         module: Any = self
         config = configs.own_config(type(self).__name__, self.config)
         modules.save("torch", module, Path(folder), "torch", "safetensors", None, overwrite, config)
@@ -172,6 +181,8 @@ class Pretrained:
             CheckpointError: (a ValueError) the hub refuses.
             ValueError: an argument is wrong.
         """
+        from attn_bridge.checkpoints.hub import publishing
+
         return publishing.push_model(
             "torch",
             self,

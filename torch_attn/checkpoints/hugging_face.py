@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from attn_bridge import backends
-from attn_bridge.models import families
 
 
 def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> nn.Module:
@@ -32,6 +31,8 @@ def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> 
         ValueError: a ``model_type`` that is not known, or a value that does not fit.
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen tensors, all of them.
     """
+    from attn_bridge.models import families
+
     attention = families.find_layer(config, layer)
     arrays = attention.to_ours(state)
     backend = backends.load("torch")
@@ -62,6 +63,8 @@ def to_hf(
         ValueError: an unknown ``model_type`` or `library`, or a value that does not fit.
         WeightsMismatchError: (a ValueError) the module's tensors are not those of the layer.
     """
+    from attn_bridge.models import families
+
     attention = families.find_layer(config, layer)
     arrays = backends.load("torch").get_weights(module)
     return attention.to_theirs(arrays, library=library, prefix=prefix)

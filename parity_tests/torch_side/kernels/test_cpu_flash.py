@@ -340,8 +340,9 @@ def test_they_take_as_many_threads_as_torch(threads, monkeypatch):
 # ---- limits, and who is picked
 
 
-def test_importing_torch_attn_loads_no_compiler():
-    program = "import sys, torch_attn.functional; assert not {'llvmlite', 'jax', 'torch._dynamo'} & set(sys.modules)"
+def test_importing_torch_attn_loads_neither_a_compiler_nor_the_families():
+    heavy = {"llvmlite", "jax", "torch._dynamo", "attn_bridge.models"}
+    program = f"import sys, torch_attn.functional; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

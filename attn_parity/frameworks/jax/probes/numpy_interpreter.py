@@ -273,9 +273,9 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands, **_: function(*operands)
 
 
-def _special(name: str) -> Callable[..., Any]:
+def _special(name: str) -> Callable[..., object]:
     """Make an operation of a function of `scipy.special`, which few programs need and which takes long to import."""
-    return lambda *operands, **_: getattr(importlib.import_module("scipy.special"), name)(*operands)
+    return _plain(lambda *operands: getattr(importlib.import_module("scipy.special"), name)(*operands))
 
 
 def _divide(dividend: Any, divisor: Any, **_: Any) -> Any:

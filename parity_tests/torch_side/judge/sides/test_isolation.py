@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -152,3 +154,16 @@ def test_a_run_seeds_no_device_that_is_not_in_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA was seeded"))
     subject = subject_of(nn.Linear(3, 2))
     subject.run(subject.weights(), Arguments((np.ones((1, 3), np.float32),), {}))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gradients_do_not_import_sympy(accumulate):
+    program = (
+        "import sys, torch\n"
+        "from attn_parity.frameworks.torch.running.execution import gradients_of\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        f"(got,) = gradients_of([x * 3], [torch.tensor([2.0, 5.0])], [x], {accumulate}, lambda _, one: one.numpy())\n"
+        "print(got.tolist(), 'sympy' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[6.0, 15.0] False\n"
