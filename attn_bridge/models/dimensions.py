@@ -146,7 +146,13 @@ _KINDS = {
     "channel delta": _CHANNEL_DELTA,
     "state space": _STATE_SPACE,
 }
-_OWN_NORMS = {"delta": "value head", "channel delta": "value head", "state space": "values"}
+_OWN_NORMS = {
+    "plain": "queries",
+    "latent": "values",
+    "delta": "value head",
+    "channel delta": "value head",
+    "state space": "values",
+}
 """Kind of attention -> the symbol of its norm's size."""
 
 _FEED_FORWARD: dict[str, tuple[str, ...]] = {
@@ -254,7 +260,7 @@ class _Symbols:
         if hit is None:
             return None
         above = hit["stem"].removesuffix("norm.")
-        if hit["stem"] == f"{above}norm." and self._kind(above) in _OWN_NORMS:
+        if hit["stem"] == f"{above}norm." and above in self.attentions:
             return (Symbol(self._scope(above), _OWN_NORMS[self._kind(above)]),)
         outer = _OUTER_NORM.fullmatch(hit["stem"])
         root = outer["root"] if outer is not None else self._root_of(hit["stem"])

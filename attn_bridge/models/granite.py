@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
 from .llama import write_llama_attention
-from .reading.decoders import attention_of, inverse, read_llama_block, read_llama_model, write_llama_decoder
+from .reading.decoders import (
+    WrittenKeys,
+    attention_of,
+    inverse,
+    read_llama_block,
+    read_llama_model,
+    write_llama_decoder,
+)
 from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT
@@ -29,12 +35,13 @@ def read_granite(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _block(config: ConfigFile, layer: int, attention: object) -> DecoderBlockConfig:
+def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     block = read_llama_block(config, layer, attention)
     return dataclasses.replace(block, residual_scale=config.positive("residual_multiplier"))
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def granite_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model as Granite has it: that of Llama, and factors of embeddings and logits."""
     return {
         **read_llama_model(config),
         "embedding_scale": config.positive("embedding_multiplier"),
@@ -42,13 +49,20 @@ def _model(config: ConfigFile) -> dict[str, Any]:
     }
 
 
-def write_granite(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_granite(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of Granite."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     return {
         **write_llama_attention(attention),
         **write_llama_decoder(config, bias="mlp_bias"),
+        **write_granite_model(config),
         "attention_multiplier": attention.scale,
+    }
+
+
+def write_granite_model(config: DecoderConfig) -> WrittenKeys:
+    """Return the keys of the factors that `granite_model` reads, and of the one of what blocks add."""
+    return {
         "residual_multiplier": config.blocks[0].residual_scale,
         "embedding_multiplier": config.embedding_scale,
         "logits_scaling": inverse(lambda value: 1.0 / value, config.logit_scale, 1.0 / config.logit_scale),
@@ -74,7 +88,7 @@ FAMILIES = (
             "attention_multiplier": 1.0,
         },
         block=_block,
-        model=_model,
+        model=granite_model,
         write=write_granite,
         architecture="GraniteForCausalLM",
     ),

@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ..printable import printable
+from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.mamba2 import Mamba2Config
+from ..specs.rms_norm import RMSNormConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, read_sizes
+from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
+from .layout import Layout
+from .reading.decoders import WrittenKeys, attention_of, read_llama_block, write_llama_decoder, write_sizes
 from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary
-from .rows.attention import SPLIT, Table
+from .reading.rotary import read_rotary, write_rotary
+from .rows.attention import SPLIT, Size, Table, below
+from .rows.common import TIE
+from .rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
+
+PROJECTIONS = ("W_gate", "W_value", "W_key", "W_query", "W_step")
+"""Our names of the parts of ``in_proj``, in their order there."""
+
+SIZES = {
+    "mamba_groups": ("mamba_n_groups", "n_groups"),
+    "mamba_state": ("mamba_d_state", "state_size", "ssm_state_size"),
+    "mamba_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
+}
+"""Settings of whole models for the parts of ``in_proj`` -> keys of a config.json."""
 
 
-def table(config: Mamba2Config) -> Table:
-    """Return the rows of a layer: gate, value, key, query and steps of all heads in one projection."""
-    names = ("W_gate", "W_value", "W_key", "W_query", "W_step")
-    widths = (config.width, config.width, config.key_width, config.key_width, config.num_heads)
-    projections = tuple(
-        Row(f"in_proj.{leaf}", tuple(f"{name}.{leaf}" for name in names), pattern, along="o", split=widths)
-        for leaf, pattern in (("weight", "o i -> o i"), *((("bias", "o -> o"),) if config.bias else ()))
-    )
+def table(key_width: Size = "mamba_groups*mamba_state", heads: Size = "mamba_heads") -> Table:
+    """Return the rows of a layer: gate, value, key, query and steps of all heads in one projection.
+
+    Args:
+        key_width: width of a query, and of a key, over all groups.
+        heads: number of heads.
+    """
     return (
-        *projections,
+        *(
+            Row(
+                f"in_proj.{leaf}",
+                tuple(f"{name}.{leaf}" for name in PROJECTIONS),
+                pattern,
+                along="o",
+                split=("...", "...", key_width, key_width, heads),
+                optional=leaf == "bias",
+            )
+            for leaf, pattern in (("weight", "o i -> o i"), ("bias", "o -> o"))
+        ),
         Row("conv1d.weight", ("conv1d.weight",)),
-        *((Row("conv1d.bias", ("conv1d.bias",)),) if config.conv_bias else ()),
+        Row("conv1d.bias", ("conv1d.bias",), optional=True),
         *(Row(name, (name,)) for name in ("dt_bias", "A_log", "D")),
         Row("norm.weight", ("norm.scale",)),
         Row("out_proj.weight", ("out_proj.weight",)),
-        *((Row("out_proj.bias", ("out_proj.bias",)),) if config.bias else ()),
+        Row("out_proj.bias", ("out_proj.bias",), optional=True),
     )
 
 
-def _limits(config: ConfigFile) -> dict[str, Any]:
+def _limits(config: ConfigFile) -> WrittenKeys:
     """Return the least and the most that a step may be.
 
     Raises:
@@ -58,66 +83,146 @@ def _limit(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _layer(config: ConfigFile, layer: int, prefix: str, eps: str, names: dict[str, str]) -> AttentionLayer:
-    """Return a layer of Mamba-2; `names` are the config's keys for sizes and biases."""
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Keys of a config for the sizes and biases of a layer of Mamba-2.
+
+    Attributes:
+        heads: number of heads.
+        head_dim: width of a head.
+        expand: factor of the model's width that heads and head width make together.
+        state: width of the state.
+        groups: number of groups.
+        conv: taps of the convolution.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections have biases.
+        eps: epsilon of the norms.
+    """
+
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    expand: str = "mamba_expand"
+    state: str = "mamba_d_state"
+    groups: str = "mamba_n_groups"
+    conv: str = "mamba_d_conv"
+    conv_bias: str = "mamba_conv_bias"
+    bias: str = "mamba_proj_bias"
+    eps: str = "rms_norm_eps"
+
+
+MAMBA2 = Keys("num_heads", "head_dim", "expand", "state_size", "n_groups", "conv_kernel", "use_conv_bias", "use_bias",
+              "layer_norm_epsilon")  # fmt: skip
+
+
+def read_layer(config: ConfigFile, layer: int, prefix: str, keys: Keys) -> AttentionLayer:
+    """Return a layer of Mamba-2, whose tensors have names with this prefix."""
     config.refuse("hidden_act", "silu", "swish")
-    d_in, heads, head_dim = (config.integer(key) for key in ("hidden_size", names["heads"], names["head_dim"]))
-    if config.integer(names["expand"]) * d_in != heads * head_dim:
+    d_in, heads, expand = (config.integer(key) for key in ("hidden_size", keys.heads, keys.expand))
+    head_dim = expand * d_in // heads if config.get(keys.head_dim) == "auto" else config.integer(keys.head_dim)
+    if expand * d_in != heads * head_dim:
         raise ValueError(
-            f"{names['heads']} * {names['head_dim']} ({heads * head_dim}) must be {names['expand']} * hidden_size "
-            f"({config.integer(names['expand']) * d_in})"
+            f"{keys.heads} * {keys.head_dim} ({heads * head_dim}) must be {keys.expand} * hidden_size ({expand * d_in})"
         )
     spec = Mamba2Config(
         d_in=d_in,
         num_heads=heads,
         head_dim=head_dim,
-        state_size=config.integer(names["state"]),
-        num_groups=config.integer(names["groups"]),
-        conv_size=config.integer(names["conv"]),
-        conv_bias=config.flag(names["conv_bias"]),
-        bias=config.flag(names["bias"]),
-        eps=config.positive(eps),
+        state_size=config.integer(keys.state),
+        num_groups=config.integer(keys.groups),
+        conv_size=config.integer(keys.conv),
+        conv_bias=config.flag(keys.conv_bias),
+        bias=config.flag(keys.bias),
+        eps=config.positive(keys.eps),
         **_limits(config),
     )
-    return AttentionLayer("Mamba2", spec, layer, {"transformers": table(spec)}, prefix)
+    return AttentionLayer("Mamba2", spec, layer, {"transformers": table(spec.key_width, spec.num_heads)}, prefix)
 
 
-_MAMBA2 = {
-    "heads": "num_heads",
-    "head_dim": "head_dim",
-    "expand": "expand",
-    "state": "state_size",
-    "groups": "n_groups",
-    "conv": "conv_kernel",
-    "conv_bias": "use_conv_bias",
-    "bias": "use_bias",
-}
+def write_layer(config: DecoderConfig, keys: Keys) -> WrittenKeys:
+    """Return the keys that `read_layer` reads, of the first layer of Mamba-2.
 
-_BAMBA = {
-    "heads": "mamba_n_heads",
-    "head_dim": "mamba_d_head",
-    "expand": "mamba_expand",
-    "state": "mamba_d_state",
-    "groups": "mamba_n_groups",
-    "conv": "mamba_d_conv",
-    "conv_bias": "mamba_conv_bias",
-    "bias": "mamba_proj_bias",
-}
+    Raises:
+        ValueError: no layer of the model is one, or the width of its heads does not fit.
+    """
+    layer = attention_of(config, Mamba2Config)
+    if layer.width % layer.d_in:
+        raise ValueError(f"num_heads * head_dim ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
+    written = {
+        keys.heads: layer.num_heads,
+        keys.head_dim: layer.head_dim,
+        keys.expand: layer.width // layer.d_in,
+        keys.state: layer.state_size,
+        keys.groups: layer.num_groups,
+        keys.conv: layer.conv_size,
+        keys.conv_bias: layer.conv_bias,
+        keys.bias: layer.bias,
+        keys.eps: layer.eps,
+    }
+    if layer.min_step == 0 and layer.max_step is None:
+        return written
+    most = {"__float__": "Infinity"} if layer.max_step is None else layer.max_step
+    return {**written, "time_step_limit": [layer.min_step, most]}
 
 
 def read_mamba2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Mamba-2."""
-    return _layer(config, layer, f"backbone.layers.{layer}.mixer.", "layer_norm_epsilon", _MAMBA2)
+    return read_layer(config, layer, f"backbone.layers.{layer}.mixer.", MAMBA2)
+
+
+def _mamba2_norm(config: ConfigFile) -> RMSNormConfig:
+    return RMSNormConfig(config.integer("hidden_size"), config.positive("layer_norm_epsilon"))
+
+
+def _mamba2_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+    """Return a block of Mamba-2, which has no feed-forward layers."""
+    return DecoderBlockConfig(attention, None, _mamba2_norm(config))
+
+
+def _mamba2_model(config: ConfigFile) -> WrittenKeys:
+    return {"norm": _mamba2_norm(config), "tie": config.flag("tie_word_embeddings")}
+
+
+def write_mamba2(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Mamba-2."""
+    return {**write_sizes(config), **write_layer(config, MAMBA2), "hidden_act": "silu"}
+
+
+_PARTIAL = 0.5
+"""Rotated part of a head in Bamba, whatever ``partial_rotary_factor`` is."""
 
 
 def read_bamba(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Bamba: attention where ``attn_layer_indices`` names it, else Mamba-2."""
     if layer not in (config.get("attn_layer_indices") or ()):
-        return _layer(config, layer, f"model.layers.{layer}.mamba.", "rms_norm_eps", _BAMBA)
+        return read_layer(config, layer, f"model.layers.{layer}.mamba.", Keys())
     bias = config.flag("attention_bias")
-    position = read_rotary(config, head_dim_of(config), partial=True)
+    keys = {**config.given, "partial_rotary_factor": _PARTIAL}
+    half = ConfigFile(keys, config.model_type, config.defaults, config.aliases)
+    position = read_rotary(half, head_dim_of(config), partial=True)
     spec = GroupedQueryAttentionConfig(**read_sizes(config), qkv_bias=bias, out_bias=bias, position=position)
     return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def write_bamba(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Bamba."""
+    kinds = [isinstance(block.attention, GroupedQueryAttentionConfig) for block in config.blocks]
+    written = {
+        **write_llama_decoder(config, bias="mlp_bias"),
+        **write_layer(config, Keys()),
+        "attn_layer_indices": [number for number, is_full in enumerate(kinds) if is_full],
+    }
+    if not any(kinds):
+        return written
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    rotary = write_rotary(attention.position, attention.head_dim)
+    if rotary.get("partial_rotary_factor", _PARTIAL) != _PARTIAL:
+        raise ValueError(f"position ({attention.position}) must turn half of the {attention.head_dim} channels there")
+    return {
+        **written,
+        **write_heads(attention),
+        **rotary,
+        "attention_bias": attention.qkv_bias,
+    }
 
 
 FAMILIES = (
@@ -125,6 +230,7 @@ FAMILIES = (
         ("mamba2",),
         read_mamba2,
         {
+            "vocab_size": 32768,
             "hidden_act": "silu",
             "hidden_size": 4096,
             "num_hidden_layers": 64,
@@ -137,29 +243,73 @@ FAMILIES = (
             "use_conv_bias": True,
             "use_bias": False,
             "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
         },
+        block=_mamba2_block,
+        model=_mamba2_model,
+        write=write_mamba2,
+        architecture="Mamba2ForCausalLM",
     ),
     Family(
         ("bamba",),
         read_bamba,
         {
+            "vocab_size": 128000,
             "hidden_act": "silu",
             "hidden_size": 4096,
+            "intermediate_size": 14336,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "attention_bias": False,
-            "partial_rotary_factor": 0.5,
             "max_position_embeddings": 262144,
             "rms_norm_eps": 1e-5,
             "mamba_n_heads": 128,
-            "mamba_d_head": 64,
+            "mamba_d_head": "auto",
             "mamba_n_groups": 1,
             "mamba_d_state": 256,
             "mamba_d_conv": 4,
             "mamba_expand": 2,
             "mamba_conv_bias": True,
             "mamba_proj_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
         },
+        block=read_llama_block,
+        write=write_bamba,
+        architecture="BambaForCausalLM",
+    ),
+)
+
+
+LAYOUTS = (
+    Layout(
+        "hf-mamba2",
+        "transformers Mamba-2",
+        [
+            Row("{prefix}embeddings.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+            Row("lm_head.weight", ("out_head.weight",), optional=True),
+            *below(table(), f"{LAYER}mixer.", f"{OURS}linear_att."),
+            *norms(norm1="norm"),
+            Row("{prefix}norm_f.weight", ("final_norm.scale",)),
+        ],
+        prefixes=("backbone.", ""),
+        settings={**TIE, **SIZES},
+        defaults={"tie": 0},
+        whole=True,
+        model_types=("mamba2",),
+    ),
+    decoder(
+        "hf-bamba",
+        "transformers Bamba",
+        [
+            *below(table(), f"{LAYER}mamba.", f"{OURS}linear_att.", branch="attention/linear"),
+            *attention(SPLIT, branch="attention/full"),
+            *feed_forward("feed_forward", bias=True),
+            *norms(norm1="input_layernorm", norm2="pre_ff_layernorm"),
+            Row("{prefix}final_layernorm.weight", ("final_norm.scale",)),
+        ],
+        settings=SIZES,
+        model_types=("bamba",),
     ),
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig
 from ..weights.rows import Row
 from .family import Family
 from .llama import read_mistral, write_windowed_attention
 from .reading.decoders import (
+    WrittenKeys,
     feed_forward_of,
     read_feed_forward,
     read_rms_norm,
@@ -33,24 +32,35 @@ from .rows.decoder import (
 )
 
 
-def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block of Mixtral, whose router takes the softmax over the chosen experts."""
-    experts = MixtureOfExpertsConfig(
+def read_experts(config: ConfigFile) -> MixtureOfExpertsConfig:
+    """Return the experts of Mixtral, whose router takes the softmax over the chosen ones."""
+    return MixtureOfExpertsConfig(
         read_feed_forward(config), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
     )
-    return DecoderBlockConfig(attention, experts, read_rms_norm(config))
 
 
-def write_mixtral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of Mixtral."""
+def write_experts(config: DecoderConfig) -> WrittenKeys:
+    """Return the keys that `read_experts` reads."""
     experts = feed_forward_of(config, MixtureOfExpertsConfig)
+    return {
+        **write_feed_forward(experts.expert),
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+    }
+
+
+def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+    """Return a block of Mixtral."""
+    return DecoderBlockConfig(attention, read_experts(config), read_rms_norm(config))
+
+
+def write_mixtral(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Mixtral."""
     return {
         **write_sizes(config),
         **write_windowed_attention(config),
-        **write_feed_forward(experts.expert),
         **write_rms_norm(config),
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
+        **write_experts(config),
     }
 
 
@@ -79,7 +89,7 @@ FAMILIES = (
 )
 
 
-def _experts() -> list[Row]:
+def experts_rows() -> list[Row]:
     """Return rows of experts and router: as files have them, or as `transformers` 5 has them in memory."""
     apart, fused = "block_sparse_moe", "mlp"
     expert = f"{OURS}ff.experts.{{j}}."
@@ -100,7 +110,7 @@ LAYOUT = decoder(
     "transformers Mixtral",
     [
         *attention(SPLIT),
-        *_experts(),
+        *experts_rows(),
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],

@@ -40,11 +40,13 @@ NORMS = ["{path}scale", "{path}shift"]
 MODERN = [
     *(
         f"{{path}}{name}.{leaf}"
-        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha")
+        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha", "W_step")
         for leaf in ("weight", "bias")
     ),
     *(f"{{path}}{name}.weight" for name in ("W_index_query", "W_index_key", "W_index_weights")),
+    *(f"{{path}}{name}.weight" for name in ("W_decay_down", "W_decay_up", "W_gate_down", "W_gate_up")),
     *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
+    *("{path}D", "{path}conv1d.bias"),
     "{path}relative_bias",
 ]
 """Names of projections that attention after chapter 3 adds."""

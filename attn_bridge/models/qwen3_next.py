@@ -16,6 +16,7 @@ from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
+from .layout import Layout
 from .qwen3_moe import is_dense
 from .reading.decoders import (
     feed_forward_of,
@@ -28,7 +29,7 @@ from .reading.decoders import (
 )
 from .reading.model_config import ConfigFile
 from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import DELTA_NET, Table, below, delta_net_by_head, gated
+from .rows.attention import DELTA_NET, Size, Table, below, delta_net_by_head, gated
 from .rows.common import HEADS
 from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 
@@ -51,13 +52,17 @@ def grouped_table(config: GatedDeltaNetConfig) -> Table:
 
 def split_table(config: GatedDeltaNetConfig) -> Table:
     """Return the table of Qwen3.5: query, key and value of all heads in one tensor, the others each in its own."""
+    return _split_table(config.key_width)
+
+
+def _split_table(key_width: Size) -> Table:
     return (
         Row(
             "in_proj_qkv.weight",
             ("W_query.weight", "W_key.weight", "W_value.weight"),
             "o i -> o i",
             along="o",
-            split=(config.key_width, config.key_width, config.value_width),
+            split=(key_width, key_width, "..."),
         ),
         Row("in_proj_z.weight", ("W_gate.weight",)),
         Row("in_proj_b.weight", ("W_beta.weight",)),
@@ -123,16 +128,19 @@ def read_qwen3_5(config: ConfigFile, layer: int) -> AttentionLayer:
 
 
 def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block of Qwen3-Next: experts, with gated shared layers; or dense layers."""
-    norm = read_rms_norm(config, unit_offset=True)
-    if is_dense(config, layer):
+    """Return a block: experts, with gated shared layers; or dense layers.
+
+    Qwen3.5 has one kind throughout, and normalises the weights of the experts regardless of ``norm_topk_prob``.
+    """
+    norm, is_next = read_rms_norm(config, unit_offset=True), config.model_type == "qwen3_next"
+    if is_dense(config, layer) if is_next else config.model_type == "qwen3_5_text":
         return DecoderBlockConfig(attention, read_feed_forward(config), norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     experts = MixtureOfExpertsConfig(
         expert,
         config.integer("num_experts"),
         config.integer("num_experts_per_tok"),
-        Router(normalise=config.flag("norm_topk_prob")),
+        Router(normalise=config.flag("norm_topk_prob") or not is_next),
         shared=read_feed_forward(config, width="shared_expert_intermediate_size"),
         shared_gate=True,
     )
@@ -144,7 +152,7 @@ def _model(config: ConfigFile) -> dict[str, Any]:
 
 
 def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
-    """Return the keys of Qwen3-Next."""
+    """Return the keys of Qwen3-Next or Qwen3.5."""
     sparse = has_experts(config)
     keys: dict[str, Any] = {"layer_types": [], "decoder_sparse_step": 1}
     keys["mlp_only_layers"] = [layer for layer, is_sparse in enumerate(sparse) if not is_sparse]
@@ -163,14 +171,16 @@ def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         elif isinstance(attention, GroupedQueryAttentionConfig):
             keys |= {**write_heads(attention), **write_rotary(attention.position, attention.head_dim)}
             keys["attention_bias"] = attention.qkv_bias
+    keys |= {**write_sizes(config), **write_rms_norm(config)}
+    if not all(sparse):
+        keys |= write_feed_forward(feed_forward_of(config, FeedForwardConfig))
+    if model_type == "qwen3_5_text":
+        return keys
     experts = feed_forward_of(config, MixtureOfExpertsConfig)
     if experts.shared is None:
         raise ValueError("shared layers of the experts (None) can't be left out there")
     return {
         **keys,
-        **write_sizes(config),
-        **write_rms_norm(config),
-        **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig))),
         **write_feed_forward(experts.shared, width="shared_expert_intermediate_size"),
         **write_feed_forward(experts.expert, width="moe_intermediate_size"),
         "num_experts": experts.num_experts,
@@ -215,31 +225,79 @@ FAMILIES = (
     Family(
         ("qwen3_5_text",),
         read_qwen3_5,
-        {**_ALIKE, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4},
+        {
+            **_ALIKE,
+            "vocab_size": 248320,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": False,
+        },
+        block=_block,
+        model=_model,
+        write=write_qwen3_next,
+        architecture="Qwen3_5ForCausalLM",
     ),
-    Family(("qwen3_5_moe_text",), read_qwen3_5, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 40}),
+    Family(
+        ("qwen3_5_moe_text",),
+        read_qwen3_5,
+        {
+            **_ALIKE,
+            "vocab_size": 248320,
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "tie_word_embeddings": False,
+        },
+        block=_block,
+        model=_model,
+        write=write_qwen3_next,
+        architecture="Qwen3_5MoeForCausalLM",
+    ),
 )
 
 
-LAYOUT = decoder(
-    "hf-qwen3-next",
-    "transformers Qwen3-Next",
-    [
-        *below(
-            delta_net_by_head("linear_num_key_heads", "linear_key_head_dim"),
-            f"{LAYER}linear_attn.",
-            f"{OURS}linear_att.",
-            branch="attention/linear",
-        ),
-        *attention(gated("num_heads"), required=("q_norm", "k_norm"), branch="attention/full"),
-        *experts("shared_expert"),
-        Row(f"{LAYER}mlp.shared_expert_gate.weight", (f"{OURS}ff.shared_gate.weight",), branch=EXPERTS),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-        Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
-    ],
-    settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
-    defaults={"fused": 0},
-    marks=("linear_attn.", "shared_expert_gate."),
-    model_types=("qwen3_next",),
+def _layout(name: str, title: str, delta_net: Table, marks: tuple[str, ...], model_types: tuple[str, ...]) -> Layout:
+    """Return the layout of a model with these rows of a gated delta net."""
+    return decoder(
+        name,
+        title,
+        [
+            *below(delta_net, f"{LAYER}linear_attn.", f"{OURS}linear_att.", branch="attention/linear"),
+            *attention(gated("num_heads"), required=("q_norm", "k_norm"), branch="attention/full"),
+            *experts("shared_expert"),
+            Row(f"{LAYER}mlp.shared_expert_gate.weight", (f"{OURS}ff.shared_gate.weight",), branch=EXPERTS),
+            *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+            FINAL_NORM,
+            Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
+        ],
+        settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
+        defaults={"fused": 0},
+        marks=marks,
+        model_types=model_types,
+    )
+
+
+_SIZES = ("linear_num_key_heads", "linear_key_head_dim")
+
+LAYOUTS = (
+    _layout(
+        "hf-qwen3-next",
+        "transformers Qwen3-Next",
+        delta_net_by_head(*_SIZES),
+        ("linear_attn.in_proj_qkvz.", "shared_expert_gate."),
+        ("qwen3_next",),
+    ),
+    _layout(
+        "hf-qwen3-5",
+        "transformers Qwen3.5",
+        _split_table("*".join(_SIZES)),
+        ("linear_attn.in_proj_qkv.", "linear_attn.in_proj_a."),
+        ("qwen3_5_text", "qwen3_5_moe_text"),
+    ),
 )
+"""Tensors of both families; a model without a gated delta net, but with experts, is one of Qwen3-Next."""

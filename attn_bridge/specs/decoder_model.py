@@ -6,13 +6,17 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+from ..validation import check_number
 from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
 from .feed_forward import Activation, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
+from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
+from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
+from .mamba2 import Mamba2Config
 from .mixture_of_experts import MixtureOfExpertsConfig
 from .model import ModelConfig, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -21,15 +25,17 @@ from .sparse_indexed_attention import SparseIndexedAttentionConfig
 
 Norm = RMSNormConfig | LayerNormConfig
 FeedForward = FeedForwardConfig | MixtureOfExpertsConfig
+Recurrent = (
+    GatedDeltaNetConfig | KimiDeltaAttentionConfig | LightningAttentionConfig | LinearAttentionConfig | Mamba2Config
+)
 Attention = (
     GroupedQueryAttentionConfig
     | MultiHeadLatentAttentionConfig
     | SparseIndexedAttentionConfig
-    | GatedDeltaNetConfig
-    | LinearAttentionConfig
+    | Recurrent
     | DifferentialAttentionConfig
 )
-Norms = Literal["pre", "post", "sandwich", "parallel", "parallel_two", "residual"]
+Norms = Literal["pre", "post", "sandwich", "parallel", "parallel_two", "residual", "stream"]
 
 _NORMS = {
     "pre": ("norm1", "norm2"),
@@ -38,6 +44,7 @@ _NORMS = {
     "parallel": ("norm1",),
     "parallel_two": ("norm1", "norm2"),
     "residual": ("post_norm1", "post_norm2"),
+    "stream": ("norm1", "norm2"),
 }
 
 
@@ -47,32 +54,42 @@ class DecoderBlockConfig(Config):
 
     Attributes:
         attention: config of the attention.
-        feed_forward: config of the feed-forward layers, or of a mixture of experts.
+        feed_forward: config of the feed-forward layers, or of a mixture of experts; None omits them (Mamba-2).
         norm: config of every norm of the block.
         norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
             (``sandwich``, Gemma), one before the two of them, which run in parallel (``parallel``, GPT-J), or one
-            before each of these (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT).
+            before each of these (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT); before attention
+            and feed-forward, where each sum adds to the norm's output instead of its input (``stream``, MiniMax-01).
         residual_scale: factor of each sublayer's output (Granite).
         dropout: rate at which that output is dropped in training.
+        stream_scales: factors of the norm's output in the sum behind attention, and in that behind feed-forward layers;
+            for ``stream`` alone.
     """
 
     attention: Attention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     norm: Norm
     norms: Norms = "pre"
     residual_scale: float = 1.0
     dropout: float = 0.0
+    stream_scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_kind("attention", Attention)
-        self._require_kind("feed_forward", FeedForward)
+        if self.feed_forward is not None:
+            self._require_kind("feed_forward", FeedForward)
         self._require_kind("norm", Norm)
         self._require_choice("norms", get_args(Norms))
+        if self.feed_forward is None and self.norms != "pre":
+            raise ValueError(f"norms ({self.norms}) must be pre without feed_forward")
         self._require_positive_number("residual_scale")
         self._require_rates("dropout")
+        object.__setattr__(self, "stream_scales", _scales("stream_scales", self.stream_scales))
+        if self.norms != "stream" and self.stream_scales != (1.0, 1.0):
+            raise ValueError(f"stream_scales ({self.stream_scales}) must be (1.0, 1.0) unless norms is stream")
         width = self.attention.d_in
         wrong = {"d_out of attention": getattr(self.attention, "d_out", width), "d_in of feed_forward":
-                 self.feed_forward.d_in, "emb_dim of norm": self.norm.emb_dim}  # fmt: skip
+                 getattr(self.feed_forward, "d_in", width), "emb_dim of norm": self.norm.emb_dim}  # fmt: skip
         for name, value in wrong.items():
             if value != width:
                 raise ValueError(f"{name} ({value}) must be d_in of attention ({width})")
@@ -84,27 +101,45 @@ class DecoderBlockConfig(Config):
 
     @property
     def attention_name(self) -> str:
-        """Name of the attention in the block; linear attention has a separate name, as models mix both kinds."""
-        return "linear_att" if isinstance(self.attention, GatedDeltaNetConfig | LinearAttentionConfig) else "att"
+        """Name of the attention in the block; recurrent layers have a separate name, as models mix both kinds."""
+        return "linear_att" if isinstance(self.attention, Recurrent) else "att"
 
     @property
     def norm_names(self) -> tuple[str, ...]:
         """Names of the block's norms, in order of execution."""
-        return _NORMS[self.norms]
+        names = _NORMS[self.norms]
+        return names if self.feed_forward is not None else names[:1]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Attention, feed-forward and norms."""
         return (
             *below(self.attention_name, self.attention.parameters),
-            *below("ff", self.feed_forward.parameters),
+            *(below("ff", self.feed_forward.parameters) if self.feed_forward is not None else ()),
             *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
         )
 
     @property
     def count(self) -> int:
         """How many numbers the parameters hold."""
-        return self.attention.count + self.feed_forward.count + len(self.norm_names) * self.norm.count
+        layers = 0 if self.feed_forward is None else self.feed_forward.count
+        return self.attention.count + layers + len(self.norm_names) * self.norm.count
+
+
+def _scales(name: str, value: object) -> tuple[float, ...]:
+    """Return two factors.
+
+    Raises:
+        TypeError: `value` is not a pair of numbers.
+        ValueError: a factor is not positive and finite.
+    """
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair of numbers, got {type(value).__name__}")
+    for number, factor in enumerate(value):
+        check_number(f"{name}[{number}]", factor)
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{name}[{number}] ({factor}) must be positive and finite")
+    return tuple(float(factor) for factor in value)
 
 
 @dataclasses.dataclass(frozen=True)

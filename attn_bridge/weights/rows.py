@@ -68,7 +68,8 @@ class Row:
         pattern: axes of each of ours ``->`` axes of theirs, as in einops; "..." is any axes, unchanged.
         part: the axis of theirs that counts the parts, if they have equal sizes.
         along: the axis along which parts of different sizes are concatenated.
-        split: their sizes along it: numbers or names of settings; "..." is an equal share of the rest.
+        split: their sizes along it: numbers, names of settings, or products of these (``heads*head_dim``); "..." is an
+            equal share of the rest.
         shares: relative sizes of the parts along the axis, if only these are fixed: numbers or names of settings (heads
             of query, key and value in one projection).
         stack: the axis of theirs that counts ``{i}`` or ``{j}``, which only our names contain.
@@ -315,10 +316,18 @@ class Row:
                 raise LayoutError(f"{theirs}: {total} is not {len(self.ours)} equal parts")
             return [total // len(self.ours)] * len(self.ours)
         shares = self.split.count("...")
-        missing = [size for size in self.split if isinstance(size, str) and size != "..." and size not in settings]
+        named = [size for size in self.split if isinstance(size, str) and size != "..."]
+        missing = [factor for size in named for factor in size.split("*") if factor not in settings]
         if missing:
             raise SettingError(f"{theirs}: the sizes of its parts need {_wanted(missing)}")
-        split_sizes = [0 if size == "..." else settings[size] if isinstance(size, str) else size for size in self.split]
+        split_sizes = [
+            size
+            if isinstance(size, int)
+            else 0
+            if size == "..."
+            else math.prod(map(settings.__getitem__, size.split("*")))
+            for size in self.split
+        ]
         rest = total - sum(split_sizes)
         if shares and (rest < 0 or rest % shares):
             raise LayoutError(f"{theirs}: {rest} of {total} rows are not {shares} equal parts")

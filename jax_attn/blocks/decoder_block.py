@@ -20,8 +20,11 @@ from ..differential_attention import DifferentialAttention
 from ..dropout import Dropout
 from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
+from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
+from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
+from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import Rngs
 from ..rms_norm import RMSNorm
@@ -36,7 +39,10 @@ Attention: TypeAlias = (
     | MultiHeadLatentAttention
     | SparseIndexedAttention
     | GatedDeltaNet
+    | KimiDeltaAttention
+    | LightningAttention
     | LinearAttention
+    | Mamba2
     | DifferentialAttention
 )
 
@@ -67,7 +73,7 @@ class DecoderBlock(nnx.Module):
         setattr(self, config.attention_name, attention(config.attention, **options))
         if isinstance(config.feed_forward, MixtureOfExpertsConfig):
             self.ff = MixtureOfExperts(config.feed_forward, **options)
-        else:
+        elif config.feed_forward is not None:
             self.ff = make_feed_forward(config.feed_forward, **options)
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
@@ -111,9 +117,16 @@ class DecoderBlock(nnx.Module):
             x = self.post_norm1(x + self.drop_shortcut(attended) * scale)
             x = self.post_norm2(x + self.drop_shortcut(self.ff(x)) * scale)
             return x if cache is None else (x, cache)
+        if norms == "stream":
+            first, second = self.config.stream_scales
+            x = self.norm2(normed * first + self.drop_shortcut(attended) * scale)
+            x = x * second + self.drop_shortcut(self.ff(x)) * scale
+            return x if cache is None else (x, cache)
         if "post_norm1" in self.config.norm_names:
             attended = self.post_norm1(attended)
         x = x + self.drop_shortcut(attended) * scale
+        if self.config.feed_forward is None:
+            return x if cache is None else (x, cache)
         added = self.ff(self.norm2(x) if "norm2" in self.config.norm_names else x)
         if "post_norm2" in self.config.norm_names:
             added = self.post_norm2(added)

@@ -24,6 +24,14 @@ from .hf_oracle import EXPERTS, GATED, INDEXED, LLAMA3, SIZES, YARN, padding
 VOCABULARY, TOKENS = 31, 13
 WHOLE = {**SIZES, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
 
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 96, "pad_token_id": 0}
 LONGROPE = {
     "rope_type": "longrope",
@@ -162,6 +170,102 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            **WHOLE,
+            **GATED,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 3,
+            "tie_word_embeddings": True,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            **WHOLE,
+            **GATED,
+            **EXPERTS,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "shared_expert_intermediate_size": 9,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 8,
+            "n_groups": 3,
+            "state_size": 5,
+            "layer_norm_epsilon": 1e-3,
+            "chunk_size": 4,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {
+            **WHOLE,
+            **MAMBA,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mamba_conv_bias": False,
+            "mlp_bias": True,
+        },
+    ),
+    "granite-4": (
+        "granitemoehybrid",
+        {
+            **WHOLE,
+            **EXPERTS,
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "shared_intermediate_size": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-4-dense": (
+        "granitemoehybrid",
+        {
+            **WHOLE,
+            **MAMBA,
+            "layer_types": ["full_attention", "mamba", "mamba"],
+            "shared_intermediate_size": 9,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "minimax": (
+        "minimax",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "full_attn_alpha_factor": 1.7,
+            "full_attn_beta_factor": 0.6,
+            "linear_attn_alpha_factor": 2.3,
+            "linear_attn_beta_factor": 0.6,
+            "mlp_alpha_factor": 1.4,
+            "mlp_beta_factor": 0.6,
+        },
+    ),
     "granite": (
         "granite",
         {
@@ -293,4 +397,6 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
     folder = new_folder("decoder-") / name
     model.save_pretrained(folder)
     hidden = tuple(map(to_numpy, found.hidden_states))
+    if DECODERS[name][0] == "mamba2":  # which lists what comes out of its blocks
+        hidden = (to_numpy(model.get_input_embeddings()(ids)), *hidden[:-2], hidden[-1])
     return Oracle(model, folder, ids.numpy(), mask.numpy(), positions.numpy(), hidden, to_numpy(found.logits))

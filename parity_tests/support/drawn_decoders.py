@@ -60,10 +60,22 @@ LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "youtu")
 """Begins of families with as many keys as queries, which are made of a latent."""
 
 
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"head_dim": None},
+    "mamba2": {"num_heads": 8, "n_groups": 2, "state_size": 5},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_state": 5, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_state": 5,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+}
+
+
 def own_keys(model_type: str) -> dict[str, Any]:
     """Return the keys that a family of 4 heads takes other values of than most."""
-    keys = {"num_key_value_heads": 4} if model_type.startswith(LATENT) else {}
-    return keys | ({"head_dim": None} if model_type == "gpt_neox" else {})
+    keys: dict[str, Any] = {"num_key_value_heads": 4} if model_type.startswith(LATENT) else {}
+    return keys | OWN_KEYS.get(model_type, {})
 
 
 def draw(model_type: str, seed: int) -> DecoderConfig:
@@ -140,6 +152,8 @@ def _feed_forward(layers: Any, rng: random.Random) -> Any:
     if isinstance(layers, FeedForwardConfig):
         changes = [{"activation": "gelu"}, {"activation": "relu"}, {"bias": not layers.bias}, {"hidden_dim": 10}]
         return dataclasses.replace(layers, **rng.choice(changes))
+    if layers is None:
+        return None
     router = layers.router
     routers = [{"normalise": not router.normalise}, {"scale": 1.3}, {"groups": None}]
     more = [{"router": dataclasses.replace(router, **one)} for one in routers]

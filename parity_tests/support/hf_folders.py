@@ -49,6 +49,16 @@ GATED = {
     "num_experts_per_tok": 2,
     "mlp_only_layers": [1],
 }
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 3, "mamba_d_conv": 3}
+STATES = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 8,
+    "n_groups": 2,
+    "state_size": 3,
+}
 SIDES = {
     "vocab_size": 31,
     "d_model": 16,
@@ -94,6 +104,17 @@ FAMILIES = {
     "deepseek-v2-lite": ("hf-deepseek", T.DeepseekV2ForCausalLM, T.DeepseekV2Config, {**LATENT, "q_lora_rank": None}),
     "deepseek-v3": ("hf-deepseek", T.DeepseekV3ForCausalLM, T.DeepseekV3Config, LATENT),
     "qwen3-next": ("hf-qwen3-next", T.Qwen3NextForCausalLM, T.Qwen3NextConfig, GATED),
+    "qwen3.5": ("hf-qwen3-5", T.Qwen3_5ForCausalLM, T.Qwen3_5TextConfig, GATED),
+    "mamba2": ("hf-mamba2", T.Mamba2ForCausalLM, T.Mamba2Config, {**STATES, "use_bias": True}),
+    "mamba2-bare": ("hf-mamba2", T.Mamba2Model, T.Mamba2Config, {**STATES, "tie_word_embeddings": True}),
+    "bamba": ("hf-bamba", T.BambaForCausalLM, T.BambaConfig, {**GROUPED, **MAMBA, "attn_layer_indices": [1]}),
+    "granite-4": ("hf-granitemoehybrid", T.GraniteMoeHybridForCausalLM, T.GraniteMoeHybridConfig,
+                  {**GROUPED, **MAMBA, "num_local_experts": 3, "shared_intermediate_size": 6,
+                   "layer_types": ["linear_attention", "full_attention"]}),
+    "granite-4-dense": ("hf-granitemoehybrid-dense", T.GraniteMoeHybridForCausalLM, T.GraniteMoeHybridConfig,
+                        {**GROUPED, **MAMBA, "num_local_experts": 0, "shared_intermediate_size": 6,
+                         "layer_types": ["full_attention", "linear_attention"]}),
+    "minimax": ("hf-minimax", T.MiniMaxForCausalLM, T.MiniMaxConfig, {**GROUPED, "num_local_experts": 3}),
     "bloom": ("hf-bloom", T.BloomForCausalLM, T.BloomConfig,
               {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 6}),
     "bloom-bare": ("hf-bloom", T.BloomModel, T.BloomConfig,
@@ -106,6 +127,10 @@ FAMILIES = {
 """Word -> layout, class, config, and what the config says."""
 
 
+COMPUTED = ("slope_rate", "_decay")
+"""Endings of buffers that follow from the config."""
+
+
 def saved(folder, kind, config, sizes, shard):
     """Save a model with weights that hide nothing, its buffers included, and return it."""
     model = kind(config(**sizes)).eval()
@@ -115,7 +140,7 @@ def saved(folder, kind, config, sizes, shard):
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
         state = model.state_dict()
         for name, buffer in model.named_buffers():
-            if name in state and buffer.is_floating_point():
+            if name in state and buffer.is_floating_point() and not name.endswith(COMPUTED):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder, max_shard_size=shard)
     return model

@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GROUPED, LATENT, SLIDING, SPARSE, saved
+from .hf_folders import GATED, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -56,6 +56,7 @@ MISTRAL = {**GROUPED, "model_type": "mistral", "sliding_window": 4, "pad_token_i
 QWEN2 = {**GROUPED, "model_type": "qwen2"}
 QWEN3 = {**GROUPED, "model_type": "qwen3", "head_dim": 6}
 EXPERTS = {**GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2}
+HYBRID = {**EXPERTS, **MAMBA, "shared_intermediate_size": 6, "layer_types": ["linear_attention", "full_attention"]}
 CLIP, SIGLIP, PIXTRAL = ({**IMAGE, "model_type": f"{kind}_vision_model"} for kind in ("clip", "siglip", "siglip"))
 PIXTRAL["model_type"] = "pixtral"
 
@@ -130,6 +131,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                   {**GROUPED, "head_dim": 6, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
                    "mlp_only_layers": [1]}),
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", GATED),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", GATED),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", HYBRID),
+    "minimax": ("MiniMaxForCausalLM", "MiniMaxConfig", {**EXPERTS, "head_dim": 6}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", LATENT),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT),
     "deepseek_v32": ("DeepseekV32ForCausalLM", "DeepseekV32Config", SPARSE),
@@ -159,5 +164,11 @@ def folders(name: str, target: Path) -> tuple[dict[str, Path], np.ndarray[Any, A
     safetensors.torch.save_file(state, memory / "model.safetensors", {"format": "pt"})
     with promoted(), torch.no_grad():
         exact = getattr(T, kind).from_pretrained(target / "saved", dtype=torch.float64).eval()
+        for module in exact.modules():
+            if hasattr(module, "decay_factors"):  # of MiniMax, which the file has in float32
+                rate = module.get_slope_rate()
+                for one, value in zip(("query", "key", "diagonal"), module.decay_factors(rate), strict=True):
+                    getattr(module, f"{one}_decay").copy_(value)
+                module.slope_rate.copy_(rate)
         logits = exact(input_ids=torch.from_numpy(IDS)).logits.numpy()
     return {"saved": target / "saved", "memory": memory}, logits

@@ -13,6 +13,7 @@ from attn_bridge import checkpoints
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
 from attn_bridge.models.layouts import LayoutError
+from attn_bridge.specs.decoder_model import Recurrent
 
 from ..support import cover
 from ..support.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
@@ -72,7 +73,8 @@ def test_the_attention_of_every_layer_is_what_from_hf_gives(tmp_path, family):
         theirs = {name: array for name, array in source.items() if f"{'.'.join(parts[-3:])}." in f".{name}"}
         expected = layer.to_ours(theirs)
         side = "decoder." if "decoder" in layer.prefix else ""
-        inner = {"encoder_attn": "cross_att", "linear_attn": "linear_att"}.get(parts[-1], "att")
+        inner = "cross_att" if parts[-1] == "encoder_attn" else "att"
+        inner = "linear_att" if isinstance(layer.config, Recurrent) else inner
         path = f"{side}trf_blocks.{index}.{inner}."
         found = attention_of(in_torch, path)
         assert equal(found, expected)

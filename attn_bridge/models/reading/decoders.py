@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ...printable import printable
 from ...specs.base import Config
@@ -27,6 +27,9 @@ Write = Callable[[Any, str], dict[str, Any]]
 
 The model is of the class that the family reads: a decoder, or an encoder with one.
 """
+
+WrittenKeys: TypeAlias = dict[str, Any]
+"""Keys of a config.json, as a family writes them."""
 
 Part = TypeVar("Part")
 
@@ -95,7 +98,7 @@ def read_rms_norm(config: ConfigFile, *, unit_offset: bool = False) -> RMSNormCo
     return RMSNormConfig(config.integer("hidden_size"), config.number("rms_norm_eps"), unit_offset)
 
 
-def write_rms_norm(config: DecoderConfig) -> dict[str, Any]:
+def write_rms_norm(config: DecoderConfig) -> WrittenKeys:
     """Return the key that `read_rms_norm` reads."""
     return {"rms_norm_eps": config.blocks[0].norm.eps}
 
@@ -133,7 +136,7 @@ def write_llama_decoder(config: DecoderConfig, *, bias: str = "") -> dict[str, A
     return {**write_sizes(config), **write_feed_forward(layers, bias=bias), **write_rms_norm(config)}
 
 
-def write_sizes(config: DecoderConfig) -> dict[str, Any]:
+def write_sizes(config: DecoderConfig) -> WrittenKeys:
     """Return the keys that are alike in every family: vocabulary, width, depth, and whether the head is tied."""
     return {
         "vocab_size": config.vocab_size,

@@ -121,7 +121,8 @@ ONLY = {
     "cwm": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
-    "qwen3_next": {"hidden_act": "silu"},
+    **{name: {"hidden_act": "silu"} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax")},
+    **{name: {"hidden_act": "silu"} for name in ("mamba2", "bamba", "granitemoehybrid")},
 }
 """What a family takes one value of."""
 

@@ -47,7 +47,7 @@ CONTAINERS: dict[str, tuple[str, str | None, dict[str, int]]] = {
 MODELS: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
     **{name: hf_folders.FAMILIES[name][1:] for name in (
         "gpt2", "bert", "llama", "llama-tied", "qwen2", "qwen3", "gemma3", "gpt-oss", "olmo", "olmo2", "deepseek-v3",
-        "qwen3-next", "bloom", "bart", "whisper",
+        "qwen3-next", "mamba2", "granite-4", "minimax", "bloom", "bart", "whisper",
     )},
     "phi3": (T.Phi3ForCausalLM, T.Phi3Config, {**hf_folders.GROUPED, "pad_token_id": 0}),
     "diffllama": (T.DiffLlamaForCausalLM, T.DiffLlamaConfig, {**hf_folders.GROUPED, "head_dim": 6}),

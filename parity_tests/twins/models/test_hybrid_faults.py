@@ -1,0 +1,149 @@
+"""Faults in decoders with recurrent layers: each gives other logits than `transformers`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import torch_attn
+from attn_bridge import masks, specs
+from torch_attn.backend import to_numpy
+
+from ...support.decoder_oracle import run
+
+Config, Fault = specs.DecoderConfig, Callable[[Any], Any]
+
+
+def in_blocks(**changes: Any) -> Fault:
+    """Return a fault of every block: fields and their values, or functions of the block."""
+
+    def change(config: Config) -> Config:
+        return dataclasses.replace(config, blocks=tuple(_replaced(block, changes) for block in config.blocks))
+
+    return change
+
+
+def in_attention(kind: type, **changes: Any) -> Fault:
+    """Return a fault of every attention of a kind."""
+    return in_blocks(
+        attention=lambda block: (
+            _replaced(block.attention, changes) if isinstance(block.attention, kind) else block.attention
+        )
+    )
+
+
+def _replaced(part: Any, changes: dict[str, Any]) -> Any:
+    values = {name: value(part) if callable(value) else value for name, value in changes.items()}
+    return dataclasses.replace(part, **values)
+
+
+def of(path: str, **changes: Any) -> Callable[[Any], Any]:
+    """Return a function from a part to the part below a path, changed."""
+    return lambda part: _replaced(getattr(part, path), changes)
+
+
+def swapped(first: str, second: str) -> Fault:
+    """Return a fault of weights: parameters whose names have either part are swapped."""
+
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        pairs = {name: name.replace(first, second) for name in state if first in name}
+        return {**state, **{one: state[other] for name, other in pairs.items() for one, other in _both(name, other)}}
+
+    return change
+
+
+def _both(one: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (one, other), (other, one)
+
+
+def changed(part: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Fault:
+    """Return a fault of weights: parameters whose names have the part are replaced."""
+    return lambda state: {name: function(one) if part in name else one for name, one in state.items()}
+
+
+HEADS, STATES, DELTA = specs.GroupedQueryAttentionConfig, specs.Mamba2Config, specs.GatedDeltaNetConfig
+LIGHTNING, ZEROS, NEGATIVE = specs.LightningAttentionConfig, torch.zeros_like, torch.neg
+OFF_BY_ONE = changed("conv1d.weight", lambda taps: taps.roll(1, -1))
+
+FAULTS: dict[str, dict[str, Fault]] = {
+    "qwen3.5": {
+        "norms without 1": in_blocks(norm=of("norm", unit_offset=False)),
+        "all channels turn": in_attention(HEADS, position=of("position", dim=None, axes=None, layout="sections")),
+        "beta and alpha": swapped("W_beta", "W_alpha"),
+        "sign of A": changed("A_log", NEGATIVE),
+        "convolution off by one": OFF_BY_ONE,
+    },
+    "qwen3.5-moe": {
+        "weights of experts": in_blocks(
+            feed_forward=of("feed_forward", router=specs.Router(normalise=False)),
+        ),
+        "gate of shared layers": changed("shared_gate", ZEROS),
+        "bias of steps": changed("dt_bias", ZEROS),
+    },
+    "mamba2": {
+        "groups of the norm": in_attention(STATES, norm_groups=1),
+        "steps": in_attention(STATES, max_step=0.5),
+        "gate and value": swapped("W_gate", "W_value"),
+        "key and query": swapped("W_key", "W_query"),
+        "bias of steps": changed("dt_bias", ZEROS),
+        "sign of A": changed("A_log", NEGATIVE),
+        "no D": changed("linear_att.D", ZEROS),
+        "convolution off by one": OFF_BY_ONE,
+    },
+    "bamba": {
+        "all channels turn": in_attention(HEADS, position=of("position", dim=None)),
+        "epsilon of norms": in_blocks(norm=of("norm", eps=1e-2)),
+        "no D": changed("linear_att.D", ZEROS),
+    },
+    "granite-4": {
+        "factor of sums": in_blocks(residual_scale=1.0),
+        "factor of scores": in_attention(HEADS, scale=6**-0.5),
+        "positions": in_attention(HEADS, position=specs.Rotary()),
+        "gate of shared layers": swapped("shared.fc1", "shared.fc2"),
+    },
+    "granite-4-dense": {
+        "no positions": in_attention(HEADS, position=None),
+        "gate of feed-forward layers": swapped("ff.fc1", "ff.fc2"),
+        "bias of steps": changed("dt_bias", ZEROS),
+    },
+    "minimax": {
+        "norms": in_blocks(norms="pre", stream_scales=(1.0, 1.0)),
+        "factors of the stream": in_blocks(stream_scales=lambda block: block.stream_scales[::-1]),
+        "window off by one": in_attention(HEADS, mask=masks.sliding_window(5)),
+        "the same decay in all layers": in_attention(LIGHTNING, decay_rates=None),
+        "gate of experts": swapped("experts.0.fc1", "experts.0.fc2"),
+    },
+}
+"""Decoder of the oracle -> fault -> its change of the config, or of the weights by name."""
+
+OF_WEIGHTS = {changed.__name__, swapped.__name__}
+
+
+@torch.no_grad()
+def relative_error(name: str, fault: Fault | None = None) -> float:
+    oracle = run(name, "left")
+    right = torch_attn.DecoderModel.from_pretrained(oracle.folder)
+    config, state = right.config, right.state_dict()
+    if fault is not None and fault.__qualname__.partition(".")[0] in OF_WEIGHTS:
+        state = fault(state)
+        assert any(not torch.equal(one, right.state_dict()[key]) for key, one in state.items())
+    elif fault is not None:
+        config = fault(config)
+        assert config != right.config
+    model = torch_attn.DecoderModel(config, dtype=torch.float64).eval()
+    model.load_state_dict(state)
+    given = {"attention_mask": torch.tensor(oracle.mask), "positions": torch.tensor(oracle.positions)}
+    wanted = oracle.logits[oracle.mask]
+    return np.abs(to_numpy(model(torch.tensor(oracle.ids), **given))[oracle.mask] - wanted).max() / np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_changes_the_logits(name):
+    assert relative_error(name) <= 1e-10
+    missed = [fault for fault, change in FAULTS[name].items() if relative_error(name, change) <= 1e-4]
+    assert missed == []
