@@ -399,18 +399,26 @@ RULES: tuple[BadConfig, ...] = (
         "DecoderBlockConfig",
         {
             "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or "
-            "SparseIndexedAttentionConfig or GatedDeltaNetConfig or LinearAttentionConfig or "
-            "DifferentialAttentionConfig",
+            "SparseIndexedAttentionConfig or GatedDeltaNetConfig or KimiDeltaAttentionConfig or "
+            "LightningAttentionConfig or LinearAttentionConfig or Mamba2Config or DifferentialAttentionConfig",
             "feed_forward": "FeedForwardConfig or MixtureOfExpertsConfig",
             "norm": NORMS,
         },
     ),
-    _choices("DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel', 'parallel_two', 'residual'"),
+    _choices(
+        "DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel', 'parallel_two', 'residual', 'stream'"
+    ),
+    BadConfig(
+        "DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be a pair of numbers, got int"
+    ),
     *_relations(
         "DecoderBlockConfig",
         ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
         ({"feed_forward": specs.FeedForwardConfig(5, 8)}, "d_in of feed_forward (5) must be d_in of attention (6)"),
         ({"norm": NARROW}, "emb_dim of norm (5) must be d_in of attention (6)"),
+        ({"stream_scales": (1.0, 0.0)}, "stream_scales[1] (0.0) must be positive and finite"),
+        ({"stream_scales": (2.0, 1.0)}, "stream_scales ((2.0, 1.0)) must be (1.0, 1.0) unless norms is stream"),
+        ({"feed_forward": None, "norms": "post"}, "norms (post) must be pre without feed_forward"),
     ),
     *_kinds("DecoderConfig", {"norm": NORMS, "embedding_norm": NORMS}),
     BadConfig(
