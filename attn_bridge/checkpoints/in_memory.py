@@ -57,7 +57,7 @@ class GivenReader(Reader):
         return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> Mapping[str, object]:
         """No config: a config.json in the current folder is another model's."""
         return MappingProxyType({})
 

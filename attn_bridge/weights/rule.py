@@ -81,7 +81,7 @@ class Rule:
         place: Any = "",
         **sizes: int,
     ):
-        words: dict[str, Any] = {
+        words: dict[str, object] = {
             "part": part,
             "along": along,
             "split": split,
@@ -240,15 +240,19 @@ class Rule:
         return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
 
     def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
-        joint: dict[str, Any] = {
-            "part": self.part,
-            "along": self.along,
-            "split": self.split,
-            "stack": self.stack,
-            "drop": self.drop,
-        }
         names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
-        rule = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)
+        rule = Rule(
+            names[0],
+            names[1],
+            pattern,
+            part=self.part,
+            along=self.along,
+            split=self.split,
+            stack=self.stack,
+            drop=self.drop,
+            place=self.place,
+            **self.sizes,
+        )
         rule.by_side = self.by_side
         return rule
 

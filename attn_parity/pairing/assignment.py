@@ -112,10 +112,10 @@ def _strays(slices: Sequence[Tensor], tensors: Sequence[Tensor]) -> Array:
     for j, tensor in enumerate(tensors) if any(one.layers for one in slices) else ():
         for path in itertools.accumulate(tensor.spelled.split("."), "{}.{}".format):
             inside[path].append(j)
-    for i, one in enumerate(slices):
-        if one.layers:
+    for i, slice_ in enumerate(slices):
+        if slice_.layers:
             strays[i] = True
-            strays[i, [j for path in one.layers for j in inside[path]]] = False
+            strays[i, [j for path in slice_.layers for j in inside[path]]] = False
     return strays
 
 

@@ -286,10 +286,10 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
                 continue
             rest = tensor.spelled[len(stack.path) :].lstrip(".")
             lists = [one for one in stack.lists if not tensor.layers or one.startswith(tensor.layers)]
-            for place, number in enumerate(stack.numbers):
+            for index, number in enumerate(stack.numbers):
                 # Without a path of its own the stack is named as the list that it is alone to suit.
-                path = f"{lists[0]}{number}" if len(lists) == 1 and not stack.path else f"{stack.path}.{place}"
-                part = tensor.at(stack.axis, place, f"{tensor.name}[{place}]", f"{path}.{rest}".strip("."))
+                path = f"{lists[0]}{number}" if len(lists) == 1 and not stack.path else f"{stack.path}.{index}"
+                part = tensor.at(stack.axis, index, f"{tensor.name}[{index}]", f"{path}.{rest}".strip("."))
                 parts.append(dataclasses.replace(part, layers=tuple(f"{one}{number}" for one in lists) or part.layers))
         result = parts
     return result
@@ -343,7 +343,7 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[tuple[str, frozenset[str], int]]:
-    """Yield path, names and axis of each stack that contains everything below a path, with so many elements."""
+    """Yield path, names and axis of each stack of all tensors below a path whose elements add up to `total`."""
     for path, below in _paths(tensors).items():
         if sum(math.prod(tensor.shape) for tensor in below) != total:
             continue

@@ -32,7 +32,7 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
         inputs: what goes into it, ``(B, T, D)``.
         dtype: precision of the weights.
     """
-    blocks: dict[Framework, Any] = {"torch": torch_block, "flax": flax_block}
+    blocks: dict[Framework, object] = {"torch": torch_block, "flax": flax_block}
     prompt, tokens = steps(torch_block.config, inputs.shape[1])
     inputs = inputs[:, :tokens]
     apart: dict[str, float] = {}
