@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attn_bridge.printable import printable
 
+from ..rendering.text import folded, measured, not_given, number, one_line, relative, telling_notes, where, worst_first
 from ..results.changes import Data
+from ..results.findings import TensorVerdict
+from ..results.report import Report
+from ..results.stored import report_of
 
 MAX_BYTES = 1900
 """Bytes of an answer: agents pay for each; the full report is a resource."""
@@ -40,30 +44,40 @@ def on_comparison(data: Data, name: str) -> str:
 
 
 def _comparison(data: Data, name: str) -> Iterator[str]:
-    yield str(data["summary"])
-    first = data.get("first_divergence")
-    if isinstance(first, Mapping):
-        path, second = first.get("path") or "the module itself", first.get("second_path") or "the module itself"
-        yield f"first divergence ({first.get('direction')}): {path} in the first side, {second} in the second"
-        if first.get("hint"):
-            yield f"hint: {first['hint']}"
-    for entry in data.get("allowed", ()):
-        yield f"allowed: {entry['path']}: {entry['reason']}"
-    wrong = [tensor for tensor in data["tensors"] if tensor["verdict"] != "equal" and not tensor.get("allowed")]
-    yield from (_tensor(tensor) for tensor in wrong[:SHOWN])
-    if len(wrong) > SHOWN:
-        yield f"and {len(wrong) - SHOWN} more tensors"
-    missed = [*data.get("unexercised", ()), *data.get("unreached", ())]
-    if missed:
-        yield f"not covered: {', '.join(map(str, missed[:SHOWN]))}"
-    yield from (f"note: {note}" for note in data.get("notes", ())[:SHOWN])
+    """Yield the lines of the command's page, the most useful first."""
+    report = report_of(data)
+    yield one_line(report.summary())
+    first = report.first_divergence
+    if first is not None:
+        inside = "" if first.between is not None else "in "
+        yield f"first divergence ({first.direction}) {inside}{first.place}"
+        yield from (line for line in (f"  {first.message}" if first.message else "",) if line)
+        if first.others:
+            yield f"not excluded: {first.others}"
+        if first.hint:
+            yield f"hint: {first.hint}"
     yield f"report: {name} (resource parity://reports/{name})"
+    failures = worst_first(report.failures)
+    if failures:
+        yield f"{len(failures)} of {len(report.tensors)} tensors are not equal:"
+    yield from (line for tensor in failures[:SHOWN] for line in _tensor(tensor, report))
+    if len(failures) > SHOWN:
+        yield f"  ... and {len(failures) - SHOWN} more"
+    for title, names in (
+        ("reached by no comparison", report.unexercised),
+        ("the outputs do not depend on", report.invariances),
+        ("not covered", not_given(report.unreached, SHOWN)),
+    ):
+        if names:
+            yield f"{title}: {'; '.join(folded(names))}"
+    yield from map(str, report.allowed)
+    yield from (f"note: {note}" for note in telling_notes(report)[:SHOWN])
 
 
-def _tensor(tensor: Data) -> str:
-    share = max((tensor[key] for key in ("meaning_used", "first_used", "second_used") if tensor.get(key)), default=None)
-    used = "" if share is None else f", {share:.3g} of the allowed error"
-    return f"{tensor['name']} ({tensor['dtype']}): {tensor['verdict']}{used}: {tensor.get('message') or 'no message'}"
+def _tensor(tensor: TensorVerdict, report: Report) -> Iterator[str]:
+    yield f"{tensor.name} ({tensor.dtype}): {tensor.verdict}, {measured(tensor, report)}"
+    if tensor.worst is not None:
+        yield f"  {where(tensor, report)}"
 
 
 def _step(data: Data, name: str) -> str:
@@ -98,29 +112,34 @@ def on_path(data: Data, name: str, path: str) -> str:
         names = [tensor["name"] for tensor in data.get("tensors", ())]
         names += [str(each["path"]) for each in _walk(data.get("tree")) if each.get("path")]
         raise ValueError(f"{printable(path)} is no tensor or submodule of {name}; it has {', '.join(names[:20])}")
-    lines = [*(line for tensor in tensors for line in _numbers(tensor)), *([] if node is None else _node(node))]
+    report = report_of(data)
+    chosen = [
+        tensor for tensor, stored in zip(report.tensors, data.get("tensors", ()), strict=True) if stored in tensors
+    ]
+    lines = [*(line for tensor in chosen for line in _numbers(tensor, report)), *([] if node is None else _node(node))]
     first = data.get("first_divergence")
     if isinstance(first, Mapping) and path in (first.get("path"), first.get("second_path")):
-        lines.append(f"it is the first divergence: {first.get('message') or first.get('direction')}")
-        lines += [f"hint: {first['hint']}"] if first.get("hint") else []
+        lines.insert(0, f"first divergence ({first.get('direction')}): {first.get('message')}")
+        lines[1:1] = [f"hint: {first['hint']}"] if first.get("hint") else []
     return limited(lines, _step_in(node, name))
 
 
-def _numbers(tensor: Data) -> Iterator[str]:
-    yield _tensor(tensor)
-    yield f"shape {tensor.get('shape')}, {tensor.get('bad')} of {tensor.get('count')} numbers beyond the limit"
-    worst = tensor.get("worst")
-    if isinstance(worst, Mapping):
-        values = ", ".join(f"{key} {worst.get(key)}" for key in ("first", "second", "oracle"))
-        yield f"worst at {worst.get('index')} of sample {worst.get('sample')}: {values} (oracle: float64)"
-    yield f"sample: {tensor.get('sample')}"
+def _numbers(tensor: TensorVerdict, report: Report) -> Iterator[str]:
+    yield from _tensor(tensor, report)
+    if tensor.message:
+        yield f"  {tensor.message}"
+    beyond = f", {tensor.bad} of {tensor.count} numbers are beyond the limit" if tensor.bad else ""
+    oracle = tensor.worst.oracle if tensor.worst is not None else None
+    exact = "" if oracle is None else f", exact (float64) {number(oracle)}"
+    yield f"  shape {list(tensor.shape)}, {tensor.second_name} in the second side{exact}{beyond}"
 
 
 def _node(node: Data) -> Iterator[str]:
     yield f"submodule {node.get('path') or 'itself'}: {node.get('first_type')} and {node.get('second_type')}"
-    yield f"verdict {node.get('verdict')}, errors given the same numbers: forward {node.get('forward_error')}, " + (
-        f"backward {node.get('backward_error')}"
+    errors = ", ".join(
+        f"{way} {relative(node.get(f'{key}_error'))}" for way, key in (("fwd", "forward"), ("bwd", "backward"))
     )
+    yield f"{node.get('verdict') or 'not judged'}, error of outputs and gradients, fed the same numbers: {errors}"
     if node.get("message"):
         yield str(node["message"])
     children = list(node.get("children") or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -112,7 +113,18 @@ def _rows(values: Array | Sequence[object], dtype: type) -> list[Array]:
     else:
         rows = list(values)
         rows = [rows] if all(one is None or isinstance(one, (int, float, np.number)) for one in rows) else rows
-    return [np.array(row, dtype=dtype) for row in rows]
+    return [_row(row, dtype) for row in rows]
+
+
+def _row(row: object, dtype: type) -> Array:
+    """Return numbers as an array; None is NaN. Token ids must be whole numbers: others would be cut off silently."""
+    if isinstance(row, list):
+        row = [math.nan if value is None else value for value in row]
+    array = np.array(row)
+    rule = "whole numbers" if dtype is np.int64 else "numbers or null"
+    if array.size and array.dtype.kind not in ("iu" if dtype is np.int64 else "iufV"):
+        raise ValueError(f"{'tokens' if dtype is np.int64 else 'logprobs'} ({array.dtype.name}) must be {rule}")
+    return array.astype(dtype)
 
 
 def check_alike(first: Sequences, second: Sequences) -> None:

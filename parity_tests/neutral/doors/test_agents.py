@@ -12,8 +12,9 @@ from attn_parity.agents import answers
 from attn_parity.agents.calls import CallError, Calls
 from attn_parity.confinement import process
 from attn_parity.confinement.keeper import Ending
+from attn_parity.rendering.terminal import as_text
 
-from ...support.reports import different_report
+from ...support.reports import SUSPECT, different_report
 
 
 @pytest.fixture
@@ -105,8 +106,19 @@ def test_a_submodule_is_explained_down_to_its_parts():
             "first_type": "Block", "second_type": "Block"}  # fmt: skip
     data = {**different_report().to_json(), "tree": {"path": "", "second_path": "", "children": [tree]}}
     text = answers.on_path(data, "r1", "A")
-    assert text.startswith("submodule a: Block and Block\nverdict different, ")
+    assert text.startswith("submodule a: Block and Block\ndifferent, error of outputs and gradients, fed the same ")
     assert text.endswith("\nfar off\n  a.b: different\nnext: call explain with report='r1' and path='a.b'")
+
+
+def test_an_answer_has_the_lines_of_the_command():
+    report = different_report()
+    lines, page = answers.on_comparison(report.to_json(), "r1").splitlines(), as_text(report, width=400).splitlines()
+    same = [line for line in page if line.startswith(("different:", "first divergence", "hint:"))]
+    assert len(same) == 3
+    assert [line for line in lines if line in same] == same
+    worst = page[next(i for i, line in enumerate(page) if "tensors are not equal" in line) + 1 :][:2]
+    assert worst[1].strip() in {line.strip() for line in lines}
+    assert answers.on_path(report.to_json(), "r1", SUSPECT).splitlines()[1] in same
 
 
 def test_a_broken_law_has_its_witness():

@@ -121,3 +121,19 @@ def test_other_refusals(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             parity.logprobs(tmp_path / "a.npz", second)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"tokens": [1.5, 2], "logprobs": [-1, -1]}', r"tokens \(float64\) must be whole numbers"),
+        ('{"tokens": [1e400, 2], "logprobs": [-1, -1]}', r"tokens \(float64\) must be whole numbers"),
+        ('{"tokens": [99999999999999999999999, 2], "logprobs": [-1, -1]}', r"tokens \(object\) must be whole numbers"),
+        ('{"tokens": [1, 2], "logprobs": ["-1", "-1"]}', r"logprobs \(str\d*\) must be numbers or null"),
+        ('{"tokens": [1, 2], "logprobs": [false, false]}', r"logprobs \(bool\) must be numbers or null"),
+    ],
+)
+def test_numbers_that_would_be_cut_off_or_converted_are_refused(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=f"a.jsonl must be .*: {message}$"):
+        parity.logprobs(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
