@@ -83,7 +83,7 @@ def test_tools_answer_in_short_with_the_next_step_and_the_report_as_a_resource(r
     assert resources[0]["verdict"] == "different"
     assert len(resources[0]["tensors"]) == 4
     assert explained[1].startswith("output (float32): different, ")
-    assert "worst at [" in explained[1]
+    assert "\n  at (0, 3): first 0, second -0.837916012, on " in explained[1]
     assert unknown[0]
     assert "nope is no tensor or submodule of r1; it has output, " in unknown[1]
     assert planned[1].startswith("plan: 1 tensors, 64 bytes, from safetensors ")
