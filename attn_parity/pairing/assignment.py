@@ -109,13 +109,13 @@ def _strays(slices: Sequence[Tensor], tensors: Sequence[Tensor]) -> Array:
     """Return True for each slice of a stack and each tensor that is in another layer than the slice's."""
     strays = np.zeros((len(slices), len(tensors)), bool)
     inside = collections.defaultdict(list)
-    for j, tensor in enumerate(tensors) if any(one.layers for one in slices) else ():
+    for j, tensor in enumerate(tensors) if any(piece.layers for piece in slices) else ():
         for path in itertools.accumulate(tensor.spelled.split("."), "{}.{}".format):
             inside[path].append(j)
-    for i, slice_ in enumerate(slices):
-        if slice_.layers:
+    for i, piece in enumerate(slices):
+        if piece.layers:
             strays[i] = True
-            strays[i, [j for path in slice_.layers for j in inside[path]]] = False
+            strays[i, [j for path in piece.layers for j in inside[path]]] = False
     return strays
 
 

@@ -285,12 +285,14 @@ def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tenso
                 parts.append(tensor)
                 continue
             rest = tensor.spelled[len(stack.path) :].lstrip(".")
-            lists = [one for one in stack.lists if not tensor.layers or one.startswith(tensor.layers)]
-            for index, number in enumerate(stack.numbers):
+            lists = [path for path in stack.lists if not tensor.layers or path.startswith(tensor.layers)]
+            for position, number in enumerate(stack.numbers):
                 # Without a path of its own the stack is named as the list that it is alone to suit.
-                path = f"{lists[0]}{number}" if len(lists) == 1 and not stack.path else f"{stack.path}.{index}"
-                part = tensor.at(stack.axis, index, f"{tensor.name}[{index}]", f"{path}.{rest}".strip("."))
-                parts.append(dataclasses.replace(part, layers=tuple(f"{one}{number}" for one in lists) or part.layers))
+                path = f"{lists[0]}{number}" if len(lists) == 1 and not stack.path else f"{stack.path}.{position}"
+                part = tensor.at(stack.axis, position, f"{tensor.name}[{position}]", f"{path}.{rest}".strip("."))
+                parts.append(
+                    dataclasses.replace(part, layers=tuple(f"{name}{number}" for name in lists) or part.layers)
+                )
         result = parts
     return result
 
@@ -326,7 +328,7 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
             continue
         lists = tuple(path for path, (some, size) in theirs.items() if (some, size) == (numbers, total))
         counted = tuple(sorted(numbers)), lists
-        below = next((one for one in _below(tensors, count, total) if not one[1] & taken), None)
+        below = next((some for some in _below(tensors, count, total) if not some[1] & taken), None)
         stack = LayerStack(*below, *counted) if below else None
         if stack is None:
             layers = [one for one in others if one.spelled.startswith(prefix)]
@@ -343,7 +345,7 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[tuple[str, frozenset[str], int]]:
-    """Yield path, names and axis of each stack of all tensors below a path whose elements add up to `total`."""
+    """Yield path, names and axis of stacks that hold everything below a path: `count` layers, `total` elements."""
     for path, below in _paths(tensors).items():
         if sum(math.prod(tensor.shape) for tensor in below) != total:
             continue
