@@ -96,11 +96,13 @@ def check(
     if tied is None:
         raise CheckpointError(
             f"{path} holds no head, {head}, {why}, and no config.json ties one to {printable(table)}; "
-            "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings"
+            "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings; "
+            "--to same changes its container alone"
         )
     raise CheckpointError(
         f"{path} holds no head, {head}, {why}, and its config.json does not tie one to {printable(table)} ({KEY}); "
-        "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings"
+        "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings; "
+        "--to same changes its container alone"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...weights.rows import LayoutError, SettingError
 from .. import configs
 from ..containers.base import TensorInfo
 from ..manifest import Manifest
+from . import heads
 
 KEYS = {
     "vocab": ("vocab_size",),
@@ -49,6 +51,9 @@ KEYS = {
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Keys of the number of layers."""
+
+OF_TASKS = re.compile(r"(?:^|\.)(?:score|qa_outputs|classifier)\.(?:weight|bias)$")
+"""Names of the heads of transformers' classes for classification and for questions."""
 
 MOST = 64
 """Maximum ratio of a model's numbers to a checkpoint's; above it, the model's tensors are not even listed."""
@@ -279,7 +284,16 @@ def layout_of(
         layout = layouts.find(manifest.layout)
         if len(layout.match(tensors)[1]) == len(tensors):
             return layout
-    return layouts.detect(tensors, multimodal.type_of(config))
+    try:
+        return layouts.detect(tensors, multimodal.type_of(config))
+    except LayoutError:
+        head = next(filter(OF_TASKS.search, tensors), "")
+        if not head or heads.tied_by(config, {name: info.shape for name, info in tensors.items()}) is not False:
+            raise  # without that head it is a base model, whose embeddings are the head
+    raise LayoutError(
+        f"{printable(head)} is a head for classes or answers, and config.json ties no head over the vocabulary to the "
+        "embeddings (tie_word_embeddings): no layout has such a model; --to same changes its container alone"
+    )
 
 
 def decode(
@@ -306,7 +320,13 @@ def decode(
         WeightsMismatchError: names that are missing, and names that no row covers.
     """
     shapes = {name: info.shape for name, info in tensors.items()}
-    decoded = layouts.decode(layout, shapes, settings)
+    try:
+        decoded = layouts.decode(layout, shapes, settings)
+    except LayoutError as error:
+        unlike = [] if isinstance(error, SettingError) else notes_on_config(config, shapes)
+        if not unlike:
+            raise
+        raise LayoutError(f"{unlike[0].partition(': the weights')[0]}; {error}") from None
     if layout.ours and target.ours:
         if target.whole and not layout.whole:
             fitting.check(layout, shapes, decoded.placements, {**settings, **decoded.restore}, is_whole=True)

@@ -73,7 +73,10 @@ def test_the_command_refuses_to_make_a_head_up_in_one_line(tmp_path, capsys):
     assert run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    remedy = "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings"
+    remedy = (
+        "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings; "
+        "--to same changes its container alone"
+    )
     assert error.endswith(f"(tie_word_embeddings); {remedy}\n")
 
 
@@ -109,7 +112,10 @@ def test_without_a_config_the_user_says_that_the_embeddings_are_the_head(tmp_pat
     source = written(tmp_path / "base", base(plain()))
     assert run(["convert", str(source), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    remedy = "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings"
+    remedy = (
+        "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings; "
+        "--to same changes its container alone"
+    )
     assert error.endswith(f"; {remedy}\n")
     assert run(["convert", str(source), str(tmp_path / "out"), "--set", "tie=1"]) == 0
     found = checkpoints.read(tmp_path / "out")

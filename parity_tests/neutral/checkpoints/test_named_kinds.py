@@ -127,7 +127,7 @@ def test_no_other_family_is_advised_for_a_part_of_an_unknown_one(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "pegasus"}))
     safetensors.numpy.save_file(names, tmp_path / "model.safetensors")
     with pytest.raises(LayoutError) as caught:
-        checkpoints.convert(tmp_path, tmp_path.parent / "out")
+        checkpoints.convert(tmp_path, tmp_path / "out")
     assert str(caught.value).startswith("no layout is for the model_type pegasus")
     assert "--from" not in str(caught.value)
 
@@ -147,3 +147,26 @@ def test_other_tensors_of_torch_can_be_left_out(tmp_path, value, message):
     assert message in str(caught.value)
     checkpoints.convert(tmp_path / "x.pt", tmp_path / "out", to_layout="same", drop=["odd"])
     assert checkpoints.read(tmp_path / "out").keys() == {"x"}
+
+
+@pytest.mark.parametrize("head", ["score.weight", "qa_outputs.bias"])
+def test_classifiers_without_a_head_over_the_vocabulary_get_no_advice_that_ends_nowhere(tmp_path, head):
+    arrays = {name: array for name, array in made("hf-llama").items() if name != "lm_head.weight"}
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
+    safetensors.numpy.save_file({**arrays, head: np.ones(2, np.float32)}, source / "model.safetensors")
+    with pytest.raises(
+        LayoutError, match=rf"^{head} is a head for classes or answers, .*--to same changes its container"
+    ):
+        checkpoints.convert(source, tmp_path / "out")
+    checkpoints.convert(source, tmp_path / "same", to_layout="same")
+
+
+def test_shapes_of_a_model_that_its_config_makes_unlike_others_name_the_key(tmp_path):
+    arrays = {name: array for name, array in made("nanogpt").items() if not name.endswith("h.0.attn.bias")}
+    sizes = {"n_embd": 6, "n_layer": 1, "n_head": 2, "vocab_size": 11}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_bigcode", "multi_query": False, **sizes}))
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(LayoutError, match=r"^config.json: multi_query \(False\) of gpt"):
+        checkpoints.convert(tmp_path, tmp_path / "out")
