@@ -16,6 +16,9 @@ SIZES = {
     "linear_num_key_heads": 4,
     "linear_key_head_dim": 2,
     "head_dim": 2,
+    "mamba_groups": 2,
+    "mamba_state": 4,
+    "mamba_heads": 8,
 }
 """Settings that fit what `whole` makes."""
 
@@ -146,6 +149,7 @@ _RIGHT = {
     "key_norm.shift": (3,),
     "W_index_weights.weight": (2, WIDTH),
     "sinks": (4,),
+    "linear_att.D": (8,),
     **{f"lambda_{letter}{number}": (2,) for letter in "qk" for number in (1, 2)},
     "router.weight": (3, WIDTH),
     "router.bias": (3,),
@@ -156,6 +160,8 @@ _RIGHT = {
 
 
 def _shape(name, row, rows):
+    if name.endswith("linear_att.norm.scale") and _inner(rows):
+        return (_inner(rows),)
     right = next((shape for end, shape in _RIGHT.items() if name.endswith(end)), None)
     if right is not None:
         return right
@@ -166,7 +172,7 @@ def _shape(name, row, rows):
         hidden = 12 if "experts" in above else 14 if "shared" in above else 10
         shape = (WIDTH, hidden) if f"{above[-1]}.{module}".endswith(("fc3", "layers.2")) else (hidden, WIDTH)
     elif module == "out_proj":
-        shape = WIDTH, 16 if _is_latent(rows) or "linear_att" in above else 8
+        shape = WIDTH, (_inner(rows) or 16) if _is_latent(rows) or "linear_att" in above else 8
     else:
         columns = 7 if "q_b_proj" in row.theirs else 5 if _is_latent(rows) and module in ("W_key", "W_value") else WIDTH
         shape = 2 if module == "type_emb" else _outputs(module, rows, above[-1] if above else ""), columns
@@ -177,13 +183,22 @@ def _is_latent(rows):
     return any(name.endswith("W_latent.weight") for row in rows for name in row.ours)
 
 
+def _inner(rows):
+    """Return the width of the context of a recurrent layer whose norm spans all heads; 0 for any other."""
+    names = {name for row in rows for name in row.ours if ".linear_att." in name}
+    if any(name.endswith("W_step.weight") for name in names):
+        return 16
+    return 8 if names and not any(name.endswith("A_log") for name in names) else 0
+
+
 def _outputs(module, rows, attention):
     """Return the rows of a projection of the input; keys are as many as queries where one tensor has all three."""
     sizes = {"W_query": 8, "W_gate": 8, "W_beta": 8, "W_alpha": 8, "W_query_latent": 7, "W_latent": 5, "W_key_rope": 3}
     if _is_latent(rows):
         sizes |= {"W_query": 20, "W_value": 16, "W_key": 8}
     elif attention == "linear_att":
-        sizes |= {"W_gate": 16, "W_value": 16, "W_key": 8}
+        inner = _inner(rows) or 16
+        sizes |= {"W_gate": inner, "W_value": inner, "W_key": 8, "W_step": 8}
     else:
         keys = 8 if any(row.part and len(row.ours) == 3 for row in rows) else 4
         shares = next((row.shares for row in rows if row.shares), ())

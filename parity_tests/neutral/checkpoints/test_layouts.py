@@ -395,8 +395,8 @@ def test_a_row_that_is_no_bijection_is_refused(row, message):
 
 def test_every_row_of_every_layout_places_every_element_once():
     every = [(name, row) for name in layouts.names() for row in layouts.find(name).rows if row.ours]
-    fours = dict.fromkeys(("qk_nope_head_dim", "linear_key_head_dim", "head_dim"), 4)
-    settings = {**dict.fromkeys(SIZES, 3), "kv_lora_rank": 12, **fours}
+    fours = dict.fromkeys(("qk_nope_head_dim", "linear_key_head_dim", "head_dim", "mamba_state"), 4)
+    settings = {**dict.fromkeys(SIZES, 3), "kv_lora_rank": 12, "mamba_heads": 12, **fours}
     for name, row in every:
         values = {"i": "0", "j": "0", "path": "", "prefix": ""}
         left, _ = row._sides(2, of_theirs=False)
