@@ -86,7 +86,7 @@ def test_models_of_every_kind_of_block_go_there_and_back(name):
         whole_names = {row.theirs for row in layout.rows if "{" not in row.theirs}
         assert all(key.startswith(outside) or key in whole_names for key in theirs)
         assert_same_bits(layout.to_canonical(theirs, **SIZES), canonical)
-        assert layout.decode(shapes(theirs), SIZES).restore.get("prefix", "") == prefix
+        assert layout.decode(shapes(theirs), SIZES).restore.get("prefix", layout.prefixes[0]) == prefix
     in_flax = layouts.find("flax").from_canonical(canonical)
     assert layouts.detect(in_flax).name == "flax"
     assert_same_bits(layouts.find("flax").to_canonical(in_flax), canonical)
@@ -100,8 +100,9 @@ def test_no_layout_reads_the_models_of_another_otherwise(name, prefixes):
         theirs = shapes(
             layout.from_canonical(whole(name, 4) if name in MADE else MAKE[name](4), prefix=prefix, **SIZES)
         )
-        assert layouts.detect(theirs) is layout
         placed = layout.decode(theirs, SIZES).placements
+        # Granite 4 without recurrent layers has the names of granitemoeshared: what is found reads them alike.
+        assert layouts.detect(theirs).decode(theirs, SIZES).placements == placed
         for other in WHOLE:
             with contextlib.suppress(WeightsMismatchError, LayoutError):
                 assert layouts.find(other).decode(theirs, SIZES).placements == placed, other
@@ -460,11 +461,14 @@ def test_an_encoder_that_no_multimodal_model_has_is_not_left_out():
 
 
 @pytest.mark.parametrize(
-    ("name", "base"), [("hf-opt", "model."), ("hf-roberta", "roberta."), ("hf-electra", "electra.")]
+    ("name", "prefixes"), [("hf-opt", ("model.", "")), ("hf-roberta", ("roberta.",)), ("hf-electra", ("electra.",))]
 )
-def test_a_base_model_has_the_names_of_the_whole_one_without_its_prefix(name, base):
-    rows = [row.theirs.replace("{i}", "0") for row in layouts.find(name).rows]
-    for prefix in (base, ""):
+def test_a_base_is_read_without_its_prefix_where_it_is_a_whole_model(name, prefixes):
+    layout = layouts.find(name)
+    assert layout.prefixes == prefixes
+    rows = [row.theirs.replace("{i}", "0") for row in layout.rows]
+    for prefix in prefixes:
         inside = [row.replace("{prefix}", prefix) for row in rows if row.startswith("{prefix}")]
-        assert layouts.find(name).match(inside)[0] == prefix
+        assert layout.match(inside)[0] == prefix
+    base = prefixes[0]
     assert not any(row.startswith(base) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.specs.feed_forward import Activation
+from attn_bridge.weights.rows import Row
 
 from ..running.promotion import promoted
 from . import experts as mixtures
@@ -264,17 +265,23 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
     probes = _probes(subject)
     first: Description | None = None
     for fields, arguments in _proposals(_choices(subject, parts)):
+        written = rows.rows(parts, **arguments)
         description = dataclasses.replace(
-            base,
-            fields={**base.fields, **fields},
-            rows=rows.rows(parts, **arguments),
-            prefixes=() if parts.is_usual else (parts.front, "") if parts.front else ("",),
+            base, fields={**base.fields, **fields}, rows=written, prefixes=_prefixes(parts, written)
         )
         first = first or description
         if all(_is_equal(description, *probe) for probe in probes):
             return description
     assert first is not None, "there is a likeliest proposal"
     raise DerivationError(_where(subject, parts, first, probes[0]))
+
+
+def _prefixes(parts: Structure, written: Sequence[Row]) -> tuple[str, ...]:
+    """Return what names of the base begin with: nothing, too, in the file of a base that is a whole model alone."""
+    if parts.is_usual:
+        return ()
+    is_whole = all(row.optional for row in written if "{prefix}" not in row.theirs)
+    return (parts.front,) if parts.front and not is_whole else tuple(dict.fromkeys((parts.front, "")))
 
 
 def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
