@@ -10,7 +10,7 @@ import torch
 # The functions import from torch.fx themselves, which takes long and which eager code does without.
 
 
-def is_surely(condition: bool | torch.SymBool) -> bool:
+def is_surely(condition: torch.SymBool | bool) -> bool:
     """Return whether a condition is true of all sizes that a graph is made for."""
     if isinstance(condition, bool) and not torch.compiler.is_compiling():
         return condition
@@ -19,12 +19,12 @@ def is_surely(condition: bool | torch.SymBool) -> bool:
     return bool(statically_known_true(condition))
 
 
-def is_true(condition: bool | torch.SymBool) -> bool:
+def is_true(condition: torch.SymBool | bool) -> bool:
     """Return whether a condition is true: of a program that is exported, for all of its sizes."""
     return is_surely(condition) if torch.compiler.is_exporting() else bool(condition)
 
 
-def is_open(size: int | torch.SymInt) -> bool:
+def is_open(size: torch.SymInt | int) -> bool:
     """Return whether a program that is exported takes other sizes, too."""
     if not torch.compiler.is_exporting():
         return False
