@@ -45,6 +45,10 @@ def every_class_with_a_cache(
     cross: jax_attn.CrossAttention,
     linear: jax_attn.LinearAttention,
     delta: jax_attn.GatedDeltaNet,
+    kimi: jax_attn.KimiDeltaAttention,
+    lightning: jax_attn.LightningAttention,
+    mamba: jax_attn.Mamba2,
+    sparse: jax_attn.SparseIndexedAttention,
     block: jax_attn.DecoderBlock,
     x: Array,
 ) -> None:
@@ -53,6 +57,10 @@ def every_class_with_a_cache(
     assert_type(cross(x, context=x, return_weights=True), tuple[Array, Array])
     assert_type(linear(x, cache=linear.init_cache(1, 8), form="chunked"), tuple[Array, RecurrentCache])
     assert_type(delta(x, cache=delta.init_cache(1, 8)), tuple[Array, RecurrentCache])
+    assert_type(kimi(x, cache=kimi.init_cache(1, 8), form="chunked"), tuple[Array, RecurrentCache])
+    assert_type(lightning(x), Array)
+    assert_type(mamba(x, cache=mamba.init_cache(1, 8)), tuple[Array, RecurrentCache])
+    assert_type(sparse(x, cache=sparse.init_cache(1, 8), return_weights=True), tuple[Array, Array, KeyValueCache])
     assert_type(block(x, cache=block.init_cache(1, 8)), tuple[Array, Cached])
     assert_type(block(x), Array)
 

@@ -46,6 +46,10 @@ def every_class_with_a_cache(
     cross: torch_attn.CrossAttention,
     linear: torch_attn.LinearAttention,
     delta: torch_attn.GatedDeltaNet,
+    kimi: torch_attn.KimiDeltaAttention,
+    lightning: torch_attn.LightningAttention,
+    mamba: torch_attn.Mamba2,
+    sparse: torch_attn.SparseIndexedAttention,
     block: torch_attn.DecoderBlock,
     x: Tensor,
 ) -> None:
@@ -54,6 +58,10 @@ def every_class_with_a_cache(
     assert_type(cross(x, context=x, return_weights=True), tuple[Tensor, Tensor])
     assert_type(linear(x, cache=linear.init_cache(1, 8), form="chunked"), tuple[Tensor, RecurrentCache])
     assert_type(delta(x, cache=delta.init_cache(1, 8)), tuple[Tensor, RecurrentCache])
+    assert_type(kimi(x, cache=kimi.init_cache(1, 8), form="chunked"), tuple[Tensor, RecurrentCache])
+    assert_type(lightning(x), Tensor)
+    assert_type(mamba(x, cache=mamba.init_cache(1, 8)), tuple[Tensor, RecurrentCache])
+    assert_type(sparse(x, cache=sparse.init_cache(1, 8), return_weights=True), tuple[Tensor, Tensor, KeyValueCache])
     assert_type(block(x, cache=block.init_cache(1, 8)), tuple[Tensor, Cached])
     assert_type(block(x), Tensor)
 
