@@ -55,6 +55,7 @@ WORDS = {
     "index heads": "number of heads of the indexer",
     "rotary": "number of rotary channels",
     "norm": "width of the norm",
+    "channels": "number of channels of the convolution",
 }
 """Kind of a symbol -> its name in messages."""
 
@@ -133,8 +134,8 @@ _STATE_SPACE: dict[str, tuple[str, ...]] = {
     "dt_bias": ("heads",),
     "A_log": ("heads",),
     "D": ("heads",),
-    "conv1d.weight": ("convolved", "1", ""),
-    "conv1d.bias": ("convolved",),
+    "conv1d.weight": ("channels", "1", ""),
+    "conv1d.bias": ("channels",),
     "norm.scale": ("values",),
     "out_proj.weight": ("output", "values"),
     "out_proj.bias": ("output",),

@@ -26,6 +26,9 @@ CONFIG = {
     **SIZES,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 4,
+    "mamba_n_heads": 8,
 }
 """The same as a config.json says them."""
 
@@ -133,6 +136,7 @@ _RIGHT = {
     "out_bias": (11,),
     "head_linear.weight": (WIDTH, WIDTH),
     "head_linear.bias": (WIDTH,),
+    "conv1d.bias": (32,),
     "conv1.weight": (WIDTH, 3, 2),
     "conv2.weight": (WIDTH, WIDTH, 2),
     "conv1d.weight": (32, 1, 2),
