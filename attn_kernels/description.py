@@ -29,8 +29,8 @@ def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
 
 
 def _intervals(mask: Mask, queries: int) -> np.ndarray[Any, Any] | None:
-    found = mask.interval(np.arange(queries))
-    return None if found is None or (np.diff(found) < 0).any() else np.stack(found)
+    interval = mask.interval(np.arange(queries))
+    return None if interval is None or (np.diff(interval) < 0).any() else np.stack(interval)
 
 
 _known_intervals = functools.lru_cache(maxsize=16)(_intervals)
@@ -71,43 +71,47 @@ def describe(
             without gaps. Only the kernel for few queries supports others.
     """
     sequences = math.prod(query[:-3])
-    told = [0] * words.SHAPE_END
-    told[words.KIND] = words.KINDS[dtype]
-    told[words.QUERIES], told[words.HEADS], told[words.DEPTH] = query[-3:]
-    told[words.KEYS], told[words.KEY_HEADS], told[words.VALUE_DEPTH] = value[-3:]
-    told[words.SCALE] = bits(scale)
-    told[words.BATCH], told[words.SPAN], told[words.BOUNDED] = batch, 1, int(bounded)
+    shape_words = [0] * words.SHAPE_END
+    shape_words[words.KIND] = words.KINDS[dtype]
+    shape_words[words.QUERIES], shape_words[words.HEADS], shape_words[words.DEPTH] = query[-3:]
+    shape_words[words.KEYS], shape_words[words.KEY_HEADS], shape_words[words.VALUE_DEPTH] = value[-3:]
+    shape_words[words.SCALE] = bits(scale)
+    shape_words[words.BATCH], shape_words[words.SPAN], shape_words[words.BOUNDED] = batch, 1, int(bounded)
     of_keys, of_values = strides or (_gapless(key), _gapless(value))
-    told[words.KEY_SEQUENCE : words.KEY_HEAD + 1] = of_keys
-    told[words.VALUE_SEQUENCE : words.VALUE_HEAD + 1] = of_values
+    shape_words[words.KEY_SEQUENCE : words.KEY_HEAD + 1] = of_keys
+    shape_words[words.VALUE_SEQUENCE : words.VALUE_HEAD + 1] = of_values
     for name in others:
-        told[words.OPTIONAL[name][0]] = 1
+        shape_words[words.OPTIONAL[name][0]] = 1
     if softcap is not None:
-        told[words.CAPPED], told[words.SOFTCAP] = 1, bits(softcap)
+        shape_words[words.CAPPED], shape_words[words.SOFTCAP] = 1, bits(softcap)
     for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
         if name in others:
-            told[word] = _spread(others[name], sequences)[0]
+            shape_words[word] = _spread(others[name], sequences)[0]
     for name, first, last in (
         ("mask", words.MASK_SPAN, words.MASK_KEY),
         ("bias", words.BIAS_SPAN, words.BIAS_KEY),
     ):
         if name in others:
-            told[first : last + 1] = _spread(others[name], sequences)
+            shape_words[first : last + 1] = _spread(others[name], sequences)
     if "bias" in others and differentiates_bias:
-        told[words.D_BIASED] = 1
-        told[words.SPAN] = told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1
+        shape_words[words.D_BIASED] = 1
+        shape_words[words.SPAN] = shape_words[words.BIAS_SPAN] if shape_words[words.BIAS_QUERY] else 1
     if dropout:
         below = math.ceil(float(np.float32(1.0 - dropout)) * 2**23)
-        told[words.DROPPED], told[words.KEPT], told[words.FACTOR] = 1, below, bits(1.0 / (1.0 - dropout))
-    return told
+        shape_words[words.DROPPED], shape_words[words.KEPT], shape_words[words.FACTOR] = (
+            1,
+            below,
+            bits(1.0 / (1.0 - dropout)),
+        )
+    return shape_words
 
 
 def describe_product(dtype: str, rows: int, depth: int, columns: int) -> list[int]:
     """Return the words of the product of `rows` rows and a matrix ``(depth, columns)`` up to `words.SHAPE_END`."""
-    told = [0] * words.SHAPE_END
-    told[words.KIND], told[words.QUERIES] = words.KINDS[dtype], rows
-    told[words.DEPTH], told[words.VALUE_DEPTH] = depth, columns
-    return told
+    shape_words = [0] * words.SHAPE_END
+    shape_words[words.KIND], shape_words[words.QUERIES] = words.KINDS[dtype], rows
+    shape_words[words.DEPTH], shape_words[words.VALUE_DEPTH] = depth, columns
+    return shape_words
 
 
 def bits(number: float) -> int:

@@ -12,7 +12,7 @@ from .processor import FEATURES, IS_X86, NAME
 
 
 def module(
-    name: str, known: Mapping[int, int] | None = None, *, unrolls: bool = True, pairs: str | None = None
+    name: str, constants: Mapping[int, int] | None = None, *, unrolls: bool = True, pairs: str | None = None
 ) -> ir.Module:
     """Return an empty module for functions that are compiled together, with job words that are compile-time constants.
 
@@ -21,7 +21,7 @@ def module(
     """
     new = ir.Module(name)
     new.unrolls = unrolls
-    new.known = known or {}
+    new.known = constants or {}
     new.pairs = pairs
     new.triple = llvm.get_process_triple()
     return new

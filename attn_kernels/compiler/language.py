@@ -63,11 +63,11 @@ class Value:
     def __bool__(self) -> bool:
         raise TypeError("what a kernel computes is known when it runs: use &, |, when, either, choose, least, largest")
 
-    def _compute(self, of_words: str, of_floats: str, one: object, two: object) -> Value:
+    def _compute(self, of_words: str, of_floats: str, first: object, second: object) -> Value:
         name = of_floats if isinstance(element_of(self.type), ir.FloatType) else of_words
         if not name:
             raise TypeError(f"{self.type} has not got this operator")
-        operands = (self.code.operand(number, self.type) for number in (one, two))
+        operands = (self.code.operand(number, self.type) for number in (first, second))
         return Value(self.code, getattr(self.code.builder, name)(*operands))
 
     def _compare(self, sign: str, other: object) -> Value:
@@ -197,8 +197,8 @@ class Array:
 
     def at(self, index: Any) -> Value:
         """Return the address of an element."""
-        place: Value = self.address + self._bytes * index
-        return place
+        address: Value = self.address + self._bytes * index
+        return address
 
     def _place(self, index: object) -> ir.Value:
         # As an element of an array, not by its address: LLVM sees then that neighbours are.
@@ -253,16 +253,16 @@ class Code:
         """Return the vector of words ``0, 1, 2, ...``."""
         return Value(self, ir.Constant(ir.VectorType(WORD, lanes), list(range(lanes))))
 
-    def shuffle(self, one: Value, two: Value, places: list[int]) -> Value:
+    def shuffle(self, first: Value, second: Value, places: list[int]) -> Value:
         """Return the numbers at some places of two vectors, those of the second after those of the first."""
         chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
-        return Value(self, self.builder.shuffle_vector(one.ir, self.operand(two, one.type), chosen))
+        return Value(self, self.builder.shuffle_vector(first.ir, self.operand(second, first.type), chosen))
 
     def stack(self, count: int) -> Array:
         """Return `count` words on the stack, valid until the function ends."""
         with self.builder.goto_entry_block():
-            place = self.builder.alloca(ir.ArrayType(WORD, count))
-            address = Value(self, self.builder.ptrtoint(place, WORD))
+            pointer = self.builder.alloca(ir.ArrayType(WORD, count))
+            address = Value(self, self.builder.ptrtoint(pointer, WORD))
         return Array(self, address, WORD)
 
     def variable(self, first: object) -> Variable:
@@ -271,18 +271,18 @@ class Code:
 
     def load(self, address: Value, kind: ir.Type, align: int | None = None) -> Value:
         """Load a value of a type from an address; vectors need no alignment to registers."""
-        place = self.builder.inttoptr(self.operand(address, WORD), kind.as_pointer())
-        return Value(self, self.builder.load(place, align=align or _alignment(kind)))
+        pointer = self.builder.inttoptr(self.operand(address, WORD), kind.as_pointer())
+        return Value(self, self.builder.load(pointer, align=align or _alignment(kind)))
 
     def store(self, value: Value, address: Value, align: int | None = None) -> None:
         """Write a value to an address."""
-        place = self.builder.inttoptr(self.operand(address, WORD), value.type.as_pointer())
-        self.builder.store(self.operand(value, value.type), place, align=align or _alignment(value.type))
+        pointer = self.builder.inttoptr(self.operand(address, WORD), value.type.as_pointer())
+        self.builder.store(self.operand(value, value.type), pointer, align=align or _alignment(value.type))
 
     def fetch(self, address: Value) -> None:
         """Prefetch the memory at an address, which may be outside allocated memory."""
-        known = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
-        self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *known)
+        flags = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
+        self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *flags)
 
     def pointer(self, address: object) -> ir.Value:
         """Return an address as LLVM's own functions take it."""
@@ -293,24 +293,30 @@ class Code:
         called = self._function(name, ir.FunctionType(returns, [one.type for one in operands]))
         return Value(self, self.builder.call(called, operands))
 
-    def choose(self, condition: Value, one: object, two: object) -> Value:
+    def choose(self, condition: Value, first: object, second: object) -> Value:
         """Return one of two values, where either may be a Python number."""
-        kind = one.type if isinstance(one, Value) else two.type if isinstance(two, Value) else self.value(one).type
+        kind = (
+            first.type
+            if isinstance(first, Value)
+            else second.type
+            if isinstance(second, Value)
+            else self.value(first).type
+        )
         truths = self.operand(condition, condition.type)
-        return Value(self, self.builder.select(truths, self.operand(one, kind), self.operand(two, kind)))
+        return Value(self, self.builder.select(truths, self.operand(first, kind), self.operand(second, kind)))
 
-    def least(self, one: object, two: object) -> Value:
+    def least(self, first: object, second: object) -> Value:
         """Return the smaller of two, the second one where either is not a number."""
-        return self.choose(self.value(one) < two, one, two)
+        return self.choose(self.value(first) < second, first, second)
 
-    def largest(self, one: object, two: object) -> Value:
+    def largest(self, first: object, second: object) -> Value:
         """Return the larger of two, the second one where either is not a number."""
-        return self.choose(self.value(one) > two, one, two)
+        return self.choose(self.value(first) > second, first, second)
 
-    def times_plus(self, one: Value, two: object, three: object) -> Value:
-        """Return ``one * two + three`` of vectors, rounded once where the processor can."""
-        kind = one.type
-        numbers = [self.operand(number, kind) for number in (one, two, three)]
+    def times_plus(self, first: Value, second: object, third: object) -> Value:
+        """Return ``first * second + third`` of vectors, rounded once where the processor can."""
+        kind = first.type
+        numbers = [self.operand(number, kind) for number in (first, second, third)]
         suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
         called = self._function(f"llvm.fmuladd.{suffix}", ir.FunctionType(kind, [kind] * 3))
         return Value(self, self.builder.call(called, numbers))
@@ -389,8 +395,8 @@ class Code:
 
     def fetch_and_add(self, address: Value, number: object) -> Value:
         """Add to a word atomically, and return the previous value."""
-        place = self.builder.inttoptr(address.ir, WORD.as_pointer())
-        return Value(self, self.builder.atomic_rmw("add", place, self.value(number).ir, "seq_cst"))
+        pointer = self.builder.inttoptr(address.ir, WORD.as_pointer())
+        return Value(self, self.builder.atomic_rmw("add", pointer, self.value(number).ir, "seq_cst"))
 
 
 def function(module: ir.Module, name: str, arguments: list[ir.Type], returns: ir.Type = NOTHING) -> ir.Function:
@@ -406,17 +412,17 @@ def routine(write: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(write)
-    def call(code: Code, *arguments: Any, **known: Any) -> None:
+    def call(code: Code, *arguments: Any, **constants: Any) -> None:
         values = [code.value(one).ir for one in arguments]
         parts = [write.__module__.rpartition(".")[2], write.__qualname__]
-        name = "_".join([*parts, *(f"{word}_{value}" for word, value in sorted(known.items()))])
+        name = "_".join([*parts, *(f"{word}_{value}" for word, value in sorted(constants.items()))])
         called = code.module.globals.get(name)
         if called is None:
             called = function(code.module, name, [one.type for one in values])
             called.linkage = "internal"
             called.attributes.add("noinline")
             inner = Code(called)
-            write(inner, *inner.arguments, **known)
+            write(inner, *inner.arguments, **constants)
             inner.ret()
         code.builder.call(called, values)
 

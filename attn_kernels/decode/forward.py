@@ -130,24 +130,24 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
     block = _block(job, together)
     with code.loop(begin, end, block) as start, code.loop(0, together) as k:
-        held = code.least(end - start, block)
+        n_keys = code.least(end - start, block)
         head = batch * sizes.heads + (first_head + k) * group.heads
-        with code.when(may_see(job, head, group.heads, start, held)):
+        with code.when(may_see(job, head, group.heads, start, n_keys)):
             of_key, of_value = (_place(job, word, batch, first_head + k, start) for word in (words.KEY, words.VALUE))
             next_key, next_value = _following(job, batch, first_head, k, start, block)
             query, record = queries.at(k * group.rows * sizes.width), _records(job, head * sizes.queries, part)
             tops = record.at(sizes.value_width)
-            source, stride = _in_registers(job, of_key, held, keys, sizes.width)
-            whole = (held + (LANES - 1)) // LANES * LANES
+            source, stride = _in_registers(job, of_key, n_keys, keys, sizes.width)
+            whole = (n_keys + (LANES - 1)) // LANES * LANES
             for_kinds(job, functools.partial(
                 multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers,
                 next_value,
             ))  # fmt: skip
-            complete(code, job, head, scores, group.rows, start, held)
-            weigh(code, scores, group.rows, held, tops, line, factors)
-            source, stride = _in_registers(job, of_value, held, values, sizes.value_width)
+            complete(code, job, head, scores, group.rows, start, n_keys)
+            weigh(code, scores, group.rows, n_keys, tops, line, factors)
+            source, stride = _in_registers(job, of_value, n_keys, values, sizes.value_width)
             for_kinds(job, functools.partial(
-                add, code, scores, factors, source, stride, record, line, group.rows, held, sizes.value_registers,
+                add, code, scores, factors, source, stride, record, line, group.rows, n_keys, sizes.value_registers,
                 next_key,
             ))  # fmt: skip
 
@@ -155,10 +155,10 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 def _block(job: Array, together: Value) -> Value:
     """Return the keys of a block: where tasks go through all heads, few enough to lie near with those that follow."""
     code, size = job.code, numbers_of(job).bytes
-    held = (
+    n_keys = (
         code.value(NEAR) // (together * size * (job[words.DEPTH] + job[words.VALUE_DEPTH])) // LEAST_BLOCK * LEAST_BLOCK
     )
-    return code.choose(together == 1, BLOCK, code.largest(code.least(held, BLOCK), LEAST_BLOCK))
+    return code.choose(together == 1, BLOCK, code.largest(code.least(n_keys, BLOCK), LEAST_BLOCK))
 
 
 def _following(
@@ -191,21 +191,21 @@ def _place(job: Array, word: int, batch: Value, head: Value, token: Value) -> _R
     """Return the rows of keys or values of a head from a token on."""
     size, first = numbers_of(job).bytes, words.KEY_SEQUENCE if word == words.KEY else words.VALUE_SEQUENCE
     depth = job[words.DEPTH if word == words.KEY else words.VALUE_DEPTH]
-    place = batch * job[first] + token * job[first + 1] + head * job[first + 2]
-    return _Rows(job[word] + size * place, size * job[first + 1], size * depth)
+    offset = batch * job[first] + token * job[first + 1] + head * job[first + 2]
+    return _Rows(job[word] + size * offset, size * job[first + 1], size * depth)
 
 
-def _in_registers(job: Array, rows: _Rows, held: Value, memory: Array, width: Value) -> tuple[Value, Value]:
+def _in_registers(job: Array, rows: _Rows, n_keys: Value, memory: Array, width: Value) -> tuple[Value, Value]:
     """Return where rows lie and how far they are apart: a copy where they or their numbers don't fill registers."""
     code, size = job.code, numbers_of(job).bytes
     address, stride = code.variable(rows.address), code.variable(rows.stride)
-    with code.when((rows.bytes != size * width) | (held % LANES != 0)):
-        with code.loop(0, held) as r:
+    with code.when((rows.bytes != size * width) | (n_keys % LANES != 0)):
+        with code.loop(0, n_keys) as r:
             target = memory.address + size * width * r
             code.call("memcpy", target, rows.address + rows.stride * r, rows.bytes, returns=WORD)
             code.call("memset", target + rows.bytes, 0, size * width - rows.bytes, returns=WORD)
-        rest = (LANES - held % LANES) % LANES
-        code.call("memset", memory.address + size * width * held, 0, size * width * rest, returns=WORD)
+        rest = (LANES - n_keys % LANES) % LANES
+        code.call("memset", memory.address + size * width * n_keys, 0, size * width * rest, returns=WORD)
         address.set(memory.address)
         stride.set(size * width)
     return address.get(), stride.get()
@@ -252,13 +252,13 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
                 with others:
                     add_row(code, record, width, factor, context)
         share = code.choose(total.get() != 0.0, 1.0 / total.get(), 0.0)
-        place = (head // sizes.heads * sizes.queries + query) * sizes.heads + head % sizes.heads
+        index = (head // sizes.heads * sizes.queries + query) * sizes.heads + head % sizes.heads
         write_row(
             code,
             context.address,
             sizes.value_depth,
             share,
-            job[words.CONTEXT] + numbers.bytes * sizes.value_depth * place,
+            job[words.CONTEXT] + numbers.bytes * sizes.value_depth * index,
             numbers.kind,
         )
         is_seen = seen.get() != 0

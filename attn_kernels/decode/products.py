@@ -38,24 +38,24 @@ def multiply(
     stride: Value,
     out: Value,
     rows: Value,
-    held: Value,
+    n_keys: Value,
     registers: Value,
     following: Value,
     *,
     kind: str,
 ) -> None:
-    """Compute the products of `rows` queries, `width` apart, and of `held` keys, `stride` bytes apart.
+    """Compute the products of `rows` queries, `width` apart, and of `n_keys` keys, `stride` bytes apart.
 
     The number of keys fills registers. As many bytes of the following data as are read are prefetched, in order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:
-            query, place, is_first = queries + 4 * r * width, out + 4 * r * BLOCK, r == 0
+            query, target, is_first = queries + 4 * r * width, out + 4 * r * BLOCK, r == 0
             keys_together = LANES // together
-            with code.loop(0, held, keys_together) as j:
+            with code.loop(0, n_keys, keys_together) as j:
                 at = [keys + (j + i) * stride for i in range(keys_together)]
                 next_lines = code.choose(is_first, following + j * (BYTES[kind] * LANES) * registers, at[0])
-                _multiply_tile(code, query, width, at, place + 4 * j, together, registers, next_lines, kind)
+                _multiply_tile(code, query, width, at, target + 4 * j, together, registers, next_lines, kind)
 
 
 def _multiply_tile(
@@ -114,19 +114,19 @@ def add(
     out: Value,
     line: Value,
     rows: Value,
-    held: Value,
+    n_keys: Value,
     registers: Value,
     following: Value,
     *,
     kind: str,
 ) -> None:
-    """Multiply `rows` rows, `line` apart, by a factor each, and add to each `held` values by its weights.
+    """Multiply `rows` rows, `line` apart, by a factor each, and add to each `n_keys` values by its weights.
 
     It prefetches as many bytes of the following data as it reads, in their order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:
-            left, place, is_first = weights + 4 * r * BLOCK, out + 4 * r * line, r == 0
+            left, target, is_first = weights + 4 * r * BLOCK, out + 4 * r * line, r == 0
             done = code.value(0)
             widths = [SUMS // together, 1]
             for vectors, first, last in _tiles_from(code, done, registers, widths):
@@ -134,12 +134,12 @@ def add(
                     zero = code.vector(0.0, LANES)
                     sums = [[code.variable(zero) for _ in range(vectors)] for _ in range(together)]
                     start_of_values = values + BYTES[kind] * c
-                    next_lines = code.choose(is_first, following + BYTES[kind] * c * held, start_of_values)
-                    _add_tile(code, left, start_of_values, stride, sums, held, next_lines, kind)
+                    next_lines = code.choose(is_first, following + BYTES[kind] * c * n_keys, start_of_values)
+                    _add_tile(code, left, start_of_values, stride, sums, n_keys, next_lines, kind)
                     for i, of_row in enumerate(sums):
                         factor = code.vector(code.load(factors + 4 * (r + i), FLOAT), LANES)
                         for v, total in enumerate(of_row):
-                            at = place + 4 * (i * line + c + v * LANES)
+                            at = target + 4 * (i * line + c + v * LANES)
                             code.store(code.times_plus(code.load(at, _VECTOR), factor, total.get()), at)
 
 
@@ -149,13 +149,13 @@ def _add_tile(
     values: Value,
     stride: Value,
     sums: list[list[Variable]],
-    held: Value,
+    n_keys: Value,
     following: Value,
     kind: str,
 ) -> None:
     vectors = len(sums[0])
     size = vectors * LANES * BYTES[kind]
-    with code.loop(0, held) as j:
+    with code.loop(0, n_keys) as j:
         for line in range(0, size, _LINE):
             code.fetch(following + j * size + line)
         at = values + j * stride
@@ -172,12 +172,12 @@ def _tiles(code: Code, count: Value, sizes: list[int]) -> list[tuple[int, Value,
 
 
 def _tiles_from(code: Code, start: Value, count: Value, sizes: list[int]) -> list[tuple[int, Value, Value]]:
-    found = []
+    tiles = []
     for size in sizes:
         end = start + (count - start) // size * size
-        found.append((size, start, end))
+        tiles.append((size, start, end))
         start = end
-    return found
+    return tiles
 
 
 def _read(code: Code, address: Value, kind: str) -> Value:
@@ -187,8 +187,8 @@ def _read(code: Code, address: Value, kind: str) -> Value:
 
 def for_kinds(job: Array, write: Callable[..., None]) -> None:
     """Write the code that depends on the kind of the arrays' numbers, once for each possible kind."""
-    code, known = job.code, job.code.module.known.get(words.KIND)
+    code, constant = job.code, job.code.module.known.get(words.KIND)
     for name, number in words.KINDS.items():
-        if known in (None, number):
+        if constant in (None, number):
             with code.when(job[words.KIND] == number):
                 write(kind=name)

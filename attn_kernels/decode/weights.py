@@ -24,7 +24,7 @@ _HIDDEN = float("-inf")
 
 
 @routine
-def complete(code: Code, address: Value, head: Value, scores: Value, rows: Value, start: Value, held: Value) -> None:
+def complete(code: Code, address: Value, head: Value, scores: Value, rows: Value, start: Value, n_keys: Value) -> None:
     """Apply cap, bias and masks to the products of the rows from a head on and the keys from `start` on.
 
     Heads are counted over all sequences.
@@ -34,24 +34,24 @@ def complete(code: Code, address: Value, head: Value, scores: Value, rows: Value
     with code.loop(0, rows) as r:
         of_head, query, line = head + r // queries, r % queries, Array(code, scores + 4 * r * BLOCK)
         with code.when(job[words.CAPPED] != 0):
-            _cap(code, job, line, held)
+            _cap(code, job, line, n_keys)
         with code.when(job[words.BIASED] != 0):
-            _add_bias(code, job, line, of_head, query, start, held)
+            _add_bias(code, job, line, of_head, query, start, n_keys)
         with code.when(job[words.BOUNDS] != 0):
-            low, high = (code.largest(code.least(key - start, held), 0) for key in seen_by(job, query))
-            for first, last in ((0, low), (high, held)):
+            low, high = (code.largest(code.least(key - start, n_keys), 0) for key in seen_by(job, query))
+            for first, last in ((0, low), (high, n_keys)):
                 with code.loop(first, last) as j:
                     line[j] = _HIDDEN
         with code.when(job[words.MASKED] != 0):
-            _hide_masked(code, job, line, of_head, query, start, held)
+            _hide_masked(code, job, line, of_head, query, start, n_keys)
         with code.when(job[words.DOCUMENTED] != 0):
-            _hide_other_documents(code, job, line, of_head // job[words.HEADS], query, start, held)
+            _hide_other_documents(code, job, line, of_head // job[words.HEADS], query, start, n_keys)
 
 
-def _along(code: Code, held: Value, some: Callable[[Value, int], None]) -> None:
-    """Emit code for the first `held` keys, in steps of `LANES` keys and then of 1."""
-    whole = held // LANES * LANES
-    for start, end, lanes in ((0, whole, LANES), (whole, held, 1)):
+def _along(code: Code, n_keys: Value, some: Callable[[Value, int], None]) -> None:
+    """Emit code for the first `n_keys` keys, in steps of `LANES` keys and then of 1."""
+    whole = n_keys // LANES * LANES
+    for start, end, lanes in ((0, whole, LANES), (whole, n_keys, 1)):
         with code.loop(start, end, lanes) as j:
             some(j, lanes)
 
@@ -64,14 +64,14 @@ def _spread(code: Code, number: Value, lanes: int) -> Value:
     return number if lanes == 1 else code.vector(number, lanes)
 
 
-def _cap(code: Code, job: Array, line: Array, held: Value) -> None:
+def _cap(code: Code, job: Array, line: Array, n_keys: Value) -> None:
     softcap = float_in(job, words.SOFTCAP)
     bound, inverse = (code.vector(number, LANES) for number in (softcap, 1.0 / softcap))
-    with code.loop(0, held, LANES) as j:  # beyond the last there is room, too
+    with code.loop(0, n_keys, LANES) as j:  # beyond the last there is room, too
         code.store(tanh(code.load(line.at(j), _VECTOR) * inverse) * bound, line.at(j))
 
 
-def _add_bias(code: Code, job: Array, line: Array, head: Value, query: Value, start: Value, held: Value) -> None:
+def _add_bias(code: Code, job: Array, line: Array, head: Value, query: Value, start: Value, n_keys: Value) -> None:
     bias, of_query, of_key = place_in(job, head, words.BIAS, words.BIAS_SPAN)
     source = bias + 4 * (query * of_query + start * of_key)
 
@@ -79,10 +79,10 @@ def _add_bias(code: Code, job: Array, line: Array, head: Value, query: Value, st
         kind = _kind(FLOAT, lanes)
         code.store(code.load(line.at(j), kind) + code.load(source + 4 * j * of_key, kind), line.at(j))
 
-    _along(code, held, some)
+    _along(code, n_keys, some)
 
 
-def _hide_masked(code: Code, job: Array, line: Array, head: Value, query: Value, start: Value, held: Value) -> None:
+def _hide_masked(code: Code, job: Array, line: Array, head: Value, query: Value, start: Value, n_keys: Value) -> None:
     mask, of_query, of_key = place_in(job, head, words.MASK, words.MASK_SPAN)
     source = mask + query * of_query + start * of_key
 
@@ -92,14 +92,14 @@ def _hide_masked(code: Code, job: Array, line: Array, head: Value, query: Value,
         code.store(code.choose(hidden, _HIDDEN, score), line.at(j))
 
     with code.either(of_key == 0) as (alike, apart):
-        with alike, code.when(code.load(source, _BYTE, align=1) == 0), code.loop(0, held) as j:
+        with alike, code.when(code.load(source, _BYTE, align=1) == 0), code.loop(0, n_keys) as j:
             line[j] = _HIDDEN
         with apart:
-            _along(code, held, some)
+            _along(code, n_keys, some)
 
 
 def _hide_other_documents(
-    code: Code, job: Array, line: Array, sequence: Value, query: Value, start: Value, held: Value
+    code: Code, job: Array, line: Array, sequence: Value, query: Value, start: Value, n_keys: Value
 ) -> None:
     of_queries, of_keys = ids_of(job, sequence)
     number = code.load(of_queries + 4 * query, _INT)
@@ -108,25 +108,25 @@ def _hide_other_documents(
         is_same = code.load(of_keys + 4 * (start + j), _kind(_INT, lanes)) == _spread(code, number, lanes)
         code.store(code.choose(is_same, code.load(line.at(j), _kind(FLOAT, lanes)), _HIDDEN), line.at(j))
 
-    _along(code, held, some)
+    _along(code, n_keys, some)
 
 
-def may_see(job: Array, head: Value, heads: Value, start: Value, held: Value) -> Value:
+def may_see(job: Array, head: Value, heads: Value, start: Value, n_keys: Value) -> Value:
     """Return whether the mask shows any of the keys from `start` on to any query of `heads` heads from `head` on."""
     code = job.code
     answer = code.variable(1)
     with code.when(job[words.MASKED] != 0):
-        found = code.stack(1)
-        _look(code, job, head, heads, start, held, found)
-        answer.set(found[0])
+        seen = code.stack(1)
+        _look(code, job, head, heads, start, n_keys, seen)
+        answer.set(seen[0])
     return answer.get() != 0
 
 
 @routine
-def _look(code: Code, address: Value, head: Value, heads: Value, start: Value, held: Value, out: Value) -> None:
+def _look(code: Code, address: Value, head: Value, heads: Value, start: Value, n_keys: Value, out: Value) -> None:
     """Write a word that is 0 where a mask hides all keys from `start` on from all queries of some heads."""
     job = job_at(code, address)
-    found, wide = code.variable(0), code.variable(code.vector(0, LANES).low_bits(_BYTE))
+    visible, wide = code.variable(0), code.variable(code.vector(0, LANES).low_bits(_BYTE))
     of_heads = code.choose(job[words.MASK_HEAD] == 0, 1, heads)
     of_queries = code.choose(job[words.MASK_QUERY] == 0, 1, job[words.QUERIES])
     with code.loop(0, of_heads) as h, code.loop(0, of_queries) as query:
@@ -136,30 +136,30 @@ def _look(code: Code, address: Value, head: Value, heads: Value, start: Value, h
         def some(j: Value, lanes: int, source: Value = source) -> None:
             seen = code.load(source + j, _kind(_BYTE, lanes), align=1)
             if lanes == 1:
-                found.set(found.get() | seen.as_word())
+                visible.set(visible.get() | seen.as_word())
             else:
                 wide.set(wide.get() | seen)
 
-        _along(code, code.choose(of_key == 0, 1, held), some)
+        _along(code, code.choose(of_key == 0, 1, n_keys), some)
     for lane in range(LANES):
-        one = Value(code, code.builder.extract_element(wide.get().ir, ir.Constant(_INT, lane)))
-        found.set(found.get() | one.as_word())
-    Array(code, out, ir.IntType(64))[0] = found.get()
+        any_visible = Value(code, code.builder.extract_element(wide.get().ir, ir.Constant(_INT, lane)))
+        visible.set(visible.get() | any_visible.as_word())
+    Array(code, out, ir.IntType(64))[0] = visible.get()
 
 
 @routine
-def weigh(code: Code, scores: Value, rows: Value, held: Value, tops: Value, line: Value, factors: Value) -> None:
+def weigh(code: Code, scores: Value, rows: Value, n_keys: Value, tops: Value, line: Value, factors: Value) -> None:
     """Turn rows of scores into weights relative to the largest score so far, and add them to their sums.
 
     The largest scores are `line` apart, each followed by its sum. `factors` receive the corrections of results relative
     to an older largest score. A NaN stays a NaN in the weights.
     """
-    whole = (held + (LANES - 1)) // LANES * LANES
+    whole = (n_keys + (LANES - 1)) // LANES * LANES
     with code.loop(0, rows) as r:
-        row, place = Array(code, scores + 4 * r * BLOCK), Array(code, tops + 4 * r * line)
-        with code.loop(held, whole) as j:
+        row, tops_of_rows = Array(code, scores + 4 * r * BLOCK), Array(code, tops + 4 * r * line)
+        with code.loop(n_keys, whole) as j:
             row[j] = _HIDDEN
-        old, highest = place[0], code.variable(code.vector(_HIDDEN, LANES))
+        old, highest = tops_of_rows[0], code.variable(code.vector(_HIDDEN, LANES))
         with code.loop(0, whole, LANES) as j:
             highest.set(code.largest(code.load(row.at(j), _VECTOR), highest.get()))
         top = code.largest(_over_lanes(code, highest.get(), code.largest), old)
@@ -170,8 +170,10 @@ def weigh(code: Code, scores: Value, rows: Value, held: Value, tops: Value, line
             code.store(weight, row.at(j))
             total.set(total.get() + weight)
         factor = exp(old - safe)
-        place[1] = code.times_plus(place[1], factor, _over_lanes(code, total.get(), lambda one, two: one + two))
-        place[0] = top
+        tops_of_rows[1] = code.times_plus(
+            tops_of_rows[1], factor, _over_lanes(code, total.get(), lambda one, two: one + two)
+        )
+        tops_of_rows[0] = top
         Array(code, factors)[r] = factor
 
 

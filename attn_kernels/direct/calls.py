@@ -39,13 +39,13 @@ _AT_WORK = (ctypes.c_int64 * 1)()
 
 
 def run(
-    kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int, team: int = 0
+    kind: str, shape_words: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int, team: int = 0
 ) -> None:
     """Run a kernel to its end, without Python's lock.
 
     Args:
         kind: ``"forward"``, ``"backward"`` or, forward for few queries, ``"decode"``.
-        told: the words of `description.describe`.
+        shape_words: the words of `description.describe`.
         addresses: of arrays, by their words.
         sequences: number of sequences.
         threads: maximum number of threads, this one included.
@@ -54,22 +54,22 @@ def run(
     Raises:
         MemoryError: the workspace can't be allocated.
     """
-    kernel = compiled(kind, tuple(told[word] for word in _KNOWN))
-    job = (ctypes.c_int64 * words.END)(*told)
+    kernel = compiled(kind, tuple(shape_words[word] for word in _KNOWN))
+    job = (ctypes.c_int64 * words.END)(*shape_words)
     for word, address in addresses.items():
         job[word] = address
     if kernel(ctypes.addressof(job), sequences, threads, ctypes.addressof(_AT_WORK), team):
         raise MemoryError("attention found no memory to work in")
 
 
-def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
+def compiled(kind: str, constants: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
     """Return a kernel for calls with these values of `_KNOWN`, by default those of float32 without options.
 
     Code that such calls don't need is not compiled, which halves the time.
     """
     kernel = _KERNELS[kind]
     with _COMPILING:
-        return _compiled(kernel, known, paired.instructions(kernel, known[_KNOWN.index(words.KIND)]))
+        return _compiled(kernel, constants, paired.instructions(kernel, constants[_KNOWN.index(words.KIND)]))
 
 
 _KERNELS = {"forward": flash_forward, "backward": flash_backward, "decode": decode}
@@ -80,9 +80,9 @@ _COMPILING = threading.Lock()
 
 
 @functools.cache
-def _compiled(kernel: Any, known: tuple[int, ...], pairs: str | None = None) -> Any:
-    told = dict(zip(_KNOWN, known, strict=True))
-    module = compiling.module(kernel.NAME, told, unrolls=kernel.UNROLLS, pairs=pairs)
+def _compiled(kernel: Any, constants: tuple[int, ...], pairs: str | None = None) -> Any:
+    values = dict(zip(_KNOWN, constants, strict=True))
+    module = compiling.module(kernel.NAME, values, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     code = Code(worker)

@@ -83,7 +83,7 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
         head, first = key_head * group + block % group, block // group * QUERIES
         of_head = batch * heads + head
         count = code.least(n_queries - first, QUERIES)
-        place = (batch * n_queries + first) * heads + head
+        index = (batch * n_queries + first) * heads + head
         of_row = of_head * n_queries + first
         fill(code, tops, QUERIES, float("inf"))  # queries that only fill the block up have no weights
         fill(code, slopes, QUERIES, 0.0)
@@ -92,21 +92,21 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
             total = Array(code, job[words.TOTAL])[of_row + i]
             tops[i] = Array(code, job[words.TOP])[of_row + i]
             shares[i] = code.choose(total != 0.0, 1.0 / total, 0.0)
-        of.read_queries(place, count, shares)
+        of.read_queries(index, count, shares)
 
         low, high = seen_by_block(job, first, count, of.step)
         with code.loop(low, high, KEYS) as start:
-            held = code.least(high - start, KEYS)
-            with code.when(may_see(job, batch, first, count, start, held)):
-                at, where = QUERIES * (start - low), (first, count, start, held)
+            n_keys = code.least(high - start, KEYS)
+            with code.when(may_see(job, batch, first, count, start, n_keys)):
+                at, where = QUERIES * (start - low), (first, count, start, n_keys)
                 scores, d_out = weights.at(at), d_weights.at(at)
                 of.multiply(scores, *where)
                 complete(job, of_head, scores, *where, bounds, caps.at(at))
                 of.multiply_values(shares, d_out, *where)
                 with code.when(job[words.DROPPED] != 0):
                     draw(code, job, of_head, factors.at(at), *where)
-                    multiply(code, factors.at(at), d_out, held, count)
-                weigh_again(code, scores, d_out, tops, slopes, held, count)
+                    multiply(code, factors.at(at), d_out, n_keys, count)
+                weigh_again(code, scores, d_out, tops, slopes, n_keys, count)
         for block_of_weights in (weights, d_weights):
             fill(code, block_of_weights.at(QUERIES * (high - low)), QUERIES * of.beyond(high - low), 0.0)
         with code.loop(0, count) as i:
@@ -116,17 +116,17 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
             Array(code, job[words.SLOPE])[of_row + i] = slopes[i]
 
         with code.loop(low, high, KEYS) as start:
-            held = code.least(high - start, KEYS)
-            with code.when(may_see(job, batch, first, count, start, held)):
-                at, where = QUERIES * (start - low), (first, count, start, held)
+            n_keys = code.least(high - start, KEYS)
+            with code.when(may_see(job, batch, first, count, start, n_keys)):
+                at, where = QUERIES * (start - low), (first, count, start, n_keys)
                 of_weights, of_scores = weights.at(at), d_weights.at(at)
-                differentiate(code, of_weights, of_scores, slopes, held, count)
+                differentiate(code, of_weights, of_scores, slopes, n_keys, count)
                 with code.when(job[words.D_BIASED] != 0):
                     add_to_gradient_of_bias(code, job, of_head, of_scores, *where)
                 with code.when(job[words.CAPPED] != 0):
-                    multiply(code, caps.at(at), of_scores, held, count)
+                    multiply(code, caps.at(at), of_scores, n_keys, count)
                 with code.when(job[words.DROPPED] != 0):
-                    multiply(code, factors.at(at), of_weights, held, count)
+                    multiply(code, factors.at(at), of_weights, n_keys, count)
                 of.add(of_scores, of_weights, shares, *where)
-        of.write_queries(place, count)
+        of.write_queries(index, count)
     of.write_keys(key_place)

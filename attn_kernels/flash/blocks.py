@@ -20,8 +20,12 @@ class BlockJob(Array):
     """The words of a job; compile-time constants among them remove the code that they rule out."""
 
     def __getitem__(self, index: object) -> Value:
-        known = self.code.module.known
-        return self.code.value(known[index]) if type(index) is int and index in known else super().__getitem__(index)
+        constants = self.code.module.known
+        return (
+            self.code.value(constants[index])
+            if type(index) is int and index in constants
+            else super().__getitem__(index)
+        )
 
 
 def job_at(code: Code, address: Value) -> Array:
@@ -93,9 +97,9 @@ def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
     code, n_queries, n_keys, bounds = job.code, job[words.QUERIES], job[words.KEYS], job[words.BOUNDS]
     places = code.variable(0), code.variable(n_keys)
     with code.when(bounds != 0):
-        of_queries, here = Array(code, bounds, WORD), code.least(query, n_queries - 1)
-        for place, at in zip(places, (here, here + n_queries), strict=True):
-            place.set(code.largest(code.least(of_queries[at], n_keys), 0))
+        of_queries, row = Array(code, bounds, WORD), code.least(query, n_queries - 1)
+        for output, at in zip(places, (row, row + n_queries), strict=True):
+            output.set(code.largest(code.least(of_queries[at], n_keys), 0))
     start, end = (place.get() for place in places)
     return start, end
 

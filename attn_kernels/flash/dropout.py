@@ -41,23 +41,23 @@ def threefry(keys: tuple[Value, ...], counters: list[tuple[Value, Value]]) -> li
 
 @routine
 def draw(
-    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, n_keys: Value
 ) -> None:
-    """Write the factors of the weights of `held` keys from `start` on and of `count` queries from `first` on.
+    """Write the factors of the weights of `n_keys` keys from `start` on and of `count` queries from `first` on.
 
     `address` is that of the job, and `head` counts the heads of all sequences.
     """
     job = job_at(code, address)
     with code.either(job[words.DRAWN] != 0) as (drawn, to_draw):
         with drawn:
-            _read(code, address, head, factors, first, count, start, held)
+            _read(code, address, head, factors, first, count, start, n_keys)
         with to_draw:
-            _draw(code, address, head, factors, first, count, start, held)
+            _draw(code, address, head, factors, first, count, start, n_keys)
 
 
 @routine
 def _read(
-    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, key_count: Value
 ) -> None:
     """Write the factors given by an array."""
     job = job_at(code, address)
@@ -79,12 +79,12 @@ def _read(
     def single(j: Value, i: Value) -> None:
         code.store(factors_of(i, j, _BYTE), factors + 4 * (j * QUERIES + i))
 
-    over_tiles(code, held, count, square, single)
+    over_tiles(code, key_count, count, square, single)
 
 
 @routine
 def _draw(
-    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, key_count: Value
 ) -> None:
     """Write the factors that are drawn from the seed."""
     job = job_at(code, address)
@@ -98,13 +98,13 @@ def _draw(
     with registers(code, count) as lanes:
         rows = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
         starts = [((place >> 32).low_bits(_INT), place.low_bits(_INT)) for place in rows]
-        with code.loop(0, held) as j:
-            step, one = code.vector(j.low_bits(_INT), LANES), code.vector(code.value(1).low_bits(_INT), LANES)
+        with code.loop(0, key_count) as j:
+            step, next_key = code.vector(j.low_bits(_INT), LANES), code.vector(code.value(1).low_bits(_INT), LANES)
             counters = []
             for high, low in starts:
                 at = low + step
                 # Unsigned, the sum is below its summand if it overflowed 32 bits.
                 went_on = (at ^ _SIGN) < (low ^ _SIGN)
-                counters.append((high + code.choose(went_on, one, 0), at))
+                counters.append((high + code.choose(went_on, next_key, 0), at))
             for lane, bits in zip(lanes, threefry(keys, counters), strict=True):
                 code.store(code.choose(bits >> 9 < below, factor, 0.0), factors + lane + 4 * QUERIES * j)

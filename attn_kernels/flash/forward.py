@@ -59,28 +59,28 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
         of.read_keys(batch * sizes.keys * sizes.key_heads + head // (sizes.heads // sizes.key_heads))
         with code.loop(part * QUERIES, sizes.queries, parts * QUERIES) as first:
             count = code.least(sizes.queries - first, QUERIES)
-            place = (batch * sizes.queries + first) * sizes.heads + head
-            of.read_queries(place, count)
+            index = (batch * sizes.queries + first) * sizes.heads + head
+            of.read_queries(index, count)
             fill(code, tops, QUERIES, _NONE)
             fill(code, sums, QUERIES, 0.0)
             low, high = seen_by_block(job, first, count, of.step)
             with code.loop(low, high, KEYS) as start:
-                held = code.least(high - start, KEYS)
-                with code.when(may_see(job, batch, first, count, start, held)):
-                    where = first, count, start, held
+                n_keys = code.least(high - start, KEYS)
+                with code.when(may_see(job, batch, first, count, start, n_keys)):
+                    where = first, count, start, n_keys
                     of.multiply(scores, *where)
                     complete(job, of_head, scores, *where, bounds)
-                    weigh(code, scores, tops, sums, shrink, held, count)
+                    weigh(code, scores, tops, sums, shrink, n_keys, count)
                     with code.when(job[words.DROPPED] != 0):
                         draw(code, job, of_head, factors, *where)
-                        multiply(code, factors, scores, held, count)
+                        multiply(code, factors, scores, n_keys, count)
                     of.add(scores, shrink, *where)
             of.finish()
-            _write_rows(job, of, of_head, first, count, place, tops, sums)
+            _write_rows(job, of, of_head, first, count, index, tops, sums)
 
 
 def _write_rows(
-    job: Array, of: Any, of_head: Value, first: Value, count: Value, place: Value, tops: Array, sums: Array
+    job: Array, of: Any, of_head: Value, first: Value, count: Value, index: Value, tops: Array, sums: Array
 ) -> None:
     """Write the results of a block of queries; sinks join them here."""
     code = job.code
@@ -98,7 +98,7 @@ def _write_rows(
                 total.set(total.get() * shrunk.get() + exp(sink - largest))
                 top.set(largest)
         share = code.choose(total.get() != 0.0, shrunk.get() / total.get(), 0.0)
-        of.write(i, share, place + i * job[words.HEADS])
+        of.write(i, share, index + i * job[words.HEADS])
         of_row = of_head * job[words.QUERIES] + first + i
         Array(code, job[words.TOP])[of_row] = top.get()
         Array(code, job[words.TOTAL])[of_row] = total.get()

@@ -43,45 +43,45 @@ def _seen(job: Array) -> tuple[Value, Value]:
     return low, job.code.largest(low, high)
 
 
-def _read_keys(job: Array, sizes: _Sizes, place: Value, keys: Array | None, values: Array | None) -> None:
-    """Read keys or values of a key head, the `place`th of all positions and heads, as rows."""
-    code, (low, high), given = job.code, _seen(job), sizes.given
+def _read_keys(job: Array, sizes: _Sizes, index: Value, keys: Array | None, values: Array | None) -> None:
+    """Read keys or values of a key head, the `index`th of all positions and heads, as rows."""
+    code, (low, high), shape = job.code, _seen(job), sizes.given
     for word, channels, target, line in (
-        (words.KEY, given.depth, keys, sizes.width),
-        (words.VALUE, given.value_depth, values, sizes.value_width),
+        (words.KEY, shape.depth, keys, sizes.width),
+        (words.VALUE, shape.value_depth, values, sizes.value_width),
     ):
         if target is not None:
-            stride = channels * given.key_heads
-            source = job[word] + 2 * (channels * place + low * stride)
+            stride = channels * shape.key_heads
+            source = job[word] + 2 * (channels * index + low * stride)
             read_shorts(code, source, stride, high - low, channels, target, line, low, sizes.keys)
 
 
 def _read_queries(
-    job: Array, word: int, channels: Value, place: Value, count: Value, rows: Array, width: Value
+    job: Array, word: int, channels: Value, index: Value, count: Value, rows: Array, width: Value
 ) -> None:
     """Read a block of queries, or an array of the same size, as rows."""
     heads = job[words.HEADS]
-    source = job[word] + 2 * channels * place
+    source = job[word] + 2 * channels * index
     read_shorts(job.code, source, channels * heads, count, channels, rows, width, job.code.value(0), QUERIES)
 
 
 def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: object, *where: Value) -> None:
     """Compute the products of rows of keys, or of values, and columns of pairs, as many as fill tiles."""
-    _, count, start, held = where
-    left, rows, columns = keys.address + 2 * start * width, up_to_edge(held), up_to_edge(count)
+    _, count, start, n_keys = where
+    left, rows, columns = keys.address + 2 * start * width, up_to_edge(n_keys), up_to_edge(count)
     product(code, left, width, queries, QUERIES, out, QUERIES, rows, columns, width, adds=False)
 
 
 def _add_over_keys(code: Code, keys: Array, sizes: _Sizes, width: Value, pairs: Array, out: Array, *where: Any) -> None:
     """Add to columns of queries the columns of keys, or of values, by their weights in pairs."""
-    _, count, start, held = where
-    left, columns, depth = keys.address + 2 * start, up_to_edge(count), up_to_edge(held)
+    _, count, start, n_keys = where
+    left, columns, depth = keys.address + 2 * start, up_to_edge(count), up_to_edge(n_keys)
     product(code, left, sizes.line, pairs, QUERIES, out, QUERIES, width, columns, depth, adds=True)
 
 
-def _clear_beyond(code: Code, block: Value, held: Value) -> None:
-    """Make the rows beyond `held` of a block of scores that fill the last tile up 0."""
-    fill(code, block + 4 * QUERIES * held, QUERIES * (up_to_edge(held) - held), 0.0)
+def _clear_beyond(code: Code, block: Value, n_keys: Value) -> None:
+    """Make the rows beyond `n_keys` of a block of scores that fill the last tile up 0."""
+    fill(code, block + 4 * QUERIES * n_keys, QUERIES * (up_to_edge(n_keys) - n_keys), 0.0)
 
 
 class PairedForward:
@@ -110,48 +110,48 @@ class PairedForward:
         self.keys, self.values, self.some_values, self.rows, self.queries, self.pairs, *others = arrays
         self.context, self.of_queries = others
 
-    def read_keys(self, place: Value) -> None:
+    def read_keys(self, index: Value) -> None:
         """Read keys as rows and values as columns."""
         job, code, sizes = self.job, self.job.code, self.sizes
-        _read_keys(job, sizes, place, self.keys, None)
+        _read_keys(job, sizes, index, self.keys, None)
         depth, (low, high) = sizes.given.value_depth, _seen(job)
         stride = depth * sizes.given.key_heads
         with code.loop(0, sizes.keys, EDGE) as start:
             first = code.least(code.largest(low - start, 0), EDGE)
             rows = code.largest(code.least(high - start, EDGE) - first, 0)
-            source = job[words.VALUE] + 2 * (depth * place + (start + first) * stride)
+            source = job[words.VALUE] + 2 * (depth * index + (start + first) * stride)
             read_shorts(code, source, stride, rows, depth, self.some_values, sizes.value_width, first, EDGE)
             to = self.values.address + 2 * start
             transpose_shorts(code, self.some_values, sizes.value_width, EDGE, sizes.value_width, to, sizes.line)
 
-    def read_queries(self, place: Value, count: Value) -> None:
+    def read_queries(self, index: Value, count: Value) -> None:
         """Read a block of queries as columns of pairs."""
         code, width = self.job.code, self.sizes.width
-        _read_queries(self.job, words.QUERY, self.sizes.given.depth, place, count, self.rows, width)
+        _read_queries(self.job, words.QUERY, self.sizes.given.depth, index, count, self.rows, width)
         transpose(code, self.rows, width // 2, width // 2, self.queries)
         fill(code, self.context, self.context.count, 0.0)
 
     def multiply(self, out: Array, *where: Value) -> None:
-        """Compute the scores of `held` keys from `start` on and a block of queries."""
+        """Compute the scores of `n_keys` keys from `start` on and a block of queries."""
         _multiply(self.job.code, self.keys, self.sizes.width, self.queries, out, *where)
         copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
     def add(self, weights: Array, shrink: Array, *where: Value) -> None:
         """Add the values of some keys to the context of the queries, after that was shrunk."""
-        code, sizes, (_, count, _, held) = self.job.code, self.sizes, where
+        code, sizes, (_, count, _, n_keys) = self.job.code, self.sizes, where
         multiply_lanes(code, shrink, self.context, sizes.value_width, count)
-        _clear_beyond(code, weights.address, held)
-        round_to_pairs(code, weights, up_to_edge(held), QUERIES, self.pairs)
+        _clear_beyond(code, weights.address, n_keys)
+        round_to_pairs(code, weights, up_to_edge(n_keys), QUERIES, self.pairs)
         _add_over_keys(code, self.values, sizes, sizes.value_width, self.pairs, self.context, *where)
 
     def finish(self) -> None:
         """Make the context of each query a row."""
         transpose_back(self.job.code, self.context, self.sizes.value_width, self.of_queries)
 
-    def write(self, i: Value, share: Value, place: Value) -> None:
-        """Write the context of the `i`th query of the block times a factor, as the `place`th of all."""
+    def write(self, i: Value, share: Value, index: Value) -> None:
+        """Write the context of the `i`th query of the block times a factor, as the `index`th of all."""
         depth, (kind, size, _) = self.sizes.given.value_depth, self.numbers
-        row, to = self.of_queries.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * place
+        row, to = self.of_queries.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * index
         write_row(self.job.code, row, depth, share, to, kind)
 
 
@@ -189,15 +189,15 @@ class PairedBackward:
         self.rows_of_d_contexts, self.d_contexts, self.d_context_pairs, *others = others
         self.d_queries, self.of_queries, self.pairs, self.rests, self.rounded = others
 
-    def read_keys(self, place: Value) -> None:
+    def read_keys(self, index: Value) -> None:
         """Read keys as rows and as columns, and values as rows."""
         code, sizes = self.job.code, self.sizes
-        _read_keys(self.job, sizes, place, self.keys, self.values)
+        _read_keys(self.job, sizes, index, self.keys, self.values)
         transpose_shorts(code, self.keys, sizes.width, sizes.keys, sizes.width, self.key_columns, sizes.line)
         for sums in (self.d_keys, self.d_values):
             fill(code, sums, sums.count, 0.0)
 
-    def read_queries(self, place: Value, count: Value, shares: Array) -> None:
+    def read_queries(self, index: Value, count: Value, shares: Array) -> None:
         """Read a block of queries and the gradients of their context, as columns of pairs and as pairs of rows."""
         code, sizes = self.job.code, self.sizes
         for word, channels, width, rows, columns, pairs in (
@@ -207,13 +207,13 @@ class PairedBackward:
                 *(self.rows_of_d_contexts, self.d_contexts, self.d_context_pairs),
             ),
         ):
-            _read_queries(self.job, word, channels, place, count, rows, width)
+            _read_queries(self.job, word, channels, index, count, rows, width)
             transpose(code, rows, width // 2, width // 2, columns)
             pair_rows(code, rows, QUERIES, width, pairs)
         fill(code, self.d_queries, self.d_queries.count, 0.0)
 
     def multiply(self, out: Value, *where: Value) -> None:
-        """Compute the scores of `held` keys from `start` on and a block of queries."""
+        """Compute the scores of `n_keys` keys from `start` on and a block of queries."""
         _multiply(self.job.code, self.keys, self.sizes.width, self.queries, out, *where)
         copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
@@ -228,10 +228,10 @@ class PairedBackward:
 
     def add(self, d_scores: Value, weights: Value, shares: Array, *where: Value) -> None:
         """Add to the gradients of queries, keys and values the contributions of some keys."""
-        code, sizes, (_, count, start, held) = self.job.code, self.sizes, where
-        keys, width, value_width = up_to_edge(held), sizes.width, sizes.value_width
-        multiply_lanes(code, shares, weights, held, count)
-        with code.when(count < QUERIES), code.loop(0, held) as j:  # what only fills the block up, NaN of a key in it
+        code, sizes, (_, count, start, n_keys) = self.job.code, self.sizes, where
+        keys, width, value_width = up_to_edge(n_keys), sizes.width, sizes.value_width
+        multiply_lanes(code, shares, weights, n_keys, count)
+        with code.when(count < QUERIES), code.loop(0, n_keys) as j:  # what only fills the block up, NaN of a key in it
             for block in (d_scores, weights):
                 fill(code, block + 4 * (QUERIES * j + count), QUERIES - count, 0.0)
         round_to_pairs_twice(code, d_scores, keys, QUERIES, self.pairs, self.rests)
@@ -244,21 +244,21 @@ class PairedBackward:
             copy(code, numbers, keys * QUERIES, 1.0, self.rounded, to="bfloat16")
             product(code, self.rounded, QUERIES, pairs, line, sums, line, keys, line, up_to_edge(count), adds=True)
 
-    def write_queries(self, place: Value, count: Value) -> None:
+    def write_queries(self, index: Value, count: Value) -> None:
         """Write the gradients of a block of queries."""
         code, sizes, (kind, size, scale) = self.job.code, self.sizes, self.numbers
         transpose_back(code, self.d_queries, sizes.width, self.of_queries)
         with code.loop(0, count) as i:
-            to = self.job[words.D_QUERY] + size * sizes.given.depth * (place + i * sizes.given.heads)
+            to = self.job[words.D_QUERY] + size * sizes.given.depth * (index + i * sizes.given.heads)
             write_row(code, self.of_queries.at(i * sizes.width), sizes.given.depth, scale, to, kind)
 
-    def write_keys(self, place: Value) -> None:
+    def write_keys(self, index: Value) -> None:
         """Write the gradients of keys and values."""
-        code, sizes, given, (kind, size, scale) = self.job.code, self.sizes, self.sizes.given, self.numbers
-        with code.loop(0, given.keys) as j:
+        code, sizes, shape, (kind, size, scale) = self.job.code, self.sizes, self.sizes.given, self.numbers
+        with code.loop(0, shape.keys) as j:
             for word, channels, sums, line, factor in (
-                (words.D_KEY, given.depth, self.d_keys, sizes.width, scale),
-                (words.D_VALUE, given.value_depth, self.d_values, sizes.value_width, 1.0),
+                (words.D_KEY, shape.depth, self.d_keys, sizes.width, scale),
+                (words.D_VALUE, shape.value_depth, self.d_values, sizes.value_width, 1.0),
             ):
-                to = self.job[word] + size * channels * (place + j * given.key_heads)
+                to = self.job[word] + size * channels * (index + j * shape.key_heads)
                 write_row(code, sums.at(j * line), channels, factor, to, kind)

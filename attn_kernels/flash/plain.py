@@ -39,26 +39,26 @@ class Forward:
         self.job, self.sizes, self.numbers = job, sizes_of(job), numbers_of(job)
         self.keys, self.values, self.rows, self.queries, self.context = arrays
 
-    def read_keys(self, place: Value) -> None:
-        """Read the keys and values of a key head, the `place`th of all positions and heads."""
+    def read_keys(self, index: Value) -> None:
+        """Read the keys and values of a key head, the `index`th of all positions and heads."""
         job, sizes, (kind, size, _) = self.job, self.sizes, self.numbers
         for word, channels, target, line in (
             (words.KEY, sizes.depth, self.keys, sizes.depth),
             (words.VALUE, sizes.value_depth, self.values, sizes.value_width),
         ):
-            source, stride = job[word] + size * channels * place, channels * sizes.key_heads
+            source, stride = job[word] + size * channels * index, channels * sizes.key_heads
             read_rows(job.code, source, stride, sizes.keys, channels, kind, 1.0, target, line, target.count)
 
-    def read_queries(self, place: Value, count: Value) -> None:
-        """Read a block of queries, from the `place`th on of all positions and heads."""
+    def read_queries(self, index: Value, count: Value) -> None:
+        """Read a block of queries, from the `index`th on of all positions and heads."""
         job, depth, (kind, size, scale) = self.job, self.sizes.depth, self.numbers
-        source, stride = job[words.QUERY] + size * depth * place, depth * self.sizes.heads
+        source, stride = job[words.QUERY] + size * depth * index, depth * self.sizes.heads
         read_rows(job.code, source, stride, count, depth, kind, scale, self.rows, depth, self.rows.count)
         transpose(job.code, self.rows, depth, depth, self.queries)
         fill(job.code, self.context, self.context.count, 0.0)
 
     def multiply(self, out: Array, *where: Value) -> None:
-        """Compute the scores of `held` keys from `start` on and `count` queries from `first` on."""
+        """Compute the scores of `n_keys` keys from `start` on and `count` queries from `first` on."""
         depth, start = self.sizes.depth, where[2]
         products(self.job.code, self.job, self.keys.at(start * depth), depth, self.queries, out, *where, depth)
 
@@ -75,10 +75,10 @@ class Forward:
     def finish(self) -> None:
         """Emit the code that runs when a block of queries has seen all keys: nothing."""
 
-    def write(self, i: Value, share: Value, place: Value) -> None:
-        """Write the context of the `i`th query of the block times a factor, as the `place`th of all."""
+    def write(self, i: Value, share: Value, index: Value) -> None:
+        """Write the context of the `i`th query of the block times a factor, as the `index`th of all."""
         depth, (kind, size, _) = self.sizes.value_depth, self.numbers
-        row, to = self.context.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * place
+        row, to = self.context.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * index
         write_row(self.job.code, row, depth, share, to, kind)
 
 
@@ -114,27 +114,27 @@ class Backward:
         self.keys, self.d_keys, self.values, self.d_values, self.of_queries, *others = arrays
         self.queries, self.of_d_contexts, self.d_contexts, self.d_queries = others
 
-    def read_keys(self, place: Value) -> None:
-        """Read the keys and values of a key head, the `place`th of all positions and heads."""
+    def read_keys(self, index: Value) -> None:
+        """Read the keys and values of a key head, the `index`th of all positions and heads."""
         job, sizes, (kind, size, _) = self.job, self.sizes, self.numbers
         for word, channels, target, line in (
             (words.KEY, sizes.depth, self.keys, sizes.width),
             (words.VALUE, sizes.value_depth, self.values, sizes.value_width),
         ):
-            source, stride = job[word] + size * channels * place, channels * sizes.key_heads
+            source, stride = job[word] + size * channels * index, channels * sizes.key_heads
             read_rows(job.code, source, stride, sizes.keys, channels, kind, 1.0, target, line, target.count)
         for sums in (self.d_keys, self.d_values):
             fill(job.code, sums, sums.count, 0.0)
 
-    def read_queries(self, place: Value, count: Value, shares: Array) -> None:
-        """Read a block of queries from the `place`th on, and the gradients of their context times `shares`."""
+    def read_queries(self, index: Value, count: Value, shares: Array) -> None:
+        """Read a block of queries from the `index`th on, and the gradients of their context times `shares`."""
         job, code, sizes, (kind, size, scale) = self.job, self.job.code, self.sizes, self.numbers
         depth, width, value_depth, value_width = sizes.depth, sizes.width, sizes.value_depth, sizes.value_width
         rows, d_rows = self.of_queries, self.of_d_contexts
-        source, stride = job[words.QUERY] + size * depth * place, depth * sizes.heads
+        source, stride = job[words.QUERY] + size * depth * index, depth * sizes.heads
         read_rows(code, source, stride, count, depth, kind, scale, rows, width, rows.count)
         transpose(code, rows, depth, width, self.queries)
-        source, stride = job[words.D_CONTEXT] + size * value_depth * place, value_depth * sizes.heads
+        source, stride = job[words.D_CONTEXT] + size * value_depth * index, value_depth * sizes.heads
         read_rows(code, source, stride, count, value_depth, kind, 1.0, d_rows, value_width, d_rows.count)
         with code.loop(0, count) as i:
             row = d_rows.at(i * value_width)
@@ -143,7 +143,7 @@ class Backward:
         fill(code, self.d_queries, self.d_queries.count, 0.0)
 
     def multiply(self, out: Value, *where: Value) -> None:
-        """Compute the scores of `held` keys from `start` on and `count` queries from `first` on."""
+        """Compute the scores of `n_keys` keys from `start` on and `count` queries from `first` on."""
         width, start = self.sizes.width, where[2]
         keys, depth = self.keys.at(start * width), self.sizes.depth
         products(self.job.code, self.job, keys, width, self.queries, out, *where, depth)
@@ -169,14 +169,14 @@ class Backward:
         of_values = self.d_values.at(start * width)
         add_over_queries(code, job, weights, self.of_d_contexts, width, of_values, *where, registers)
 
-    def write_queries(self, place: Value, count: Value) -> None:
+    def write_queries(self, index: Value, count: Value) -> None:
         """Write the gradients of a block of queries."""
         sizes, (kind, size, scale) = self.sizes, self.numbers
         with self.job.code.loop(0, count) as i:
-            to = self.job[words.D_QUERY] + size * sizes.depth * (place + i * sizes.heads)
+            to = self.job[words.D_QUERY] + size * sizes.depth * (index + i * sizes.heads)
             write_row(self.job.code, self.d_queries.at(i * sizes.width), sizes.depth, scale, to, kind)
 
-    def write_keys(self, place: Value) -> None:
+    def write_keys(self, index: Value) -> None:
         """Write the gradients of keys and values."""
         sizes, (kind, size, _) = self.sizes, self.numbers
         with self.job.code.loop(0, sizes.keys) as j:
@@ -184,5 +184,5 @@ class Backward:
                 (words.D_KEY, sizes.depth, self.d_keys, sizes.width),
                 (words.D_VALUE, sizes.value_depth, self.d_values, sizes.value_width),
             ):
-                to = self.job[word] + size * channels * (place + j * sizes.key_heads)
+                to = self.job[word] + size * channels * (index + j * sizes.key_heads)
                 write_row(self.job.code, sums.at(j * line), channels, 1.0, to, kind)

@@ -46,7 +46,7 @@ def complete(
     first: Value,
     count: Value,
     start: Value,
-    held: Value,
+    n_keys: Value,
     bounds: Array,
     slopes: Value | None = None,
 ) -> None:
@@ -54,10 +54,10 @@ def complete(
 
     If given, `slopes` receive the derivative of the cap.
     """
-    code, block = job.code, (scores, first, count, start, held)
+    code, block = job.code, (scores, first, count, start, n_keys)
     with code.when(job[words.CAPPED] != 0):
         softcap = float_in(job, words.SOFTCAP)
-        cap(code, scores, softcap, 0 if slopes is None else slopes, held, count, differentiates=slopes is not None)
+        cap(code, scores, softcap, 0 if slopes is None else slopes, n_keys, count, differentiates=slopes is not None)
     with code.when(job[words.BIASED] != 0):
         _add_bias(code, job, head, *block)
     hide_outside(code, job, *block, bounds)
@@ -74,7 +74,7 @@ def _score(scores: Value, key: Value, query: Value) -> Value:
 
 @routine
 def _add_bias(
-    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, n_keys: Value
 ) -> None:
     """Add the bias to the scores of the queries from `first` and of the keys from `start` on."""
     job = job_at(code, address)
@@ -86,26 +86,26 @@ def _add_bias(
     def square(j: Value, i: Value) -> None:
         lines = [code.load(at(i + line, j), _VECTOR) for line in range(LANES)]
         for key, numbers in enumerate(transpose_registers(code, lines)):
-            place = _score(scores, j + key, i)
-            code.store(code.load(place, _VECTOR) + numbers, place)
+            score = _score(scores, j + key, i)
+            code.store(code.load(score, _VECTOR) + numbers, score)
 
     def single(j: Value, i: Value) -> None:
-        place = _score(scores, j, i)
-        code.store(code.load(place, FLOAT) + code.load(at(i, j), FLOAT), place)
+        score = _score(scores, j, i)
+        code.store(code.load(score, FLOAT) + code.load(at(i, j), FLOAT), score)
 
     with code.either(of_query == 0) as (for_all, for_each):
-        with for_all, code.loop(0, held) as j:
+        with for_all, code.loop(0, n_keys) as j:
             number = code.vector(code.load(at(code.value(0), j), FLOAT), LANES)
             for i in range(0, QUERIES, LANES):
-                place = _score(scores, j, code.value(i))
-                code.store(code.load(place, _VECTOR) + number, place)
+                score = _score(scores, j, code.value(i))
+                code.store(code.load(score, _VECTOR) + number, score)
         with for_each:
-            over_tiles(code, held, count, square, single)
+            over_tiles(code, n_keys, count, square, single)
 
 
 @routine
 def add_to_gradient_of_bias(
-    code: Code, address: Value, head: Value, d_scores: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, d_scores: Value, first: Value, count: Value, start: Value, n_keys: Value
 ) -> None:
     """Add the gradients of scores to those of the bias, which are separate for every head."""
     job = job_at(code, address)
@@ -129,7 +129,7 @@ def add_to_gradient_of_bias(
                 for query, line in enumerate(lines):
                     add(line, i + query, j)
 
-    over_tiles(code, held, count, square, lambda j, i: add(code.load(_score(d_scores, j, i), FLOAT), i, j))
+    over_tiles(code, n_keys, count, square, lambda j, i: add(code.load(_score(d_scores, j, i), FLOAT), i, j))
 
 
 def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
@@ -138,13 +138,13 @@ def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
     with_queries = job[words.BIAS_QUERY] != 0
     sequence = head // heads // code.choose(with_queries, job[words.BIAS_SPAN], 1)
     rows = code.choose(with_queries, job[words.QUERIES], 1)
-    place = (sequence * heads + head % heads) * rows * keys
-    return job[words.D_BIAS] + 4 * place, code.choose(with_queries, keys, 0)
+    offset = (sequence * heads + head % heads) * rows * keys
+    return job[words.D_BIAS] + 4 * offset, code.choose(with_queries, keys, 0)
 
 
 @routine
 def hide_outside(
-    code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, held: Value, bounds: Value
+    code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, n_keys: Value, bounds: Value
 ) -> None:
     """Set the scores of keys from `start` on outside the intervals of the queries from `first` on to minus infinity.
 
@@ -152,52 +152,52 @@ def hide_outside(
     """
     job = job_at(code, address)
     low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
-    with code.when((start < low) | (start + held > high)):
+    with code.when((start < low) | (start + n_keys > high)):
         of_queries = Array(code, bounds)
         with code.loop(0, QUERIES) as i:
-            for place, key in zip((i, i + QUERIES), seen_by(job, first + i), strict=True):
+            for score, key in zip((i, i + QUERIES), seen_by(job, first + i), strict=True):
                 # In float32 only small numbers are exact.
-                among = code.largest(code.least(key - start, held), 0)
-                of_queries[place] = among.as_float()
-        with code.loop(0, held) as j, code.loop(0, QUERIES, LANES) as i:
-            key, place = code.vector(j.as_float(), LANES), _score(scores, j, i)
+                among = code.largest(code.least(key - start, n_keys), 0)
+                of_queries[score] = among.as_float()
+        with code.loop(0, n_keys) as j, code.loop(0, QUERIES, LANES) as i:
+            key, score = code.vector(j.as_float(), LANES), _score(scores, j, i)
             after, before = (code.load(of_queries.at(at), _VECTOR) for at in (i, i + QUERIES))
             seen = (after <= key) & (key < before)
-            code.store(code.choose(seen, code.load(place, _VECTOR), _HIDDEN), place)
+            code.store(code.choose(seen, code.load(score, _VECTOR), _HIDDEN), score)
 
 
 @routine
 def _hide_masked(
-    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, n_keys: Value
 ) -> None:
     """Set the scores of keys from `start` on that the mask hides from the queries from `first` on to minus infinity."""
     job = job_at(code, address)
     mask, of_query, of_key = place_in(job, head, words.MASK, words.MASK_SPAN)
 
     def hidden(i: Value, j: Value, kind: ir.Type) -> Value:
-        place = mask + (first + i) * of_query + (start + j) * of_key
-        return code.load(place, kind, align=1) == 0
+        score = mask + (first + i) * of_query + (start + j) * of_key
+        return code.load(score, kind, align=1) == 0
 
     def square(j: Value, i: Value) -> None:
         seen, unseen = (code.vector(number, LANES) for number in (0.0, _HIDDEN))
         of_lines = [hidden(i + line, j, ir.VectorType(_BYTE, LANES)) for line in range(LANES)]
         lines = [code.choose(of_line, unseen, seen) for of_line in of_lines]
         for key, numbers in enumerate(transpose_registers(code, lines)):
-            place = _score(scores, j + key, i)
-            code.store(code.choose(numbers < 0.0, unseen, code.load(place, _VECTOR)), place)
+            score = _score(scores, j + key, i)
+            code.store(code.choose(numbers < 0.0, unseen, code.load(score, _VECTOR)), score)
 
     def single(j: Value, i: Value) -> None:
-        place = _score(scores, j, i)
-        code.store(code.choose(hidden(i, j, _BYTE), _HIDDEN, code.load(place, FLOAT)), place)
+        score = _score(scores, j, i)
+        code.store(code.choose(hidden(i, j, _BYTE), _HIDDEN, code.load(score, FLOAT)), score)
 
     with code.either(of_query == 0) as (for_all, for_each):
-        with for_all, code.loop(0, held) as j, code.when(hidden(code.value(0), j, _BYTE)):
+        with for_all, code.loop(0, n_keys) as j, code.when(hidden(code.value(0), j, _BYTE)):
             fill(code, _score(scores, j, code.value(0)), QUERIES, _HIDDEN)
         with for_each, code.either(of_key == 0) as (alike, apart):
-            with alike, code.loop(0, held) as j, code.loop(0, count) as i:
+            with alike, code.loop(0, n_keys) as j, code.loop(0, count) as i:
                 single(j, i)
             with apart:
-                over_tiles(code, held, count, square, single)
+                over_tiles(code, n_keys, count, square, single)
 
 
 def ids_of(job: Array, sequence: Value) -> tuple[Value, Value]:
@@ -210,7 +210,7 @@ def ids_of(job: Array, sequence: Value) -> tuple[Value, Value]:
     return code.value(of_queries), code.value(of_keys)
 
 
-def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Value, held: Value) -> Value:
+def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Value, n_keys: Value) -> Value:
     """Return whether some of the queries from `first` on may be of the document of some of the keys from `start` on."""
     code = job.code
     answer = code.variable(1)
@@ -218,7 +218,7 @@ def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Valu
         ends = code.stack(4)
         of_queries, of_keys = ids_of(job, sequence)
         _find_ends(code, of_queries + 4 * first, count, ends)
-        _find_ends(code, of_keys + 4 * start, held, ends.at(2))
+        _find_ends(code, of_keys + 4 * start, n_keys, ends.at(2))
         answer.set(code.choose((ends[0] <= ends[3]) & (ends[2] <= ends[1]), 1, 0))
     return answer.get() != 0
 
@@ -238,7 +238,7 @@ def _find_ends(code: Code, ids: Value, count: Value, out: Value) -> None:
 
 @routine
 def _hide_other_documents(
-    code: Code, address: Value, sequence: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+    code: Code, address: Value, sequence: Value, scores: Value, first: Value, count: Value, start: Value, n_keys: Value
 ) -> None:
     """Set the scores of keys from `start` on of other documents than the queries' from `first` on to minus infinity."""
     of_queries, of_keys = ids_of(job_at(code, address), sequence)
@@ -250,7 +250,7 @@ def _hide_other_documents(
         score = code.load(place, like(number.type, FLOAT))
         code.store(code.choose(is_same, score, _HIDDEN), place)
 
-    with code.loop(0, held) as j:
+    with code.loop(0, n_keys) as j:
         number = code.load(of_keys + 4 * (start + j), _INT)
         with code.loop(0, whole, LANES) as i:
             hide(i, j, code.vector(number, LANES))

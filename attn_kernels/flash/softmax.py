@@ -69,9 +69,9 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
         safe = [code.choose(top.get() > float("-inf"), top.get(), 0.0) for top in new]
 
         def add(v: int, row: Value, total: Value) -> Value:
-            place = scores + lanes[v] + row
-            weight = exp(code.load(place, _VECTOR) - safe[v])
-            code.store(weight, place)
+            address = scores + lanes[v] + row
+            weight = exp(code.load(address, _VECTOR) - safe[v])
+            code.store(weight, address)
             return total + weight
 
         for lane, top, before, now, total in zip(lanes, new, old, safe, _sums(code, count, add), strict=True):
@@ -87,12 +87,12 @@ def weigh_again(
 ) -> None:
     """Turn `count` rows of scores into weights under a known shift, and add weights times `d_weights` to `slopes`."""
     with registers(code, queries) as lanes:
-        known = [code.load(tops + lane, _VECTOR) for lane in lanes]
+        loaded = [code.load(tops + lane, _VECTOR) for lane in lanes]
 
         def add(v: int, row: Value, total: Value) -> Value:
-            place = scores + lanes[v] + row
-            weight = exp(code.load(place, _VECTOR) - known[v])
-            code.store(weight, place)
+            address = scores + lanes[v] + row
+            weight = exp(code.load(address, _VECTOR) - loaded[v])
+            code.store(weight, address)
             return code.times_plus(weight, code.load(d_weights + lanes[v] + row, _VECTOR), total)
 
         for lane, total in zip(lanes, _sums(code, count, add), strict=True):
@@ -103,12 +103,12 @@ def weigh_again(
 def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value, queries: Value) -> None:
     """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
     with registers(code, queries) as lanes:
-        known = [code.load(slopes + lane, _VECTOR) for lane in lanes]
+        loaded = [code.load(slopes + lane, _VECTOR) for lane in lanes]
         with code.loop(0, count * _ROW, _ROW) as row:
-            for lane, slope in zip(lanes, known, strict=True):
-                place = d_weights + lane + row
+            for lane, slope in zip(lanes, loaded, strict=True):
+                address = d_weights + lane + row
                 weight = code.load(weights + lane + row, _VECTOR)
-                code.store(weight * (code.load(place, _VECTOR) - slope), place)
+                code.store(weight * (code.load(address, _VECTOR) - slope), address)
 
 
 @routine
@@ -131,15 +131,15 @@ def multiply(code: Code, factors: Value, out: Value, count: Value, queries: Valu
     """Multiply `count` rows by others."""
     with registers(code, queries) as lanes, code.loop(0, count * _ROW, _ROW) as row:
         for lane in lanes:
-            place = out + lane + row
-            code.store(code.load(place, _VECTOR) * code.load(factors + lane + row, _VECTOR), place)
+            address = out + lane + row
+            code.store(code.load(address, _VECTOR) * code.load(factors + lane + row, _VECTOR), address)
 
 
 @routine
 def multiply_lanes(code: Code, factors: Value, out: Value, count: Value, queries: Value) -> None:
     """Multiply each of `count` rows by the same factors, one for each query."""
     with registers(code, queries) as lanes:
-        known = [code.load(factors + lane, _VECTOR) for lane in lanes]
+        loaded = [code.load(factors + lane, _VECTOR) for lane in lanes]
         with code.loop(0, count * _ROW, _ROW) as row:
-            for lane, factor in zip(lanes, known, strict=True):
+            for lane, factor in zip(lanes, loaded, strict=True):
                 code.store(code.load(out + lane + row, _VECTOR) * factor, out + lane + row)

@@ -20,8 +20,8 @@ def transpose_registers(code: Code, rows: list[Value]) -> list[Value]:
         high = [place + step if not place & step else LANES + place for place in range(LANES)]
         for r in range(LANES):
             if not r & step:
-                one, two = rows[r], rows[r + step]
-                rows[r], rows[r + step] = code.shuffle(one, two, low), code.shuffle(one, two, high)
+                upper, lower = rows[r], rows[r + step]
+                rows[r], rows[r + step] = code.shuffle(upper, lower, low), code.shuffle(upper, lower, high)
         step *= 2
     return rows
 

@@ -22,20 +22,20 @@ _GROUP = 2 * ROWS
 """Rows that share the range of a sum."""
 
 
-def _sees_all(job: Array, first: Value, count: Value, start: Value, held: Value) -> Value:
-    """Return whether all queries from `first` on see all `held` keys from `start` on."""
+def _sees_all(job: Array, first: Value, count: Value, start: Value, n_keys: Value) -> Value:
+    """Return whether all queries from `first` on see all `n_keys` keys from `start` on."""
     low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
-    return (low <= start) & (start + held <= high)
+    return (low <= start) & (start + n_keys <= high)
 
 
 def _seen(
-    job: Array, first: Value, count: Value, start: Value, held: Value, of_queries: Value, queries: int
+    job: Array, first: Value, count: Value, start: Value, n_keys: Value, of_queries: Value, queries: int
 ) -> tuple[Value, Value]:
     """Return the first of the keys that any query from the `of_queries`th on sees, and the end (exclusive)."""
     code = job.code
     low, high = seen_by_block(job, first + of_queries, code.least(count - of_queries, queries))
-    low = code.largest(code.least(low - start, held), 0)
-    return low, code.largest(code.least(high - start, held), low)
+    low = code.largest(code.least(low - start, n_keys), 0)
+    return low, code.largest(code.least(high - start, n_keys), low)
 
 
 @routine
@@ -49,20 +49,20 @@ def products(
     first: Value,
     count: Value,
     start: Value,
-    held: Value,
+    n_keys: Value,
     depth: Value,
 ) -> None:
-    """Compute the products of `held` keys from `start` on and the queries from `first` on, the queries side by side."""
+    """Compute the products of `n_keys` keys from `start` on and the queries from `first` on, the queries side by side."""
     job = job_at(code, address)
-    with code.either((count == QUERIES) & _sees_all(job, first, count, start, held)) as (whole, parts):
+    with code.either((count == QUERIES) & _sees_all(job, first, count, start, n_keys)) as (whole, parts):
         with whole:
-            product(code, left, width, right, QUERIES, out, QUERIES, held, QUERIES // LANES, depth, adds=False)
+            product(code, left, width, right, QUERIES, out, QUERIES, n_keys, QUERIES // LANES, depth, adds=False)
         with parts, code.loop(0, count, _COLUMNS) as i:
-            low, high = _seen(job, first, count, start, held, i, _COLUMNS)
-            at, place = left + 4 * low * width, out + 4 * (low * QUERIES + i)
-            known = {"adds": False, "widest": _WIDEST}
-            product(code, at, width, right + 4 * i, QUERIES, place, QUERIES, high - low, _WIDEST, depth, **known)
-            for begin, end in ((0, low), (high, held)):
+            low, high = _seen(job, first, count, start, n_keys, i, _COLUMNS)
+            at, target = left + 4 * low * width, out + 4 * (low * QUERIES + i)
+            constants = {"adds": False, "widest": _WIDEST}
+            product(code, at, width, right + 4 * i, QUERIES, target, QUERIES, high - low, _WIDEST, depth, **constants)
+            for begin, end in ((0, low), (high, n_keys)):
                 with code.loop(begin, end) as j:
                     fill(code, out + 4 * (j * QUERIES + i), _COLUMNS, 0.0)
 
@@ -78,19 +78,23 @@ def add_over_keys(
     first: Value,
     count: Value,
     start: Value,
-    held: Value,
+    n_keys: Value,
     registers: Value,
 ) -> None:
-    """Add to each query the rows of `held` keys from `start` on, by its weights."""
+    """Add to each query the rows of `n_keys` keys from `start` on, by its weights."""
     job = job_at(code, address)
-    with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
+    with code.either(_sees_all(job, first, count, start, n_keys)) as (whole, parts):
         with whole:
-            product(code, weights, 0, right, width, out, width, count, registers, held, adds=True, row=1, step=QUERIES)
+            product(
+                code, weights, 0, right, width, out, width, count, registers, n_keys, adds=True, row=1, step=QUERIES
+            )
         with parts, code.loop(0, count, _GROUP) as i:
-            low, high = _seen(job, first, count, start, held, i, _GROUP)
-            left, at, place = weights + 4 * (low * QUERIES + i), right + 4 * low * width, out + 4 * i * width
+            low, high = _seen(job, first, count, start, n_keys, i, _GROUP)
+            left, at, target = weights + 4 * (low * QUERIES + i), right + 4 * low * width, out + 4 * i * width
             rows = code.least(count - i, _GROUP)
-            product(code, left, 0, at, width, place, width, rows, registers, high - low, adds=True, row=1, step=QUERIES)
+            product(
+                code, left, 0, at, width, target, width, rows, registers, high - low, adds=True, row=1, step=QUERIES
+            )
 
 
 @routine
@@ -104,19 +108,19 @@ def add_over_queries(
     first: Value,
     count: Value,
     start: Value,
-    held: Value,
+    n_keys: Value,
     registers: Value,
 ) -> None:
-    """Add to each of `held` keys from `start` on the rows of the queries from `first` on, by their weights."""
+    """Add to each of `n_keys` keys from `start` on the rows of the queries from `first` on, by their weights."""
     job = job_at(code, address)
-    with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
+    with code.either(_sees_all(job, first, count, start, n_keys)) as (whole, parts):
         with whole:
-            product(code, weights, 0, right, width, out, width, held, registers, count, adds=True, row=QUERIES)
+            product(code, weights, 0, right, width, out, width, n_keys, registers, count, adds=True, row=QUERIES)
         with parts:
             # Neither end goes back from one query to the next: the queries that see some of a group of keys go on.
             begin, end = code.variable(0), code.variable(0)
-            with code.loop(0, held, _GROUP) as j:
-                rows = code.least(held - j, _GROUP)
+            with code.loop(0, n_keys, _GROUP) as j:
+                rows = code.least(n_keys - j, _GROUP)
                 with code.repeat() as leave_if:
                     leave_if(begin.get() >= count)
                     leave_if(seen_by(job, first + begin.get())[1] > start + j)
@@ -127,5 +131,5 @@ def add_over_queries(
                     end.set(end.get() + 1)
                 queries = code.largest(end.get() - begin.get(), 0)
                 left, at = weights + 4 * (j * QUERIES + begin.get()), right + 4 * begin.get() * width
-                place = out + 4 * j * width
-                product(code, left, 0, at, width, place, width, rows, registers, queries, adds=True, row=QUERIES)
+                target = out + 4 * j * width
+                product(code, left, 0, at, width, target, width, rows, registers, queries, adds=True, row=QUERIES)

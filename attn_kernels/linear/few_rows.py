@@ -65,14 +65,14 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
     fill(code, factors, rows, 1.0)
     length = (depth + job[words.PARTS] - 1) // job[words.PARTS]
     with code.loop(task * length, code.least((task + 1) * length, depth), LINES) as start:
-        held = code.least(code.least((task + 1) * length, depth) - start, LINES)
+        n_lines = code.least(code.least((task + 1) * length, depth) - start, LINES)
 
-        def some(kind: str, start: Value = start, held: Value = held) -> None:
+        def some(kind: str, start: Value = start, n_lines: Value = n_lines) -> None:
             with code.loop(0, rows) as r:
                 source = job[words.QUERY] + BYTES[kind] * (r * depth + start)
-                copy(code, source, held, 1.0, numbers.at(r * BLOCK), of=kind, to="float32")
+                copy(code, source, n_lines, 1.0, numbers.at(r * BLOCK), of=kind, to="float32")
             lines = job[words.VALUE] + stride * start
-            add(code, numbers, factors, lines, stride, sums, columns, rows, held, columns // LANES,
+            add(code, numbers, factors, lines, stride, sums, columns, rows, n_lines, columns // LANES,
                 lines + stride * LINES, kind=kind)  # fmt: skip
 
         for_kinds(job, some)

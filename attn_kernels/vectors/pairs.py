@@ -120,9 +120,9 @@ def _by_tiles(
 
     with code.loop(0, columns, EDGE) as c, code.loop(0, rows, EDGE) as r:
         places = [out + 4 * ((r + _TILE * (tile // 2)) * line + c + _TILE * (tile % 2)) for tile in sums]
-        for tile, place in zip(sums, places, strict=True):
+        for tile, target in zip(sums, places, strict=True):
             if adds:
-                load(tile, place, 4 * line)
+                load(tile, target, 4 * line)
             else:
                 with_tile("tilezero", tile)
         with code.loop(0, depth, EDGE) as k:
@@ -133,8 +133,8 @@ def _by_tiles(
             for tile in sums:
                 sides = (of_left[tile // 2], of_right[tile % 2])
                 with_tile("tdpbf16ps", tile, *(ir.Constant(_BYTE, side) for side in sides))
-        for tile, place in zip(sums, places, strict=True):
-            with_tile("tilestored64", tile, code.pointer(place), (4 * line).ir)
+        for tile, target in zip(sums, places, strict=True):
+            with_tile("tilestored64", tile, code.pointer(target), (4 * line).ir)
 
 
 # ---- registers
@@ -174,13 +174,13 @@ def _by_rows(
                 of_right = [code.load(at.get() + 4 * lanes * v, of_pairs) for v in range(vectors)]
                 for start, totals in zip(starts, sums, strict=True):
                     pair = code.vector(code.load(start + k, _INT, align=2), lanes)
-                    found = multiply(pair, of_right, [total.get() for total in totals])
-                    for total, number in zip(totals, found, strict=True):
+                    products = multiply(pair, of_right, [total.get() for total in totals])
+                    for total, number in zip(totals, products, strict=True):
                         total.set(number)
                 at.set(at.get() + 4 * width)
             for of_row, totals in zip(places, sums, strict=True):
-                for place, total in zip(of_row, totals, strict=True):
-                    code.store(total.get(), place)
+                for target, total in zip(of_row, totals, strict=True):
+                    code.store(total.get(), target)
         done = end
 
 
@@ -190,9 +190,9 @@ def _with_avx512(pair: Value, of_right: list[Value], sums: list[Value]) -> list[
 
 
 def _with_floats(pair: Value, of_right: list[Value], sums: list[Value]) -> list[Value]:
-    code, found = pair.code, []
-    for one, total in zip(of_right, sums, strict=True):
-        left_low, right_low = ((words << 16).bits_as(total.type) for words in (pair, one))
-        left_high, right_high = ((words & _UPPER).bits_as(total.type) for words in (pair, one))
-        found.append(code.times_plus(left_high, right_high, code.times_plus(left_low, right_low, total)))
-    return found
+    code, results = pair.code, []
+    for pairs_of_right, total in zip(of_right, sums, strict=True):
+        left_low, right_low = ((words << 16).bits_as(total.type) for words in (pair, pairs_of_right))
+        left_high, right_high = ((words & _UPPER).bits_as(total.type) for words in (pair, pairs_of_right))
+        results.append(code.times_plus(left_high, right_high, code.times_plus(left_low, right_low, total)))
+    return results

@@ -49,8 +49,8 @@ def _columns(
             b.set(b.get() + 4 * width)
         for r, of_row in enumerate(sums):
             for v, total in enumerate(of_row):
-                place = out + 4 * (first + r) * line + _REGISTER * v
-                code.store(code.load(place, _VECTOR) + total.get() if adds else total.get(), place)
+                target = out + 4 * (first + r) * line + _REGISTER * v
+                code.store(code.load(target, _VECTOR) + total.get() if adds else total.get(), target)
 
 
 @routine
@@ -82,6 +82,6 @@ def product(
     for vectors in sorted({widest, 2, 1}, reverse=True) if adds else [widest]:
         end = done + (registers - done) // vectors * vectors
         with code.loop(done * _REGISTER, end * _REGISTER, vectors * _REGISTER) as at:
-            known = {"vectors": vectors, "adds": adds, "row": row, "step": step}
-            _columns(code, left, stride, right + at, width, out + at, line, rows, depth, **known)
+            constants = {"vectors": vectors, "adds": adds, "row": row, "step": step}
+            _columns(code, left, stride, right + at, width, out + at, line, rows, depth, **constants)
         done = end

@@ -75,8 +75,8 @@ def _of_dtype(kernel: object, dtype: str | None) -> Any:
 
 @functools.cache
 def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> Any:
-    known = None if kind is None else {words.KIND: kind}
-    module = compiling.module(kernel.NAME, known, unrolls=kernel.UNROLLS, pairs=pairs)
+    constants = None if kind is None else {words.KIND: kind}
+    module = compiling.module(kernel.NAME, constants, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     _write_worker(Code(worker), kernel)
@@ -134,16 +134,16 @@ def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
         job[i] = shape[i]
     job[words.BOUNDS] = code.choose(job[words.BOUNDED] != 0, shape.at(words.SHAPE_END), 0)
     arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
-    given = word_at(frame + COUNT_OF_ARGUMENTS)
+    n_arguments = word_at(frame + COUNT_OF_ARGUMENTS)
     for flag, word in reversed(words.OPTIONAL.values()):
-        given = given - job[flag]
+        n_arguments = n_arguments - job[flag]
         with code.when(job[flag] != 0):
-            job[word] = word_at(arguments[given] + BUFFER_DATA)
-    for place, word in enumerate(arrays):
-        at = code.choose(given > place, arguments.at(place), results.at(0) + (place - given) * 8)
+            job[word] = word_at(arguments[n_arguments] + BUFFER_DATA)
+    for index, word in enumerate(arrays):
+        at = code.choose(n_arguments > index, arguments.at(index), results.at(0) + (index - n_arguments) * 8)
         job[word] = word_at(word_at(at) + BUFFER_DATA)
     with code.when(job[words.D_BIASED] != 0):
-        job[words.D_BIAS] = word_at(results[len(arrays) - given] + BUFFER_DATA)
+        job[words.D_BIAS] = word_at(results[len(arrays) - n_arguments] + BUFFER_DATA)
     return count_sequences(arguments[0])
 
 

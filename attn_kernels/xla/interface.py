@@ -54,10 +54,10 @@ class Xla:
         self._arguments, self._answer = code.stack(5), code.stack(1)
         self._no_memory = _text(code, NO_MEMORY)
 
-    def _ask(self, function: int, size: int, one: object, two: object = 0, three: object = 0) -> Value:
+    def _ask(self, function: int, size: int, first: object, second: object = 0, third: object = 0) -> Value:
         """Call a function with a structure of up to three words; return its error, 0 for none."""
-        for place, value in enumerate((size, 0, one, two, three)):
-            self._arguments[place] = value
+        for index, value in enumerate((size, 0, first, second, third)):
+            self._arguments[index] = value
         return self._api.code.call(word_at(self._api + function), self._arguments, returns=WORD)
 
     def count_threads(self) -> Value:
