@@ -125,8 +125,8 @@ meshes: $(VENV)/.installed-test
 CALLED := parity_tests/contract/test_modules.py
 lanes: $(VENV)/.installed-test
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/twins/test_transfer.py \
-		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
-		judge/sides judge/test_promotion.py judge/test_dump.py)
+		$(addprefix parity_tests/jax_side/,modules/test_nnx_modules.py modules/test_backend.py \
+		transformations/test_random.py judge/sides judge/test_promotion.py judge/test_dump.py)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q --without torch $(if $(FULL),parity_tests/contract,$(CALLED))
 
 # Their tests run as users' programs do: another XLA may not know the flags above.

@@ -2,7 +2,8 @@
 
     python -m benchmarks.object_stores --rate 1 --mib 1024 --workers 1 8
 
-The store is a process of this machine (parity_tests/support/object_store.py), so its rate has to be low enough that the
+The store is a process of this machine
+(parity_tests/support/files/object_store.py), so its rate has to be low enough that the
 processor is idle most of the time, as if waiting for a real store. Each conversion is a separate process, as the
 command is; rounds alternate between the numbers of workers. A line shows the total time, and its parts before the first
 byte was read, until all was written, and to publish; the load of the processor, in cores of this machine (other
@@ -86,7 +87,7 @@ def main() -> None:
             source, **{f"t{i:04d}": random.standard_normal((512, 1024), np.float32) for i in range(arguments.mib // 2)}
         )
         server = subprocess.Popen(
-            [sys.executable, "-m", "parity_tests.support.object_store", "--rate", str(arguments.rate), *options],
+            [sys.executable, "-m", "parity_tests.support.files.object_store", "--rate", str(arguments.rate), *options],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -52,7 +52,7 @@ def products(
     n_keys: Value,
     depth: Value,
 ) -> None:
-    """Compute the products of `n_keys` keys from `start` on and the queries from `first` on, the queries side by side."""
+    """Compute the products of `n_keys` keys from `start` on and the queries from `first` on, side by side."""
     job = job_at(code, address)
     with code.either((count == QUERIES) & _sees_all(job, first, count, start, n_keys)) as (whole, parts):
         with whole:

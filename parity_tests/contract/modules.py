@@ -10,7 +10,7 @@ import pytest
 
 from attn_bridge import specs
 
-from ..support.bad_calls import ATTENTION_MODULES, D_IN, MODULES
+from ..support.calls.bad_calls import ATTENTION_MODULES, D_IN, MODULES
 
 SIMPLE, WRAPPER, MHA = "simple_self_attention", "MultiHeadAttentionWrapper", "MultiHeadAttention"
 NAMES = (SIMPLE, *ATTENTION_MODULES)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..support.bad_calls import BAD_CALLS, BadCall
+from ..support.calls.bad_calls import BAD_CALLS, BadCall
 from . import backends
 
 backend = backends.fixture(backends.adapters("backend"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..support.whole_models import BERT, GPT
+from ..support.models.whole_models import BERT, GPT
 from . import backends, modules
 from .test_decoder_model import CONFIG, IDS, TABLE, as_array, made
 from .test_encoder_decoder_model import FRAMES, MASK, SOURCE

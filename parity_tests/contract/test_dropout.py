@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ..support.bad_calls import D_IN
+from ..support.calls.bad_calls import D_IN
 from . import backends
 from .modules import EYES, HEADS, MHA, WRAPPER, draw, every_causal, make, make_transparent
 

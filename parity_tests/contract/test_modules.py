@@ -12,7 +12,7 @@ from attn_bridge import masks, specs
 from attn_bridge.reference import find
 
 from ..neutral.test_house import run_python
-from ..support.bad_calls import CONTEXT_LENGTH, D_IN
+from ..support.calls.bad_calls import CONTEXT_LENGTH, D_IN
 from . import backends
 from .modules import (
     HEADS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..support.whole_models import BERT, GPT, WholeModel, draw
+from ..support.models.whole_models import BERT, GPT, WholeModel, draw
 from . import backends
 from .test_decoder_model import as_array
 

@@ -1,7 +1,8 @@
 """Faults of whole models, planted in families that have all pieces between them: each is different, and at its block.
 
-The measure is `transformers`' own model; the parts without a fault are equal. `python -m
-parity_tests.support.fault_table` does the same for every family, in half an hour, and writes docs/model-faults.md.
+The measure is `transformers`' own model; the parts without a fault are equal.
+`python -m parity_tests.support.judging.fault_table` does the same for every family, in half an hour, and writes
+docs/model-faults.md.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 
 from attn_bridge.parity import check_model
 
-from ..support import model_faults
+from ..support.judging import model_faults
 
 FAMILIES = ["gemma2", "gpt-oss", "deepseek-v3", "olmo"]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from attn_parity.compare.driver import peak_memory
-from parity_tests.support.memory import resident_memory, traced_memory
+from parity_tests.support.processes.memory import resident_memory, traced_memory
 
 from . import samples
 

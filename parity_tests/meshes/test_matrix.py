@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..support import cover
+from ..support.calls import cover
 from .processes.mesh_matrix import run
 
 FEW = ["MultiHeadAttention", "GroupedQueryAttention gpt-oss", "GatedDeltaNet qwen3-next", "DecoderModel"]

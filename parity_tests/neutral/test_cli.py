@@ -18,7 +18,7 @@ from attn_parity.check import matrix
 from attn_parity.commands.outputs import Outputs
 from attn_parity.results.report import Report
 
-from ..support.reports import different_report
+from ..support.judging.reports import different_report
 
 USAGE_ERRORS = [
     ([], "error: Missing command. See attn-bridge --help\n"),

@@ -14,7 +14,7 @@ import pytest
 
 from attn_bridge import specs
 
-from ..support.bad_calls import BAD_CALLS
+from ..support.calls.bad_calls import BAD_CALLS
 
 ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"

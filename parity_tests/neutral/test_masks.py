@@ -178,7 +178,7 @@ def test_the_public_names_are_there():
     assert all(hasattr(masks, name) for name in masks.__all__)
 
 
-# ---- shapes of arrays: the refusals, which are the same in both backends, are in parity_tests/support/bad_calls.py
+# ---- shapes of arrays: the refusals, the same in both backends, are in parity_tests/support/calls/bad_calls.py
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from attn_bridge import specs
 from attn_bridge.reference import bert_encoder, directional_derivative, find, gpt_model
 
 from .. import goldens
-from ..support.references_by_hand import CASES, bert_case, gpt_case
+from ..support.models.references_by_hand import CASES, bert_case, gpt_case
 
 SEEDS = (0, 1, 2)
 BATCH, TOKENS, WIDTH = 2, 4, 3

@@ -12,8 +12,8 @@ import pytest
 from attn_bridge import Rule, Rules, specs
 from attn_parity.check.cases import cases_of
 
-from ..support.bad_calls import BAD_CALLS, MODULES
-from ..support.bad_configs import BAD_CONFIGS, UNCHANGED, VALID
+from ..support.calls.bad_calls import BAD_CALLS, MODULES
+from ..support.calls.bad_configs import BAD_CONFIGS, UNCHANGED, VALID
 
 CONFIGS: dict[str, specs.Config] = {
     "simple_self_attention": specs.SimpleSelfAttentionConfig(),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..support.browser import Page, find_chromium, running
+from ..support.judging.browser import Page, find_chromium, running
 
 ROOT = Path(__file__).parent.parent.parent
 SITE = ROOT / "build" / "site"

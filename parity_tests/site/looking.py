@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..support.browser import Page
+from ..support.judging.browser import Page
 
 TOO_WIDE = """
 (() => {

@@ -4,8 +4,8 @@ import pytest
 
 from attn_parity.rendering.html import as_html
 
-from ..support.other_pages import write_pages
-from ..support.reports import different_report, equal_report, inconclusive_report
+from ..support.judging.other_pages import write_pages
+from ..support.judging.reports import different_report, equal_report, inconclusive_report
 from .looking import barriers
 
 REPORTS = {"different": different_report, "equal": equal_report, "inconclusive": inconclusive_report}

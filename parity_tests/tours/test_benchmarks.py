@@ -17,7 +17,7 @@ from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
 
-from ..support import cover
+from ..support.calls import cover
 
 ROOT = Path(attn_bridge.__file__).parent.parent
 CELL = Cell(2, 17, 3, 8)

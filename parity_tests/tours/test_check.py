@@ -24,7 +24,7 @@ from attn_parity.check import cases, kernels, matrix
 from attn_parity.check.cases import CASES
 from attn_parity.check.twin_runs import CheckRow
 
-from ..support import cover
+from ..support.calls import cover
 from ..twins.mutation.faults import FAULTS
 
 

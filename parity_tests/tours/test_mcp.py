@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - the sides need it
 
-from ..support import judged_files
+from ..support.files import judged_files
 
 ROOT = Path(__file__).parents[2]
 

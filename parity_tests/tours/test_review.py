@@ -15,7 +15,7 @@ import pytest
 from attn_bridge.cli.app import run
 from attn_parity.confinement import landlock
 
-from ..support.judged_files import NET
+from ..support.files.judged_files import NET
 
 ALLOWED = {"output": "another activation", "grad x": "follows", "fc": "follows", "nope": "never"}
 

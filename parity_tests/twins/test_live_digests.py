@@ -14,7 +14,7 @@ from attn_bridge.checkpoints import live
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli.app import run
 
-from ..support.sharded_sides import BFLOAT16, Arrays, numbers
+from ..support.sharded.sharded_sides import BFLOAT16, Arrays, numbers
 
 NAME = "DecoderModel experts"
 FACTORY = """

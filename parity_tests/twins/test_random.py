@@ -22,7 +22,7 @@ from jax_attn.random import TorchRngs
 from torch_attn import random
 from torch_attn.random import JaxRngs
 
-from ..support import cover
+from ..support.calls import cover
 
 SIZE = 60
 """Elements that JAX draws per case; a shape only groups them, and a shorter draw is a prefix."""

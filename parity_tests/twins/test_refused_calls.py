@@ -25,7 +25,7 @@ from attn_bridge.specs import (
     MultiHeadLatentAttentionConfig,
 )
 
-from ..support import cover
+from ..support.calls import cover
 
 X = np.random.default_rng(0).normal(size=(2, 6, 8))
 

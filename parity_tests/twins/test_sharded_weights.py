@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..support import sharded_weights
-from ..support.sharded_weights import Outcome
+from ..support.sharded import sharded_weights
+from ..support.sharded.sharded_weights import Outcome
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from attn_bridge import Rule, Rules, TransferReport, WeightsMismatchError, trans
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
-from ..support.bad_calls import D_IN, MODULES
+from ..support.calls.bad_calls import D_IN, MODULES
 
 DTYPES = {
     "float64": np.dtype("float64"),

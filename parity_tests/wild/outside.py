@@ -481,7 +481,7 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
     from flax import nnx
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from ..support.tunix_models import as_tunix_needs, library
+    from ..support.models.tunix_models import as_tunix_needs, library
 
     tunix = library("llama3")
     config = tunix.ModelConfig(

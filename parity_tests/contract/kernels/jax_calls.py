@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_bridge import masks
 from jax_attn import functional
-from parity_tests.support.attention_calls import Options, draw
+from parity_tests.support.calls.attention_calls import Options, draw
 
 
 @functools.cache

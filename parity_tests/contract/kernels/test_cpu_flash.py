@@ -10,8 +10,8 @@ import pytest
 
 from attn_bridge import masks
 from parity_tests.contract.backends import adapters, called, fixture
-from parity_tests.support import cover
-from parity_tests.support.attention_calls import CASES, FLOAT32, draw, hold, hold_call, operands, rounded, some
+from parity_tests.support.calls import cover
+from parity_tests.support.calls.attention_calls import CASES, FLOAT32, draw, hold, hold_call, operands, rounded, some
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="the extra cpu is not installed")
 

@@ -11,8 +11,8 @@ import pytest
 from attn_bridge import masks
 from attn_kernels import words
 from parity_tests.contract.backends import adapters, called, fixture
-from parity_tests.support import cover
-from parity_tests.support.attention_calls import FLOAT32, draw, hold_call, operands, padding, rounded, some
+from parity_tests.support.calls import cover
+from parity_tests.support.calls.attention_calls import FLOAT32, draw, hold_call, operands, padding, rounded, some
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="the extra cpu is not installed")
 

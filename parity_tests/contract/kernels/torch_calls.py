@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from attn_bridge import masks
-from parity_tests.support.attention_calls import Options, draw
+from parity_tests.support.calls.attention_calls import Options, draw
 from torch_attn import functional
 from torch_attn.random import JaxRngs
 

@@ -10,7 +10,7 @@ from attn_bridge.cli.app import run
 from attn_parity.dumps.recording import dump
 from attn_parity.dumps.replay import compare_dumps
 from parity_tests.neutral.test_house import run_python
-from parity_tests.support.fake_dumps import INPUTS, Net, write
+from parity_tests.support.files.fake_dumps import INPUTS, Net, write
 
 NET = """
 import numpy as np

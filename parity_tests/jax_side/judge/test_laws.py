@@ -11,8 +11,8 @@ from flax import linen, nnx
 import jax_attn
 from attn_bridge import parity, specs
 
-from ...support.bad_calls import D_IN, MODULES
-from ...support.cover import some
+from ...support.calls.bad_calls import D_IN, MODULES
+from ...support.calls.cover import some
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(2, 5, 4)).astype("float32")

@@ -11,8 +11,8 @@ import numpy as np
 from attn_bridge import masks
 from jax_attn import functional
 from parity_tests.contract.kernels.jax_calls import program, results
-from parity_tests.support import attention_calls
-from parity_tests.support.attention_calls import CASES, FLOAT32, Options, draw, operands, padding, some
+from parity_tests.support.calls import attention_calls
+from parity_tests.support.calls.attention_calls import CASES, FLOAT32, Options, draw, operands, padding, some
 
 __all__ = ["CASES", "FLOAT32", "draw", "operands", "padding", "program", "results", "some"]
 

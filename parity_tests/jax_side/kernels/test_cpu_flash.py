@@ -22,7 +22,7 @@ from attn_kernels.vectors import exponentials, memory
 from jax_attn import functional
 from jax_attn.implementations import blocked, cpu_flash
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import arrays, attend, draw, some, squared
 
 

@@ -28,7 +28,7 @@ from attn_parity.frameworks.jax.running.promotion import promoted
 from jax_attn import functional
 from jax_attn.implementations import block_plan, cpu_flash, flash_primitives, unavailable
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import arrays, attend, draw, some, squared
 
 

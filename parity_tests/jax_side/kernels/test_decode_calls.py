@@ -24,7 +24,7 @@ from jax_attn import functional
 from jax_attn.implementations import cpu_flash
 from jax_attn.operations import few_rows
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import arrays, attend, squared
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="the extra cpu is not installed")

@@ -12,7 +12,7 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import few_queries
 
-from ...support import cover
+from ...support.calls import cover
 
 RANDOM = np.random.default_rng(0)
 CASES = {

@@ -8,7 +8,7 @@ import numpy as np
 from attn_bridge import masks
 from jax_attn import functional
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import operands
 
 

@@ -15,7 +15,7 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import block_operands
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import CASES, FLOAT32, arrays, draw, hold, operands, results
 
 BLOCKS = (

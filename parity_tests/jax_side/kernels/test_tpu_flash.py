@@ -14,7 +14,7 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import tpu_flash
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import CASES, FLOAT32, arrays, draw, hold, program
 
 LEFT_TO_OTHERS = {

@@ -20,7 +20,7 @@ from attn_bridge import masks
 from jax_attn import functional
 from jax_attn.implementations import blocked
 
-from ...support import cover
+from ...support.calls import cover
 from .attention_calls import arrays, loss
 
 TRANSFORMS = {

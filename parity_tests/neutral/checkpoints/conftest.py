@@ -22,7 +22,7 @@ def source(tmp_path_factory):
 def store(monkeypatch):
     """An object store on loopback, as AWS's environment names it; requests that fail are made again at once."""
     from attn_bridge.checkpoints.containers.remote import faults
-    from parity_tests.support.object_store import ObjectStore
+    from parity_tests.support.files.object_store import ObjectStore
 
     with ObjectStore() as found:
         name_in_environment(monkeypatch, found.url)

@@ -6,7 +6,7 @@ import pytest
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from parity_tests.fuzz.samples import read
-from parity_tests.support.memory import traced_memory
+from parity_tests.support.processes.memory import traced_memory
 
 MAX_MEMORY = 1 << 24
 """Bytes that a refusal may cost."""

@@ -14,7 +14,7 @@ from attn_parity.confinement import process
 from attn_parity.confinement.keeper import Ending
 from attn_parity.rendering.terminal import as_text
 
-from ...support.reports import SUSPECT, different_report
+from ...support.judging.reports import SUSPECT, different_report
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from attn_parity.confinement.keeper import Ending
 from attn_parity.review import judging, manifest, report
 from attn_parity.review.commit import Commit
 
-from ...support.reports import different_report
+from ...support.judging.reports import different_report
 
 PAIR = '[[pair]]\nname = "a"\nfirst = "net.py:A"\nsecond = "net.py:B"\n'
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from attn_parity.attestation import statement
-from parity_tests.support.reports import different_report
+from parity_tests.support.judging.reports import different_report
 
 SUBJECTS = {
     **{side: {"files": {}, "modules": {}, "weights": f"w {side}", "code": f"c {side}"} for side in ("first", "second")},

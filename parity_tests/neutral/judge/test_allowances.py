@@ -9,7 +9,13 @@ from attn_parity.results.allowances import accept, checked, parse
 from attn_parity.results.changes import Changes, changes, read
 from attn_parity.results.findings import Divergence, ModuleNode
 from attn_parity.results.report import Report
-from parity_tests.support.reports import SUSPECT, different_report, equal_report, equal_tensor, inconclusive_report
+from parity_tests.support.judging.reports import (
+    SUSPECT,
+    different_report,
+    equal_report,
+    equal_tensor,
+    inconclusive_report,
+)
 
 
 def node(path: str, verdict: str = "equal", *children: ModuleNode, **fields: object) -> ModuleNode:

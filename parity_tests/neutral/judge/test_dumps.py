@@ -18,7 +18,7 @@ from attn_parity.dumps import recording, replay
 from attn_parity.dumps.replay import compare_dumps
 from attn_parity.samples import sampling
 from attn_parity.verdict import runner
-from parity_tests.support.fake_dumps import INPUTS, Net, write
+from parity_tests.support.files.fake_dumps import INPUTS, Net, write
 
 from ..test_house import run_python
 

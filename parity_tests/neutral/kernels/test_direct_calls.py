@@ -19,7 +19,7 @@ import pytest
 from attn_bridge import masks
 from attn_kernels import words
 from attn_kernels.description import describe, intervals
-from parity_tests.support.forks import in_a_process
+from parity_tests.support.processes.forks import in_a_process
 
 if importlib.util.find_spec("llvmlite") is None:
     pytest.skip("the extra cpu is not installed", allow_module_level=True)

@@ -6,8 +6,8 @@ import struct
 import pytest
 
 from attn_parity.rendering.html import as_html
-from parity_tests.support.browser import find_chromium, running
-from parity_tests.support.reports import (
+from parity_tests.support.judging.browser import find_chromium, running
+from parity_tests.support.judging.reports import (
     COMMAND,
     SUSPECT,
     different_report,

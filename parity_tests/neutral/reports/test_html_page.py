@@ -12,8 +12,8 @@ import pytest
 
 from attn_parity.rendering.html import as_html
 from attn_parity.results.report import Report
-from parity_tests.support.html_outline import Outline
-from parity_tests.support.reports import (
+from parity_tests.support.judging.html_outline import Outline
+from parity_tests.support.judging.reports import (
     COMMAND,
     HOSTILE,
     different_report,

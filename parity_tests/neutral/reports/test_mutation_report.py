@@ -18,7 +18,7 @@ from fault_lab.planted.usual_rules import rejections
 from fault_lab.report import MutationReport
 from fault_lab.trials import upper_bound
 from fault_lab.visibility import Change
-from parity_tests.support.blocks import find_config
+from parity_tests.support.calls.blocks import find_config
 
 USAGE_ERRORS = [
     (["--configs", "0"], "error: configs (0) must be at least 1\n"),

@@ -11,7 +11,7 @@ import pytest
 
 from attn_bridge.cli.app import complete
 from attn_parity.commands.outputs import Outputs
-from parity_tests.support.reports import different_report, equal_report
+from parity_tests.support.judging.reports import different_report, equal_report
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from attn_parity.rendering.html import training
 from parity_tests.neutral.reports.test_html_in_browser import CHROMIUM, OVERFLOW, SCREENS
-from parity_tests.support.browser import running
-from parity_tests.support.other_pages import training_report, write_pages
+from parity_tests.support.judging.browser import running
+from parity_tests.support.judging.other_pages import training_report, write_pages
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium; none was found")
 

@@ -7,7 +7,7 @@ import pytest
 from attn_parity.results.findings import SEVERITY
 from attn_parity.results.report import ParityError, Report
 
-from ...support.other_pages import training_report
+from ...support.judging.other_pages import training_report
 
 
 @pytest.mark.parametrize("verdict", SEVERITY)

@@ -13,8 +13,8 @@ import pytest
 from attn_parity.rendering.html import figures, pictures
 from attn_parity.results.findings import Picture
 from attn_parity.results.report import Report
-from parity_tests.support.html_outline import Outline
-from parity_tests.support.reports import large_report
+from parity_tests.support.judging.html_outline import Outline
+from parity_tests.support.judging.reports import large_report
 
 EMPTY = Report("equal", [])
 

@@ -13,8 +13,8 @@ import torch_attn
 from attn_bridge import parity, specs
 from attn_bridge.cli.app import run as run_command
 
-from ...support.bad_calls import D_IN, MODULES
-from ...support.cover import some
+from ...support.calls.bad_calls import D_IN, MODULES
+from ...support.calls.cover import some
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 6, 8)).astype("float32")

@@ -22,12 +22,12 @@ import torch_attn
 from attn_bridge import masks
 from attn_bridge.specs import GroupedQueryAttentionConfig
 from attn_kernels import words
-from parity_tests.support.attention_calls import draw, operands, some
+from parity_tests.support.calls.attention_calls import draw, operands, some
 from torch_attn import functional
 from torch_attn.implementations import cpu_flash, sdpa, unavailable
 from torch_attn.random import JaxRngs
 
-from ...support import cover
+from ...support.calls import cover
 
 if importlib.util.find_spec("llvmlite") is None:
     pytest.skip("the extra cpu is not installed", allow_module_level=True)

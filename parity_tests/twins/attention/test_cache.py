@@ -18,7 +18,7 @@ from attn_bridge import masks
 from attn_bridge.reference.grouped_query_attention import reference
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, RelativeBias, Rotary
 
-from ...support import cover
+from ...support.calls import cover
 
 BATCH, TOKENS, WIDTH = 3, 9, 10
 STEPS = (4, 2, 1, 1, 1)

@@ -25,7 +25,7 @@ from attn_bridge.models import families
 from attn_bridge.reference.gated_delta_net import reference
 from attn_bridge.specs import GatedDeltaNetConfig
 from attn_parity.frameworks.torch.running.promotion import promoted
-from parity_tests.support.hf_oracle import judge_roundings
+from parity_tests.support.models.hf_oracle import judge_roundings
 from torch_attn.backend import to_numpy
 
 from .compiled import in_jit

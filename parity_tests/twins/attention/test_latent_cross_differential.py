@@ -22,7 +22,7 @@ from attn_bridge.masks import sliding_window
 from attn_bridge.models import families
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import precision
-from parity_tests.support.hf_oracle import judge_roundings
+from parity_tests.support.models.hf_oracle import judge_roundings
 from torch_attn.backend import to_numpy
 
 from ..interpreted import by_numpy

@@ -20,7 +20,7 @@ from attn_bridge.specs.as_json import as_json, from_json
 from jax_attn.backend import precision
 from torch_attn.backend import to_numpy
 
-from ...support import cover
+from ...support.calls import cover
 
 INDEXER = Indexer(6, 6, top_k=3)
 CONFIG = SparseIndexedAttentionConfig(6, 3, 5, 4, 2, 3, query_dim=4, bias=True, indexer=INDEXER)

@@ -25,7 +25,8 @@ from attn_bridge.checkpoints import configs
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
-from ...support import gguf_files, hf_folders
+from ...support.files import gguf_files
+from ...support.models import hf_folders
 from ..interpreted import run_by_numpy
 
 T = transformers

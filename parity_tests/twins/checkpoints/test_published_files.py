@@ -20,7 +20,8 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from ...support import adapter_files, gguf_files, hf_folders, quantised_files
+from ...support.files import adapter_files, gguf_files, quantised_files
+from ...support.models import hf_folders
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))

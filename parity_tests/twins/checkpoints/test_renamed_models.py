@@ -10,8 +10,8 @@ import torch
 import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
-from parity_tests.support import multimodal_models
-from parity_tests.support.multimodal_models import IDS
+from parity_tests.support.models import multimodal_models
+from parity_tests.support.models.multimodal_models import IDS
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])

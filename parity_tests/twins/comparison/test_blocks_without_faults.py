@@ -16,7 +16,7 @@ from attn_parity.sides.subject import Arguments
 from fault_lab.adapters import load_mutants
 from fault_lab.mesh.configs import draw_mesh_config
 from fault_lab.planted import mutants
-from parity_tests.support.blocks import find_config
+from parity_tests.support.calls.blocks import find_config
 
 from ..models.block_reference import reference
 

@@ -30,7 +30,7 @@ from attn_parity.dumps.replay import compare_dumps
 from attn_parity.frameworks.jax.subject import JaxSubject
 from attn_parity.frameworks.torch.subject import TorchSubject
 
-from ...support import cover
+from ...support.calls import cover
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
 IDS = np.array([[1, 2, 3, 9, 0], [4, 4, 7, 8, 2]])

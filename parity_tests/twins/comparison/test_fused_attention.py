@@ -26,7 +26,7 @@ from attn_parity.dumps.replay import compare_dumps
 from attn_parity.verdict import probes
 from fault_lab.driver import _Subject, find_trial
 
-from ...support import cover
+from ...support.calls import cover
 
 DOUBLE = ("float64",)
 """Judged in float64 alone, nothing but the float64 limit is in force, whatever float32 loses by luck."""

@@ -8,7 +8,7 @@ from flax import nnx
 
 from attn_bridge import parity
 
-from ...support import cover
+from ...support.calls import cover
 
 X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
 

@@ -10,7 +10,7 @@ from flax import linen, nnx
 
 from attn_bridge import parity
 
-from ...support import cover
+from ...support.calls import cover
 
 
 class Mixer(torch.nn.Module):

@@ -20,7 +20,7 @@ from torch import nn
 from attn_bridge import checkpoints
 from attn_bridge.parity import compare
 
-from ...support import cover
+from ...support.calls import cover
 
 WIDTH, NUM_HEADS, HEAD_DIM = 384, 3, 32
 """Of the model's twelve heads the first three, which is quicker."""

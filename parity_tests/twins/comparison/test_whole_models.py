@@ -12,7 +12,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import backends, checkpoints
 from attn_bridge.models import families
-from parity_tests.support.hf_folders import FAMILIES, attention_of, equal, saved
+from parity_tests.support.models.hf_folders import FAMILIES, attention_of, equal, saved
 
 LAYERS = {
     "gemma3": (1, "trf_blocks.1.att."),

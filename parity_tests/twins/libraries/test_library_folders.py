@@ -14,7 +14,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
 
-from ...support import cover
+from ...support.calls import cover
 
 T = transformers
 IDS = np.random.default_rng(3).integers(1, 31, size=(2, 11))

@@ -11,7 +11,7 @@ import transformers
 from flax import nnx
 
 from attn_bridge import WeightsMismatchError, specs, transfer
-from parity_tests.support.whole_models import BERT
+from parity_tests.support.models.whole_models import BERT
 from torch_attn import backend as torch_backend
 
 from . import whole_models

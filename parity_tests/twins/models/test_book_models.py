@@ -19,8 +19,8 @@ from attn_bridge import checkpoints
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
-from ...support import originals
-from ...support.decoder_oracle import make
+from ...support.models import originals
+from ...support.models.decoder_oracle import make
 from .test_originals import BOOK_GEMMA, BOOK_LLAMA, BOOK_MOE, BOOK_QWEN, CASES, IDS
 
 BOOKS = {
@@ -65,7 +65,7 @@ def test_the_books_own_class_gives_the_same_logits(tmp_path, name):
 def test_the_names_recorded_are_those_of_the_class(name):
     module, kind, config = BOOKS[name]
     package = pytest.importorskip(f"llms_from_scratch.{module}", exc_type=ImportError)
-    recorded = importlib.import_module("parity_tests.neutral.checkpoints.test_originals")
+    recorded = importlib.import_module("parity_tests.neutral.checkpoints.layouts.test_originals")
     sizes = {"emb_dim": 16, "head_dim": 6, "num_experts": 3, "moe_intermediate_size": 5, "n_layers": 2}
     own = {**config, **{key: size for key, size in sizes.items() if key in config or key in ("emb_dim", "n_layers")}}
     own |= {"dtype": torch.float32, **({"layer_types": config["layer_types"][:2]} if "layer_types" in config else {})}

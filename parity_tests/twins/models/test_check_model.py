@@ -30,7 +30,7 @@ from attn_parity.frameworks.torch import decoded as torch_decoded
 from attn_parity.frameworks.torch import hugging_face
 from attn_parity.sides import large
 
-from ...support import cover
+from ...support.calls import cover
 
 FAULTS = {
     "key": ("model.layers.1.self_attn.k_proj.weight", lambda one: one * 1.01, "trf_blocks.1.att.W_key"),

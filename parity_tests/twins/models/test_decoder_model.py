@@ -21,8 +21,8 @@ from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
 from torch_attn.backend import get_weights, to_numpy
 
-from ...support import cover
-from ...support.decoder_oracle import DECODERS, TOKENS, Oracle, run
+from ...support.calls import cover
+from ...support.models.decoder_oracle import DECODERS, TOKENS, Oracle, run
 from ..interpreted import by_numpy, run_by_numpy
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}

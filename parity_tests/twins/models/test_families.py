@@ -17,8 +17,8 @@ from attn_bridge import parity
 from attn_bridge.models import families
 from jax_attn.backend import precision
 
-from ...support import cover
-from ...support.hf_oracle import CASES, LAYERS, judge_layer, run
+from ...support.calls import cover
+from ...support.models.hf_oracle import CASES, LAYERS, judge_layer, run
 from ..attention.compiled import in_jit
 from ..interpreted import run_by_numpy
 

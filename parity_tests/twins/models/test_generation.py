@@ -23,8 +23,8 @@ from torch_attn.backend import to_numpy
 from torch_attn.decoding import generation
 from torch_attn.random import JaxRngs
 
-from ...support import cover
-from ...support.decoder_oracle import TOKENS, VOCABULARY, run
+from ...support.calls import cover
+from ...support.models.decoder_oracle import TOKENS, VOCABULARY, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 

@@ -11,7 +11,7 @@ from attn_bridge import transfer
 from attn_bridge.parity import compare
 from attn_bridge.reference import bert_encoder, gpt_model
 from jax_attn import backend as jax_backend
-from parity_tests.support.whole_models import BERT, GPT, draw
+from parity_tests.support.models.whole_models import BERT, GPT, draw
 from torch_attn import backend as torch_backend
 
 from .whole_models import assert_close, call, make_flax, make_torch, on_torch, results, weights

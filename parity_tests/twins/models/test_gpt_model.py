@@ -13,7 +13,7 @@ import transformers
 import torch_attn
 from attn_bridge import WeightsMismatchError, specs, transfer
 from jax_attn import backend as jax_backend
-from parity_tests.support.whole_models import GPT
+from parity_tests.support.models.whole_models import GPT
 from torch_attn import backend as torch_backend
 
 from . import whole_models

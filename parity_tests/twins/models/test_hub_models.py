@@ -18,7 +18,7 @@ import torch_attn
 from attn_bridge import checkpoints, parity
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.hub import reading
-from parity_tests.support.hub import TOKEN, serving
+from parity_tests.support.files.hub import TOKEN, serving
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"

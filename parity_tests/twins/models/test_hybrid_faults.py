@@ -14,7 +14,7 @@ import torch_attn
 from attn_bridge import masks, specs
 from torch_attn.backend import to_numpy
 
-from ...support.decoder_oracle import run
+from ...support.models.decoder_oracle import run
 
 Config, Fault = specs.DecoderConfig, Callable[[Any], Any]
 

@@ -24,8 +24,9 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
-from ...support import cover, originals
-from ...support.decoder_oracle import TOKENS, VOCABULARY, lift, make
+from ...support.calls import cover
+from ...support.models import originals
+from ...support.models.decoder_oracle import TOKENS, VOCABULARY, lift, make
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 IDS = np.random.default_rng(7).integers(0, VOCABULARY, (2, TOKENS))

@@ -16,8 +16,9 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints
 
-from ...support import cover, tunix_models
-from ...support.tunix_models import CASES
+from ...support.calls import cover
+from ...support.models import tunix_models
+from ...support.models.tunix_models import CASES
 
 IDS = np.random.default_rng(5).integers(0, 31, size=(2, 9))
 BACKENDS = {"torch": torch_attn, "flax": jax_attn}

@@ -11,7 +11,7 @@ from flax import nnx
 import jax_attn
 from attn_bridge.parity import compare
 
-from ...support import decoder_oracle
+from ...support.models import decoder_oracle
 
 IDS = np.random.default_rng(0).integers(1, decoder_oracle.VOCABULARY, (2, 9))
 """Tokens other than that of padding, whose embedding gets no gradient in torch."""

@@ -15,7 +15,7 @@ from attn_bridge import transfer
 from attn_parity.adapters import load_adapter
 from attn_parity.sides.subject import Arguments
 from jax_attn import backend as jax_backend
-from parity_tests.support.whole_models import WholeModel, draw
+from parity_tests.support.models.whole_models import WholeModel, draw
 from torch_attn import backend as torch_backend
 
 Result = tuple[np.ndarray, dict[str, np.ndarray]]

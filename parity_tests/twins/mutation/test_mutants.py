@@ -13,7 +13,7 @@ from attn_parity.adapters import load_adapter
 from attn_parity.sides.subject import Arguments
 from fault_lab.adapters import load_mutants
 from fault_lab.planted import block_faults, mutants, pairs
-from parity_tests.support.blocks import find_config
+from parity_tests.support.calls.blocks import find_config
 
 from ..models.block_reference import reference
 

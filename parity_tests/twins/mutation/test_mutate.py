@@ -19,7 +19,7 @@ from fault_lab.planted import mutants, pairs
 from fault_lab.planted.block_faults import always, never
 from fault_lab.planted.faults import FAULTS, find_fault
 from fault_lab.planted.usual_rules import USUAL_RULES
-from parity_tests.support.blocks import find_config
+from parity_tests.support.calls.blocks import find_config
 
 SEED = 400_000
 """Where the tests' own numbers begin."""

@@ -21,7 +21,7 @@ from fault_lab.driver import find_trial, run_trial
 from fault_lab.planted import mutants, pairs
 from fault_lab.planted.block_faults import BLOCK_FAULTS
 from fault_lab.planted.kernels import OWN_FORMULA, Order, draw_order
-from parity_tests.support.blocks import find_config
+from parity_tests.support.calls.blocks import find_config
 
 SEED = 410_000
 SIDES = ("torch", "flax")

@@ -12,7 +12,7 @@ import pytest
 from attn_parity.hints import Evidence, hint_for, of_statistic
 from attn_parity.hints.layers import ACTIVATIONS
 from attn_parity.hints.reshaping import RESIZINGS
-from parity_tests.support.work import count_calls
+from parity_tests.support.processes.work import count_calls
 
 RANDOM = np.random.default_rng(5)
 LABELS = ("torch", "Flax")

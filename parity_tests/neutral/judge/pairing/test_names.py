@@ -10,7 +10,7 @@ import pytest
 from attn_parity.pairing import names, parts, propose
 from attn_parity.pairing.tensors import whole
 from attn_parity.sides.subject import SideWeight
-from parity_tests.support.work import count_calls
+from parity_tests.support.processes.work import count_calls
 
 from .parameters import HIDDEN, D, linear, norm, parameters
 

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from parity_tests.support.forks import in_a_process
+from parity_tests.support.processes.forks import in_a_process
 
 from .pytest_runs import CONFTEST, FRAMEWORKS, ROOT, Done
 

@@ -7,9 +7,9 @@ from attn_parity.rendering.json import as_json
 from attn_parity.rendering.junit import as_junit
 from attn_parity.results.findings import Allowance
 from attn_parity.results.report import Report
-from parity_tests.support.html_outline import Outline
-from parity_tests.support.reports import different_report, equal_report, large_report
-from parity_tests.support.work import count_calls
+from parity_tests.support.judging.html_outline import Outline
+from parity_tests.support.judging.reports import different_report, equal_report, large_report
+from parity_tests.support.processes.work import count_calls
 
 from .renderings import parsed, printed
 

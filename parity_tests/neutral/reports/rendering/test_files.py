@@ -10,7 +10,7 @@ from attn_bridge import whole_files as files
 from attn_parity.rendering.html import as_html
 from attn_parity.rendering.json import as_json
 from attn_parity.rendering.junit import as_junit
-from parity_tests.support.reports import different_report
+from parity_tests.support.judging.reports import different_report
 
 from .renderings import EMPTY
 

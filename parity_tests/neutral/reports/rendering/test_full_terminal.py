@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attn_parity.rendering import branch, outline
 from attn_parity.results.findings import ModuleNode
-from parity_tests.support.reports import different_report
+from parity_tests.support.judging.reports import different_report
 
 from .renderings import EMPTY, printed
 

@@ -9,7 +9,7 @@ import pytest
 from attn_parity.rendering.json import as_json
 from attn_parity.results.findings import SCHEMA, Worst
 from attn_parity.results.report import Report
-from parity_tests.support.reports import SUSPECT, different_report, equal_report, equal_tensor
+from parity_tests.support.judging.reports import SUSPECT, different_report, equal_report, equal_tensor
 
 from .renderings import EMPTY
 

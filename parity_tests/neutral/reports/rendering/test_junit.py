@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from attn_parity.rendering import text
-from parity_tests.support.reports import (
+from parity_tests.support.judging.reports import (
     COMMAND,
     HOSTILE,
     different_report,

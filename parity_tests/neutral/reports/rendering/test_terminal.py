@@ -14,7 +14,7 @@ from attn_parity.rendering.junit import as_junit
 from attn_parity.results.changes import Changes
 from attn_parity.results.findings import Allowance, Candidate, ModuleNode, Worst
 from attn_parity.results.report import Report
-from parity_tests.support.reports import (
+from parity_tests.support.judging.reports import (
     COMMAND,
     different_report,
     equal_report,

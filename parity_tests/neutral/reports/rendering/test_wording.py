@@ -9,8 +9,8 @@ from attn_parity.rendering.html import as_html
 from attn_parity.rendering.text import LEGEND, headline, used, worst_first
 from attn_parity.results.findings import Divergence, ModuleNode
 from attn_parity.results.report import Report
-from parity_tests.support.html_outline import Outline
-from parity_tests.support.reports import equal_tensor
+from parity_tests.support.judging.html_outline import Outline
+from parity_tests.support.judging.reports import equal_tensor
 
 from .renderings import EMPTY
 

@@ -24,9 +24,8 @@ from attn_bridge import parity
 from attn_parity.frameworks.torch.drawing import drawing
 from attn_parity.sides.dropout_masks import Masks
 from attn_parity.training.free_runs import drift
+from parity_tests.support.calls import cover
 from torch_attn.random import JaxRngs
-
-from ....support import cover
 
 LR, RATE = 1e-2, 0.25
 

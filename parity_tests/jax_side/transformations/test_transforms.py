@@ -1,0 +1,101 @@
+"""Every class under the transformations of JAX: derivatives forward and twice, `jax.vmap`, programs of open sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import export
+
+import jax_attn
+from attn_bridge.specs import VARIANTS
+from jax_attn import functional
+
+from ...contract import jax_backend, modules
+from ...support.calls.bad_calls import D_IN, MODULES
+
+LENGTH = 140
+"""Tokens from which kernels with gradients of their own are picked."""
+
+MODERN = [variant.name for variant in VARIANTS if variant.group == "modern"]
+CLASSES = [*MODULES, *MODERN]
+
+
+@functools.cache
+def made(name: str) -> tuple[Any, Any]:
+    """Return a function of the input ``(B, T, d_in)`` that calls a module, and that width."""
+    if name in MODULES:
+        longer = {"context_length": LENGTH} if "context_length" in MODULES[name] else {}
+        return modules.make(jax_backend, name, **longer), D_IN
+    if name == "RMSNorm":
+        return jax_attn.RMSNorm(D_IN, rngs=nnx.Rngs(0)), D_IN
+    module, x = modules.make_example(jax_backend, name)
+    call = (lambda x: module(x, context=x)) if name == "CrossAttention" else module
+    return call, x.shape[-1]
+
+
+def tokens(name: str, length: int, batch: int = 2) -> jax.Array:
+    return 0.3 * modules.draw(batch, length, made(name)[1])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_jitted_module_has_derivatives_forward_and_twice(name):
+    call, x = made(name)[0], tokens(name, LENGTH, 1)
+    one = jnp.float32(1.0)
+
+    @jax.jit
+    def jitted(scale: jax.Array) -> jax.Array:
+        return (call(x * scale) ** 2).mean()
+
+    def plain(scale: jax.Array) -> jax.Array:
+        with functional.use_implementation("reference"):
+            return (call(x * scale) ** 2).mean()
+
+    slope, curve = jax.jit(jax.value_and_grad(jax.grad(plain)))(one)
+    found = jax.jit(lambda one: (jax.jvp(jitted, (one,), (one,))[1], jax.hessian(jitted)(one)))(one)
+    np.testing.assert_allclose(found, (slope, curve), rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_vmap_gives_what_a_batch_gives(name):
+    call, x = made(name)[0], jnp.asarray(tokens(name, 9, 3))
+    alone, pairs, whole = jax.jit(lambda x: (jax.vmap(call)(x), jax.vmap(call)(jnp.stack([x, x])), call(x)))(x)
+    np.testing.assert_allclose(alone, whole, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(pairs[1], whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_program_of_open_sizes_is_exported(name):
+    call, width = made(name)
+    shape = export.symbolic_shape(f"b, t, {width}", constraints=[f"t <= {LENGTH}"])
+    program = export.export(jax.jit(call))(jax.ShapeDtypeStruct(shape, "float32"))
+    x = tokens(name, 70)
+    np.testing.assert_allclose(program.call(x), jax.jit(call)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_length_beyond_the_context_is_refused():
+    shape = jax.ShapeDtypeStruct(export.symbolic_shape(f"b, t, {D_IN}"), "float32")
+    with pytest.raises(ValueError, match="context_length") as caught:
+        export.export(jax.jit(made(modules.MHA)[0]))(shape)
+    assert str(caught.value) == (
+        f"number of tokens (t) must be at most context_length ({LENGTH}): "
+        f'give jax.export.symbolic_shape constraints=["t <= {LENGTH}"]'
+    )
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_a_function_takes_a_mask_of_integers_as_a_constant(array):
+    call, x = made("GroupedQueryAttention")[0], tokens("GroupedQueryAttention", 5)
+    mask = array(modules.PADDING.astype("int32"))
+    found = jax.jit(lambda x: call(x, attention_mask=mask))(x)
+    np.testing.assert_allclose(found, call(x, attention_mask=modules.PADDING), rtol=1e-5, atol=1e-5)
+    doubled = 2 * mask  # before the trace, in which it would have no values
+    with pytest.raises(
+        ValueError, match=r"^attention mask of integers must hold 0 \(padding\) and 1 \(token\) alone, got 2\b"
+    ):
+        jax.jit(lambda x: call(x, attention_mask=doubled))(x)

@@ -1,0 +1,172 @@
+"""Files of other programs, and parts of checkpoints: refused in one line with a remedy, never converted in part."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.models import layouts
+from attn_bridge.weights.rows import LayoutError
+from parity_tests.fuzz.samples import write
+
+from ..checkpoint_files import made
+
+ARRAYS = {"x": np.ones(3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("ggml.bin", struct.pack("<I", 0x67676D6C) + bytes(40), "older than GGUF: llama.cpp's"),
+        ("ggjt.bin", struct.pack("<II", 0x67676A74, 3) + bytes(40), "older than GGUF: llama.cpp's"),
+        ("a.bin", struct.pack("<Ii", 0x616B3432, 1) + bytes(40), "is an export of llama2.c"),
+        ("b.bin", struct.pack("<ii", 20240326, 3) + bytes(40), "is an export of llm.c"),
+        ("c.bin", b"\x08\x07\x12\x07pytorch" + bytes(40), "is a graph of ONNX"),
+        ("d.tflite", b"\x1c\0\0\0TFL3" + bytes(40), "is a graph of TensorFlow Lite"),
+        ("imatrix.dat", struct.pack("<ii", 1, 14) + b"blk.0.attn_q.w" + bytes(40), "is an importance matrix"),
+        ("stream", b"\x92\x92\xa6params\xa1w\xc4\x02ab", "is a stream of EasyLM"),
+        ("m.joblib", b"\x80\x04}.", "may be pickle: --source-format pickle reads it"),
+        ("m.index", b"x", "is the index of a checkpoint of TensorFlow"),
+        ("m.zip", b"PK\3\4" + bytes(40), "is a zip archive: unpack it"),
+    ],
+)
+def test_files_of_other_programs_are_named(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.inspect(tmp_path / name)
+    assert message in str(caught.value)
+
+
+def test_a_folder_of_another_program_names_its_file(tmp_path):
+    (tmp_path / "saved_model.pb").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"its saved_model\.pb is a graph of TensorFlow; load its variables"):
+        checkpoints.inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [("x/models/model.json", "is a program of torch.export"), ("x.safetensors", "with x.safetensors in it: unpack it")],
+)
+def test_other_archives_named_as_files_of_torch(tmp_path, member, message):
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr(member, "{}")
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.inspect(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("pattern", ["consolidated.{:02}.pth", "mp_rank_{:02}_model_states.pt"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_of_each_matrix_is_not_converted_alone(tmp_path, pattern, number):
+    paths = [write("torch", tmp_path / pattern.format(rank), ARRAYS) for rank in range(2)]
+    with pytest.raises(CheckpointError, match="holds a part of each matrix, whose other parts are next to it"):
+        checkpoints.inspect(paths[number])
+    paths[1 - number].unlink()
+    assert checkpoints.inspect(paths[number]).tensors.keys() == {"x"}
+
+
+@pytest.mark.parametrize(
+    "names", [["mp_rank_00/a.pt", "mp_rank_01/a.pt"], ["mp_rank_00_000/a.pt", "mp_rank_00_001/a.pt"]]
+)
+def test_ranks_in_folders_are_not_offered_alone(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+        write("torch", tmp_path / name, ARRAYS)
+    with pytest.raises(
+        CheckpointError, match="holds the parts of weights that ranks of tensor or pipeline parallelism"
+    ):
+        checkpoints.inspect(tmp_path)
+
+
+def test_the_optimizer_of_deepspeed_beside_weights_is_passed_over(tmp_path):
+    write("torch", tmp_path / "mp_rank_00_model_states.pt", ARRAYS)
+    (tmp_path / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+    assert checkpoints.inspect(tmp_path).tensors.keys() == {"x"}
+
+
+def test_arrays_of_objects_can_be_left_out(tmp_path):
+    np.savez(tmp_path / "x.npz", **ARRAYS, tree=np.array({"a": 1}, dtype=object))
+    with pytest.raises(CheckpointError, match=r"tree of .* which only unpickling reads; save the arrays .*--drop"):
+        checkpoints.convert(tmp_path / "x.npz", tmp_path / "out", to_layout="same")
+    checkpoints.convert(tmp_path / "x.npz", tmp_path / "out", to_layout="same", drop=["tree"])
+    assert checkpoints.read(tmp_path / "out").keys() == {"x"}
+
+
+def test_verify_reads_a_source_as_its_conversion_did(tmp_path):
+    source = write("torch", tmp_path / "x.pt", ARRAYS).rename(tmp_path / "x.pth.tar")
+    checkpoints.convert(source, tmp_path / "out", to_layout="same", source_format="torch")
+    assert checkpoints.verify(source, tmp_path / "out").passed
+
+
+def test_adapters_for_diffusion_models_are_named(tmp_path):
+    names = ("alpha", "lora_down.weight", "lora_up.weight")
+    arrays = {f"lora_unet_mid_block_to_q.{name}": np.ones((2, 2), np.float32) for name in names}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="is of an adapter of Kohya's scripts for a diffusion model"):
+        checkpoints.convert(tmp_path / "x.safetensors", tmp_path / "out")
+
+
+def test_names_of_nanogpt_without_its_head_may_be_of_gptbigcode(tmp_path):
+    arrays = {name: array for name, array in made("nanogpt").items() if name != "lm_head.weight"}
+    with pytest.raises(LayoutError, match=r"GPTBigCode with multi_query=False.* --from nanogpt takes it"):
+        layouts.detect(arrays)
+    assert layouts.detect(arrays, "gpt2").name == "nanogpt"
+    without = {name: array for name, array in arrays.items() if not name.endswith(".bias")}
+    assert layouts.detect(without).name == "nanogpt"
+
+
+def test_no_other_family_is_advised_for_a_part_of_an_unknown_one(tmp_path):
+    arrays = made("hf-llama")
+    names = {f"model.encoder.{name}": array for name, array in arrays.items()}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "pegasus"}))
+    safetensors.numpy.save_file(names, tmp_path / "model.safetensors")
+    with pytest.raises(LayoutError) as caught:
+        checkpoints.convert(tmp_path, tmp_path / "out")
+    assert str(caught.value).startswith("no layout is for the model_type pegasus")
+    assert "--from" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda torch: torch.eye(3).to_sparse(), "it is a sparse tensor; save its to_dense()"),
+        (lambda torch: torch.ones(2, dtype=torch.complex64).conj(), "it is marked as conjugated or negated"),
+    ],
+)
+def test_other_tensors_of_torch_can_be_left_out(tmp_path, value, message):
+    torch = pytest.importorskip("torch")
+    torch.save({"x": torch.ones(3), "odd": value(torch)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(tmp_path / "x.pt", tmp_path / "out", to_layout="same")
+    assert message in str(caught.value)
+    checkpoints.convert(tmp_path / "x.pt", tmp_path / "out", to_layout="same", drop=["odd"])
+    assert checkpoints.read(tmp_path / "out").keys() == {"x"}
+
+
+@pytest.mark.parametrize("head", ["score.weight", "qa_outputs.bias"])
+def test_classifiers_without_a_head_over_the_vocabulary_get_no_advice_that_ends_nowhere(tmp_path, head):
+    arrays = {name: array for name, array in made("hf-llama").items() if name != "lm_head.weight"}
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
+    safetensors.numpy.save_file({**arrays, head: np.ones(2, np.float32)}, source / "model.safetensors")
+    with pytest.raises(
+        LayoutError, match=rf"^{head} is a head for classes or answers, .*--to same changes its container"
+    ):
+        checkpoints.convert(source, tmp_path / "out")
+    checkpoints.convert(source, tmp_path / "same", to_layout="same")
+
+
+def test_shapes_of_a_model_that_its_config_makes_unlike_others_name_the_key(tmp_path):
+    arrays = {name: array for name, array in made("nanogpt").items() if not name.endswith("h.0.attn.bias")}
+    sizes = {"n_embd": 6, "n_layer": 1, "n_head": 2, "vocab_size": 11}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_bigcode", "multi_query": False, **sizes}))
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(LayoutError, match=r"^config.json: multi_query \(False\) of gpt"):
+        checkpoints.convert(tmp_path, tmp_path / "out")

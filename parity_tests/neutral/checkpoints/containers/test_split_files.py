@@ -1,0 +1,140 @@
+"""Meta's files of a model that was split over several devices, read as one checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints import containers
+from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
+from attn_bridge.checkpoints.containers.torch_file import TorchWriter
+
+from ..checkpoint_files import bits
+
+PARAMS = {
+    "dim": 8,
+    "n_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "vocab_size": 12,
+    "multiple_of": 4,
+    "ffn_dim_multiplier": 0.6,
+    "norm_eps": 1e-5,
+}
+
+
+def meta(width=8, rows=12):
+    random = np.random.default_rng(5)
+    shapes = {
+        "tok_embeddings.weight": (rows, width),
+        "layers.0.attention.wq.weight": (width, width),
+        "layers.0.attention.wk.weight": (4, width),
+        "layers.0.attention.wv.weight": (4, width),
+        "layers.0.attention.wo.weight": (width, width),
+        "layers.0.feed_forward.w1.weight": (12, width),
+        "layers.0.feed_forward.w3.weight": (12, width),
+        "layers.0.feed_forward.w2.weight": (width, 12),
+        "layers.0.attention_norm.weight": (width,),
+        "layers.0.ffn_norm.weight": (width,),
+        "norm.weight": (width,),
+        "output.weight": (rows, width),
+    }
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+AXES = {"wo.weight": 1, "w2.weight": 1}
+
+
+def parts(arrays, count, axes=AXES):
+    found = [{} for _ in range(count)]
+    for name, array in arrays.items():
+        axis = axes.get(".".join(name.split(".")[-2:]), 0)
+        pieces = np.split(array, count, axis) if array.ndim == 2 else [array] * count
+        for one, piece in zip(found, pieces, strict=True):
+            one[name] = np.ascontiguousarray(piece)
+    return found
+
+
+def saved(folder, states, numbers=None):
+    folder.mkdir()
+    for number, state in zip(numbers or range(len(states)), states, strict=True):
+        infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in state.items()]
+        writer = TorchWriter(folder / f"consolidated.{number:02d}.pth", infos, {})
+        for name, array in state.items():
+            writer.write(name, array)
+        writer.finish()
+    return folder
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("axes", [AXES, {**AXES, "tok_embeddings.weight": 1}], ids=["llama 3", "llama 2"])
+def test_parts_are_put_together_to_the_bit(tmp_path, count, axes):
+    arrays = meta()
+    folder = saved(tmp_path / "parts", parts(arrays, count, axes))
+    assert bits(checkpoints.read(folder)) == bits(arrays)
+    (folder / "params.json").write_text(json.dumps(PARAMS))
+    assert checkpoints.inspect(folder).layout == "meta-llama"
+    there = checkpoints.convert(folder, tmp_path / "hf", to_layout="hf-llama", max_memory=200 << 20)
+    assert json.loads((there.target / "config.json").read_text())["intermediate_size"] == 12
+    back = checkpoints.convert(
+        there.target, tmp_path / "back.pth", to_layout="meta-llama", settings={"num_heads": 2, "num_kv_heads": 1}
+    )
+    assert bits(checkpoints.read(back.target)) == bits(arrays)
+
+
+def test_any_range_of_a_tensor_in_parts_is_right(tmp_path):
+    arrays = meta()
+    with containers.open_reader(saved(tmp_path / "parts", parts(arrays, 4))) as reader:
+        for name in ("layers.0.feed_forward.w2.weight", "layers.0.feed_forward.w1.weight", "norm.weight"):
+            whole = arrays[name].tobytes()
+            for start in range(0, len(whole) + 1, 7):
+                for stop in (start, start + 3, start + 50, len(whole)):
+                    assert (
+                        bytes(reader.read_range(name, min(start, stop), min(stop, len(whole)))) == (whole[start:stop])
+                    ), (name, start, stop)
+
+
+def changed(states, number, name, array):
+    states[number] = {**states[number], name: array}
+    return states
+
+
+BROKEN = {
+    "hole": (lambda states: (states[:2], [0, 2]), "these files of it are missing: consolidated.01.pth"),
+    "names": (
+        lambda states: (changed(states, 1, "more.weight", np.ones(2, np.float32)), None),
+        "consolidated.00.pth and consolidated.01.pth hold different tensors: more.weight",
+    ),
+    "shapes": (
+        lambda states: (changed(states, 1, "layers.0.attention.wk.weight", np.ones((2, 4), np.float32)), None),
+        "layers.0.attention.wk.weight has several shapes or dtypes",
+    ),
+    "dtypes": (
+        lambda states: (changed(states, 1, "norm.weight", np.ones(8, np.float16)), None),
+        "norm.weight has several shapes or dtypes",
+    ),
+    "norms": (
+        lambda states: (changed(states, 1, "norm.weight", np.ones(8, np.float32)), None),
+        "norm.weight holds different numbers in several of its files",
+    ),
+    "unknown": (
+        lambda states: ([{**one, "adapter.weight": np.ones((2, 2), np.float32)} for one in states], None),
+        "it is not known how adapter.weight is split over its files",
+    ),
+    "many": (
+        lambda states: (states * 3, None),
+        "has 12 parts of one model, consolidated.00.pth to consolidated.11.pth",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_parts_that_do_not_fit_are_refused_in_one_line(tmp_path, case):
+    change, message = BROKEN[case]
+    folder = saved(tmp_path / "parts", *change(parts(meta(), 4)))
+    with pytest.raises(CheckpointError, match=r"^[^\n]*$") as caught:
+        checkpoints.read(folder)
+    assert message in str(caught.value)

@@ -1,0 +1,199 @@
+"""The configs of whole decoders, as families read them: what is refused, and where it is told which there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_bridge.checkpoints import configs
+from attn_bridge.models import families, layouts
+from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, Router
+from attn_bridge.specs.as_json import as_json, from_json
+from parity_tests.support.models.drawn_decoders import own_keys
+
+DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
+SMALL = {
+    "vocab_size": 20,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "rotary_dim": 8,
+    "is_decoder": True,
+    "embedding_size": 64,
+}
+
+
+def small(name: str) -> dict[str, object]:
+    return {"model_type": name, **SMALL, **own_keys(name)}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_config_survives_json(name):
+    config = families.find_decoder(small(name))
+    assert len(config.blocks) == 4
+    assert from_json(as_json(config)) == config
+    assert hash(from_json(as_json(config))) == hash(config)
+
+
+ROUTERS = {
+    "afmoe": ({}, Router("sigmoid", correction=True)),
+    "deepseek_v2": ({}, Router("softmax", normalise=False)),
+    "deepseek_v2 in groups": (
+        {"topk_method": "group_limited_greedy"},
+        Router("softmax", normalise=False, groups=ExpertGroups(2, 1, "max")),
+    ),
+    "deepseek_v3": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "deepseek_v32": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "aria_text": ({}, Router("softmax")),
+    "dots1": ({}, Router("sigmoid", normalise=False, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "ernie4_5_moe": ({}, Router("softmax", correction=True)),
+    "exaone_moe": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "flex_olmo": ({}, Router("softmax", normalise=False)),
+    "flint": ({}, Router("sigmoid")),
+    "glm4_moe": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "glm4_moe_lite": ({}, Router("sigmoid", scale=1.8, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "gpt_oss": ({}, Router("softmax", bias=True)),
+    "granitemoe": ({}, Router("softmax")),
+    "granitemoehybrid": ({}, Router("softmax")),
+    "granitemoeshared": ({}, Router("softmax")),
+    "granitemoe_swa": ({}, Router("softmax")),
+    "hunyuan_v1_moe": ({}, Router("softmax")),
+    "hy_v3": ({}, Router("sigmoid", scale=2.826, correction=True)),
+    "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
+    "mellum": ({}, Router("softmax")),
+    "minimax": ({}, Router("softmax")),
+    "minimax_m2": ({}, Router("sigmoid", correction=True)),
+    "mixtral": ({}, Router("softmax")),
+    "olmoe": ({}, Router("softmax", normalise=False)),
+    "phimoe": ({}, Router("sparse_mixer", normalise=False)),
+    "qwen2_moe": ({}, Router("softmax", normalise=False)),
+    "qwen3_moe": ({}, Router("softmax", normalise=False)),
+    "qwen3_5_moe_text": ({"norm_topk_prob": False}, Router("softmax")),
+    "qwen3_next": ({}, Router("softmax")),
+    "solar_open": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_are_chosen_as_the_family_does(name):
+    changes, wanted = ROUTERS[name]
+    assert families.find_decoder({**small(name.split()[0]), **changes}).blocks[-1].feed_forward.router == wanted
+
+
+def test_every_family_of_experts_has_a_router_here():
+    last = {name: families.find_decoder(small(name)).blocks[-1].feed_forward for name in DECODERS}
+    experts = {name for name, feed_forward in last.items() if isinstance(feed_forward, MixtureOfExpertsConfig)}
+    assert experts == {name.split()[0] for name in ROUTERS}
+
+
+def test_the_page_names_every_family():
+    docs = Path(__file__).parents[4] / "docs"
+    pages = "".join((docs / page).read_text(encoding="utf-8") for page in ("models.md", "families.md"))
+    assert [name for name in DECODERS if f"`{name}`" not in pages] == []
+
+
+LINEAR = {"type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MIXED = ["full_attention", "sliding_attention"] * 2
+ALIKE = {
+    "type of nested scaling": ("olmo3", {"rope_scaling": LINEAR}, {}),
+    "type of Gemma's scaling": ("gemma3_text", {"rope_scaling": LINEAR}, {}),
+    "what nested scaling passes over": (
+        "olmo3",
+        {"rope_scaling": {**YARN, "truncate": False}, "original_max_position_embeddings": 4},
+        {"rope_scaling": YARN},
+    ),
+    "biases of Qwen": ("qwen2", {"mlp_bias": True}, {}),
+    "biases of DeepSeek V3": ("deepseek_v3", {"mlp_bias": True}, {}),
+    "biases of DiffLlama": ("diffllama", {"mlp_bias": True}, {}),
+    "activation": ("llama", {"hidden_act": "gelu_fast"}, {"hidden_act": "gelu_new"}),
+    "kinds of layers": ("mistral", {"layer_types": MIXED}, {"layer_types": MIXED, "model_type": "ministral"}),
+    "kinds of layers that are passed over": ("mixtral", {"layer_types": MIXED}, {}),
+    "name of a kind": ("qwen2", {"layer_types": ["attention"] * 4}, {}),
+    "scores in float32": ("gpt2", {"reorder_and_upcast_attn": True}, {}),
+}
+"""Case -> ``model_type``, keys, and others that mean the same in `transformers`."""
+
+
+def test_the_head_of_a_multimodal_model_is_tied_as_the_whole_says():
+    inner = {**small("gemma3_text"), "tie_word_embeddings": True}
+    whole = {"model_type": "gemma3", "text_config": inner}
+    assert families.find_decoder(whole).tie
+    assert not families.find_decoder({**whole, "tie_word_embeddings": False}).tie
+
+
+@pytest.mark.parametrize("key", ["n_head", "num_attention_heads"])
+def test_settings_have_what_a_config_leaves_out(key):
+    heads = layouts.find("hf-bloom").read_settings
+    assert heads(configs.with_defaults({"model_type": "bloom"}))["num_heads"] == 8
+    assert heads(configs.with_defaults({"model_type": "bloom", key: 6}))["num_heads"] == 6
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_keys_mean_what_they_do_in_transformers(case):
+    name, one, other = ALIKE[case]
+    assert families.find_decoder({**small(name), **one}) == families.find_decoder({**small(name), **other})
+
+
+REFUSED = {
+    "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
+    "deep": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) of llama must be at most 4096"),
+    "residual": (
+        "bloom",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm (True) of bloom is not supported, only False",
+    ),
+    "router": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method ('noaux_tc') of deepseek_v2 is not supported"),
+    "slices": (
+        "bloom",
+        {"slow_but_exact": True, "pretraining_tp": 2},
+        "slow_but_exact (True) of bloom is not supported, only False",
+    ),
+    "part of a head": (
+        "llama",
+        {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "partial_rotary_factor (0.5) of llama is not supported with rope_type linear, only 1.0",
+    ),
+    "odd part of a head": (
+        "qwen3_next",
+        {"partial_rotary_factor": 0.2},
+        "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
+    ),
+    "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
+    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are afmoe, arcee,"),
+    "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(case):
+    name, changes, message = REFUSED[case]
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        families.find_decoder({**small(name), **changes})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"class": "Path"}, "class ('Path') of a config must be one of "),
+        ({"class": "Rotary", "spin": 2}, "Rotary has unknown fields: spin"),
+        ({"class": "SlidingWindow"}, "SlidingWindow has missing fields: size"),
+    ],
+)
+def test_a_document_that_is_no_config_is_refused(document, message):
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        from_json(document)
+    assert str(caught.value).startswith(message)

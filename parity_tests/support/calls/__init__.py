@@ -1,0 +1,1 @@
+"""Calls of attention, right and wrong, and the pairs of cases that cover them."""

@@ -1,0 +1,1 @@
+"""Checkpoint files, folders and servers that tests write and read."""

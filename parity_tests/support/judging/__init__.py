@@ -1,0 +1,1 @@
+"""Whole models with planted faults, and reports as tests read them."""

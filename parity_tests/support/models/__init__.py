@@ -1,0 +1,1 @@
+"""Whole models of transformers and of other libraries, drawn and published."""

@@ -1,0 +1,402 @@
+"""The oracle of whole decoders: tiny random `transformers` models, what they give, and folders that hold them.
+
+Models are built and run in `promoted` of the judge, in float64 throughout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from attn_parity.frameworks.torch.running.promotion import promoted
+from torch_attn.backend import to_numpy
+
+from ..files.folders import new_folder
+from .hf_configs import LATENT_HEADS
+from .hf_oracle import EXPERTS, GATED, INDEXED, LLAMA3, SIZES, YARN, padding
+
+VOCABULARY, TOKENS = 31, 13
+WHOLE = {**SIZES, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
+
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 96, "pad_token_id": 0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.1, 1.3, 1.7],
+    "long_factor": [1.5, 2.9, 4.2],
+    "rope_theta": 500.0,
+}
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**WHOLE, "mlp_bias": True, "attention_bias": True, "rope_theta": 500.0}),
+    "llama-3.2": ("llama", {**WHOLE, "head_dim": 8, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {**WHOLE, "sliding_window": 4, "hidden_act": "gelu"}),
+    "ministral": (
+        "ministral",
+        {
+            **WHOLE,
+            "head_dim": 6,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen2": ("qwen2", {**WHOLE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {**WHOLE, "head_dim": 6, "rms_norm_eps": 1e-3}),
+    "gemma2": (
+        "gemma2",
+        {
+            **WHOLE,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 5,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WHOLE,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 5,
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 70.0,
+        },
+    ),
+    "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.7}),
+    "olmo2": ("olmo2", {**WHOLE, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "relu2"}),
+    "olmo3": ("olmo3", {**WHOLE, "sliding_window": 4, "num_hidden_layers": 4, "rope_theta": 500000.0}),
+    "bloom": ("bloom", {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 2, "n_head": 6, "pad_token_id": 0}),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            "mlp_bias": True,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "deepseek-v3.2": (
+        "deepseek_v32",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            **INDEXED,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "glm-5": (
+        "glm_moe_dsa",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            **INDEXED,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7,
+        },
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **WHOLE,
+            **GATED,
+            **EXPERTS,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "shared_expert_intermediate_size": 9,
+            "mlp_only_layers": [2],
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            **WHOLE,
+            **GATED,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 3,
+            "tie_word_embeddings": True,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            **WHOLE,
+            **GATED,
+            **EXPERTS,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "shared_expert_intermediate_size": 9,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 8,
+            "n_groups": 3,
+            "state_size": 5,
+            "layer_norm_epsilon": 1e-3,
+            "chunk_size": 4,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {
+            **WHOLE,
+            **MAMBA,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mamba_conv_bias": False,
+            "mlp_bias": True,
+        },
+    ),
+    "granite-4": (
+        "granitemoehybrid",
+        {
+            **WHOLE,
+            **EXPERTS,
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "shared_intermediate_size": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-4-dense": (
+        "granitemoehybrid",
+        {
+            **WHOLE,
+            **MAMBA,
+            "layer_types": ["full_attention", "mamba", "mamba"],
+            "shared_intermediate_size": 9,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "minimax": (
+        "minimax",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "full_attn_alpha_factor": 1.7,
+            "full_attn_beta_factor": 0.6,
+            "linear_attn_alpha_factor": 2.3,
+            "linear_attn_beta_factor": 0.6,
+            "mlp_alpha_factor": 1.4,
+            "mlp_beta_factor": 0.6,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **WHOLE,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "gpt2": ("gpt2", {**GPT2, "n_inner": 14}),
+    "gpt2-scaled": (
+        "gpt2",
+        {
+            **GPT2,
+            "activation_function": "quick_gelu",
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+    "phi3": ("phi3", {**WHOLE, "sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "phi3-short": (
+        "phi3",
+        {**WHOLE, "rope_scaling": LONGROPE, "original_max_position_embeddings": 96, "max_position_embeddings": 250},
+    ),
+    "phi3-long": (
+        "phi3",
+        {
+            **WHOLE,
+            "rope_scaling": {**LONGROPE, "type": "su"},
+            "original_max_position_embeddings": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3-partial": (
+        "phi3",
+        {
+            **WHOLE,
+            "hidden_size": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "diffllama": ("diffllama", {**WHOLE, "attention_bias": True}),
+    "smollm3": ("smollm3", {**WHOLE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 4}),
+    "mixtral": ("mixtral", {**WHOLE, **EXPERTS, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+    ),
+}
+"""Name -> ``model_type`` and keys of a config.json."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """A model of `transformers` in float64, and what it gives.
+
+    Attributes:
+        model: the model.
+        folder: what its `save_pretrained` wrote.
+        ids: the tokens, ``(B, T)``.
+        mask: which of them count, bool ``(B, T)``.
+        positions: theirs, ``(B, T)``.
+        hidden: what goes into each block, and what comes out of the norm behind the last, ``(B, T, D)`` each.
+        logits: ``(B, T, V)``.
+    """
+
+    model: Any
+    folder: Path
+    ids: np.ndarray
+    mask: np.ndarray
+    positions: np.ndarray
+    hidden: tuple[np.ndarray, ...]
+    logits: np.ndarray
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """Return a model with weights that hide nothing: no zeros, no ones."""
+    return make(*DECODERS[name], seed)
+
+
+def make(model_type: str, sizes: dict[str, Any], seed: int = 0) -> Any:
+    """Return the same of a ``model_type`` and keys of a config.json."""
+    config = transformers.AutoConfig.for_model(model_type, **sizes, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
+    lift(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in [*model.parameters(), *_learned_buffers(model)]:
+            spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64) + 0.1)
+    return model
+
+
+def lift(model: torch.nn.Module) -> None:
+    """Set constants that `transformers` rounds, whatever the dtype of a model, to float64."""
+    embeddings = model.get_input_embeddings()
+    if hasattr(embeddings, "scalar_embed_scale"):  # which transformers rounds to float32, as it does its tables
+        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
+    for module in model.modules():
+        if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
+            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+
+
+def _learned_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [one for name, one in model.named_buffers() if name.endswith("correction_bias")]
+
+
+@functools.cache
+def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
+    """Return what a model gives for a batch without padding, or with padding on the ``left`` or ``right``."""
+    with promoted(), torch.no_grad():
+        model, generator = build(name, seed), torch.Generator().manual_seed(seed + 1)
+        ids = torch.randint(1, VOCABULARY, (3, TOKENS), generator=generator)
+        mask = torch.from_numpy(padding(padded, TOKENS).copy())
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        at = {} if DECODERS[name][0] == "bloom" else {"position_ids": positions}
+        found = model(ids, attention_mask=mask.long(), **at, output_hidden_states=True, use_cache=False)
+    folder = new_folder("decoder-") / name
+    model.save_pretrained(folder)
+    hidden = tuple(map(to_numpy, found.hidden_states))
+    if DECODERS[name][0] == "mamba2":  # which lists what comes out of its blocks
+        hidden = (to_numpy(model.get_input_embeddings()(ids)), *hidden[:-2], hidden[-1])
+    return Oracle(model, folder, ids.numpy(), mask.numpy(), positions.numpy(), hidden, to_numpy(found.logits))

@@ -1,0 +1,1 @@
+"""Processes that are killed, and what a process uses."""

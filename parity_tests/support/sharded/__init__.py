@@ -1,0 +1,1 @@
+"""Sides and weights on a mesh of devices."""

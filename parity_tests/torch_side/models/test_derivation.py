@@ -1,0 +1,223 @@
+"""Deriving families from `transformers`: packaged ones compute the same, wrong ones are refused by the proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import pytest
+import torch
+
+from attn_bridge.cli.app import run
+from attn_bridge.masks import sliding_window
+from attn_bridge.models.derived import known, reading
+from attn_bridge.models.derived.description import loads
+from attn_bridge.models.rows.decoder import EMBEDDINGS
+from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, structure, subject, survey
+from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
+from attn_parity.frameworks.torch.running.promotion import promoted
+
+from ...support.calls.cover import some
+from ...support.models.planted_families import plants
+
+BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
+
+
+@functools.cache
+def found(name):
+    """Return the class of a family, with a usual instance that the family reads."""
+    return subject.find(name).fitting(BY_NAME[name].fixed)
+
+
+def with_rows(description):
+    """Return a description with rows of its own, where it uses another family's layout."""
+    if description.rows:
+        return description
+    rows = tuple(row for row in known.layout_for(description).rows if row.ours and row not in EMBEDDINGS)
+    return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
+
+
+ALWAYS = ("starcoder2", "cohere", "exaone4", "hy_v3", "glm4_moe_lite", "phimoe", "opt", "roberta")
+
+
+@some("name", list(BY_NAME), ALWAYS)
+def test_packaged_family_computes_what_transformers_does(name):
+    reader = proof.reader_of(BY_NAME[name])
+    proof.check_defaults(found(name), reader)
+    with promoted():
+        pair = proof.make_pair(found(name), reader, found(name).keys(), seed=7)
+        proof.check_logits(pair, "the usual instance")
+        proof.check_padding(pair, "left")
+        proof.check_cache(pair)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_derivation_gives_the_packaged_family(name):
+    derived = derive(name, flax=False)
+    assert dataclasses.replace(derived, proof={}) == dataclasses.replace(BY_NAME[name], proof={})
+
+
+PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
+# These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
+del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
+# The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
+del PLANTED["olmoe: gate order"]
+QUICK = (
+    *("cohere: rotary kind", "exaone4: layers counted from 1", "exaone4: positions in all layers"),
+    *("cohere: mean not taken off", "cohere: without model.logit_scale", "exaone4: norms elsewhere"),
+    *("exaone4: 1 + w of q and k", "glm: gate order", "glm: rotary part", "arcee: tied head", "arcee: 1 + w"),
+    *("starcoder2: no window", "starcoder2: eps not read", "starcoder2: keys as values"),
+    *("hy_v3: router normalisation False", "hy_v3: router scores", "hy_v3: without router.scale"),
+    *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
+    *("hy_v3: top k not read", "hy_v3: shared layers not read"),
+    *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
+    *("roberta: activation of the head", "gptj: rotary channels not read"),
+    *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
+    *("kolibri1: correction elsewhere", "hy_v3: correction in the weights", "phimoe: router scores"),
+    *("glm4_moe_lite: channels with and without position exchanged", "glm4_moe_lite: rotary kind"),
+    *(
+        "hunyuan_v1_moe: norms of q and k elsewhere",
+        "hunyuan_v1_moe: base not stretched",
+        "flint: last layer like the others",
+    ),
+    *("qwen2_moe: without the gate of shared layers", "mellum: rotary kinds exchanged"),
+)
+
+
+@some("fault", list(PLANTED), QUICK)
+def test_proof_refuses_wrong_family(fault):
+    name, wrong = PLANTED[fault]
+    with pytest.raises(proof.WrongError):
+        proof.prove(found(name), wrong, flax=False)
+
+
+def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypatch):
+    model = dataclasses.replace(found("hunyuan_v1_moe"), kept={})
+    right, reader = subject.ModelClass.instance, proof.reader_of(BY_NAME["hunyuan_v1_moe"])
+
+    def instance(self, keys, seed=0):
+        if keys.get("rope_parameters") == STRETCHED:
+            return torch.empty(1 << 50)
+        return right(self, keys, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject.ModelClass, "instance", instance)
+        with pytest.raises(MemoryError, match=r"^too little memory for an instance with ."):
+            proof.try_change(model, reader, {"rope_parameters": STRETCHED})
+    assert proof.try_change(model, reader, {"rope_parameters": STRETCHED}) == "equal"
+    _, wrong = PLANTED["hunyuan_v1_moe: base not stretched"]
+    with pytest.raises(proof.WrongError, match=r"^logits differ by "):
+        proof.try_change(model, proof.reader_of(wrong), {"rope_parameters": STRETCHED})
+
+
+def test_class_without_a_planted_fault_cannot_run_what_would_tell():
+    half = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    reader = proof.reader_of(BY_NAME["solar_open"])
+    assert proof.try_change(found("solar_open"), reader, {"rope_parameters": half}) == "impossible"
+
+
+@pytest.mark.parametrize("name", ["starcoder2", "exaone4"])
+def test_proof_refuses_window_off_by_one(name, monkeypatch):
+    right = reading.mask_of
+
+    def wider(config, layer, kind):
+        mask = right(config, layer, kind)
+        return mask if mask.reach is None else sliding_window(mask.reach + 1)
+
+    monkeypatch.setattr(reading, "mask_of", wider)
+    with pytest.raises(proof.WrongError, match=r"^logits differ by .* with the usual instance$"):
+        proof.prove(found(name), BY_NAME[name], flax=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nosuch", r"^model_type \(nosuch\) has no causal language model in transformers "),
+        ("apertus", r"^mlp.act_fn \(XIELUActivation\): alpha_n has no place in ours; the nearest is mlp"),
+        ("bitnet", r"^mlp.ffn_sub_norm \(BitNetRMSNorm\): weight has no place in ours; the nearest is mlp.up_proj$"),
+        ("roc_bert", r"^roc_bert.embeddings.shape_embed \(Embedding\): a part besides blocks that ours lack$"),
+    ],
+)
+def test_unknown_part_is_refused_by_name(name, message):
+    with pytest.raises(DerivationError, match=message):
+        derive(name, flax=False)
+
+
+def test_module_that_computes_something_else_is_named():
+    with pytest.raises(DerivationError, match=r"^model.layers.0.self_attn \(Llama4TextAttention\) computes"):
+        derive("llama4_text", flax=False)
+
+
+def test_command_refuses_in_one_line(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "apertus"}')
+    assert run(["derive", str(tmp_path), "--no-flax"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("refused: mlp.act_fn (XIELUActivation): ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either FOLDER|MODEL_TYPE or --all"),
+        (["arcee", "--all"], "give either FOLDER|MODEL_TYPE or --all"),
+        (["--all"], "--all needs a folder to write to (--out)"),
+    ],
+)
+def test_command_refuses_bad_usage(arguments, message, capsys):
+    assert run(["derive", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_survey_has_an_outcome_for_each_family(tmp_path):
+    limits = {"seconds": 300.0, "memory": 8 << 30}
+    outcomes = {one.model_type: one for one in survey.survey(["arcee", "apertus"], tmp_path, **limits)}
+    assert {name: one.kind for name, one in outcomes.items()} == {"arcee": "proven", "apertus": "refused"}
+    assert outcomes["apertus"].detail.startswith("mlp.act_fn (XIELUActivation): ")
+    assert loads((tmp_path / "arcee.toml").read_text(), "arcee.toml").fields == BY_NAME["arcee"].fields
+    assert json.loads((tmp_path / survey.FILE).read_text())["families"].keys() == outcomes.keys()
+
+
+def test_survey_takes_packaged_families_as_they_are(tmp_path):
+    (outcome,) = survey.survey(["arcee"], tmp_path, seconds=0.01, memory=8 << 30, reuse=True)
+    assert (outcome.kind, outcome.proof) == ("proven", BY_NAME["arcee"].proof)
+    assert loads((tmp_path / "arcee.toml").read_text(), "arcee.toml") == BY_NAME["arcee"]
+    assert json.loads((tmp_path / survey.FILE).read_text())["families"]["arcee"]["kind"] == "proven"
+
+
+@pytest.mark.full
+def test_survey_stops_a_family_beyond_its_limits(tmp_path):
+    (outcome,) = survey.survey(["arcee"], tmp_path, seconds=0.01, memory=8 << 30)
+    assert (outcome.kind, outcome.detail) == ("stopped", "more than 0.01 seconds")
+    assert not (tmp_path / "arcee.toml").exists()
+
+
+@pytest.mark.full
+def test_command_writes_family_that_it_proved(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["derive", "arcee", "--no-flax"]) == 0
+    assert capsys.readouterr().out.startswith("proven: ArceeForCausalLM, ")
+    written = loads((tmp_path / "arcee.toml").read_text(), "arcee.toml")
+    assert written.fields == BY_NAME["arcee"].fields
+
+
+@pytest.mark.parametrize(("hard", "limits"), [(-1, (8, -1)), (5, (5, 5)), (9, (8, 9))])
+def test_memory_of_a_family_is_limited_within_the_hard_limit(hard, limits, monkeypatch):
+    resource = pytest.importorskip("resource")
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (-1, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append((kind, limits)))
+    survey._limit(8)
+    assert given == [(resource.RLIMIT_AS, limits)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("hy_v3", (6, 20, 60)), ("solar_open", (6, 20, 60)), ("minimax_m2", (6, 40, 0))]
+)
+def test_experts_of_a_class_are_found_with_their_sizes(name, sizes):
+    experts = structure.read(found(name)).experts
+    assert (experts.number, experts.width, experts.shared) == sizes
