@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax.numpy as jnp
-import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax import Array
@@ -98,11 +97,11 @@ class BertEncoder(Pretrained, nnx.Module):
             check_beside_ids("attention_mask", dtype, sizes, shape, may_be_bool=True)
             attention_mask = functional.as_visible(attention_mask, "attention_mask")
         if token_type_ids is None:
-            token_type_ids = np.zeros(shape, np.int32)
+            token_type_ids = jnp.zeros(shape, jnp.int32)
         dtype, sizes = functional.dtype_name(token_type_ids, "token_type_ids"), functional.shape_of(token_type_ids)
         check_beside_ids("token_type_ids", dtype, sizes, shape)
         x = self.tok_emb(ids) + self.type_emb(token_type_ids, "token_type_ids")
-        x = x + self.pos_emb(np.arange(shape[1]))
+        x = x + self.pos_emb(jnp.arange(shape[1]))
         x = self.drop_emb(self.emb_norm(x))
         for layer in self.layers:
             x = layer(x, attention_mask)

@@ -15,6 +15,7 @@ from torch.types import Device
 from attn_bridge.specs import MixtureOfExpertsConfig
 
 from .. import functional
+from ..implementations.second_derivatives import in_vmap
 from ..initial_weights import linear
 from ..random import JaxRngs
 from ..resetting import Resettable
@@ -63,10 +64,12 @@ class MixtureOfExperts(Resettable):
         chosen, weights = self.choose(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
+        # A compiler and `vmap` know no numbers, and so take all tokens to every expert.
+        is_blind = torch.compiler.is_compiling() or in_vmap()
         for number, expert in enumerate(self.experts):
             is_here = chosen == number
             weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)
-            if torch.compiler.is_compiling():  # which knows no numbers, and so takes all tokens to every expert
+            if is_blind:
                 out = out + expert(tokens) * weight
                 continue
             (rows,) = is_here.any(-1).nonzero(as_tuple=True)

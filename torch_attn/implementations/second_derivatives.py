@@ -54,13 +54,18 @@ def hidden_gradient(bias: Tensor | None) -> str | None:
 
     torch picks among its kernels by whether the bias requires a gradient, which a tensor batched by ``vmap`` conceals.
     """
-    if bias is None or not torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
-        return None
-    if all(level.key() != TransformType.Vmap for level in retrieve_all_functorch_interpreters()):
+    if bias is None or not torch.is_grad_enabled() or not in_vmap():
         return None
     while is_functorch_wrapped_tensor(bias) and not bias.requires_grad:
         bias = get_unwrapped(bias)
     return "inside vmap its bias has no gradient" if bias.requires_grad else None
+
+
+def in_vmap() -> bool:
+    """Return whether a call is inside ``torch.vmap``, under which no number of a tensor can be read."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    return any(level.key() == TransformType.Vmap for level in retrieve_all_functorch_interpreters())
 
 
 def _requires_grad_outside(operand: Tensor | None) -> bool:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import export
 
 import jax_attn
-from attn_bridge.specs import VARIANTS
+from attn_bridge.specs import VARIANTS, BertEncoderConfig
 from jax_attn import functional
 
 from ...contract import jax_backend, modules
@@ -76,6 +76,16 @@ def test_a_program_of_open_sizes_is_exported(name):
     program = export.export(jax.jit(call))(jax.ShapeDtypeStruct(shape, "float32"))
     x = tokens(name, 70)
     np.testing.assert_allclose(program.call(x), jax.jit(call)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bert_of_open_sizes_is_exported():
+    model = jax_attn.BertEncoder(BertEncoderConfig(11, 8, 1, 2, 12, LENGTH), rngs=nnx.Rngs(0))
+    model.eval()
+    graph, state = nnx.split(model)
+    shape = export.symbolic_shape("b, t", constraints=[f"t <= {LENGTH}"])
+    program = export.export(jax.jit(lambda ids: nnx.merge(graph, state)(ids)))(jax.ShapeDtypeStruct(shape, "int32"))
+    ids = np.random.default_rng(0).integers(11, size=(3, 7), dtype="int32")
+    np.testing.assert_allclose(program.call(ids), model(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_an_exported_length_beyond_the_context_is_refused():

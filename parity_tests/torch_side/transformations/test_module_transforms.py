@@ -1,6 +1,6 @@
 """Every class under the transformations of torch: `torch.vmap`, derivatives forward and twice, programs of open sizes.
 
-The twin is `jax_side/test_transforms.py`.
+The twin is `jax_side/transformations/test_transforms.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, stack_module_state, vjp, vmap
 
 import torch_attn
-from attn_bridge.specs import VARIANTS, find_variant
+from attn_bridge.specs import VARIANTS, FeedForwardConfig, MixtureOfExpertsConfig, find_variant
+from torch_attn.blocks.mixture_of_experts import MixtureOfExperts
 
 from ...contract import modules, torch_backend
 from ...support.calls.bad_calls import D_IN, MODULES
@@ -93,6 +94,23 @@ def test_an_ensemble_gives_what_its_members_give(case):
     weights, buffers = stack_module_state(members)
     got = vmap(lambda *state: functional_call(members[0], state, (x,)))(weights, buffers)
     assert_close(got, torch.stack([member(x) for member in members]))
+
+
+def test_experts_are_chosen_for_each_sample_inside_vmap():
+    experts = FeedForwardConfig(d_in=8, hidden_dim=12)
+    module = MixtureOfExperts(MixtureOfExpertsConfig(experts, num_experts=4, top_k=2)).double()
+    weights = dict(module.named_parameters())
+    x = torch.from_numpy(modules.draw(3, 5, 8, seed=0, dtype="float64"))
+    assert_close(vmap(module)(x), alone(module, x))
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(module, weights, (x,)).square().sum()
+
+    got = vmap(grad(loss), (None, 0))(weights, x)
+    for index, sample in enumerate(x):
+        wanted = grad(loss)(weights, sample)
+        for name, gradient in got.items():
+            assert_close(gradient[index], wanted[name])
 
 
 @pytest.mark.parametrize("case", CLASSES)
