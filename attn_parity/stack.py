@@ -14,7 +14,13 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parents[1]
 _OWN = ("attn_bridge", "attn_kernels", "attn_parity", "fault_lab", "jax_attn", "torch_attn")
 _CALLING = ("attn_bridge", "attn_parity", "fault_lab")
-_BACKWARD = (("torch/autograd", "backward"), ("torch/autograd", "grad"), ("jax/_src", "backward_pass"))
+_TORCH = "torch/autograd"
+_BACKWARD = (
+    (_TORCH, "backward"),
+    (_TORCH, "grad"),
+    (_TORCH, "_engine_run_backward"),  # called by the judge without the two above
+    ("jax/_src", "backward_pass"),
+)
 _ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "frameworks", "jax"): "flax"}
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 

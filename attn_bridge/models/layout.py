@@ -143,6 +143,7 @@ class Layout:
         self._ours = Index[Row]((name, row) for row in self.rows for name in (*row.ours, *row.tied))
 
     def _index_theirs(self, rows: Collection[Row]) -> None:
+        self._covering = tuple(rows)
         self._theirs = {
             prefix: Index[Row]((row.theirs.replace("{prefix}", prefix), row) for row in rows)
             for prefix in self.prefixes
@@ -178,7 +179,7 @@ class Layout:
     @functools.cached_property
     def _endings(self) -> tuple[str, ...]:
         """Ends of the names that its rows cover: the text after the last placeholder of each row."""
-        return tuple({whole.rpartition("}")[2] for row in self.rows for whole in expanded(row.theirs)})
+        return tuple({whole.rpartition("}")[2] for row in self._covering for whole in expanded(row.theirs)})
 
     def may_cover(self, names: Iterable[str]) -> bool:
         """Return False if some name ends as no row does, so that `match` leaves it out; no index is needed for that."""

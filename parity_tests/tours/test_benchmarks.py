@@ -19,6 +19,7 @@ from benchmarks.session import Plan, Worker, WorkerError, groups, measure
 
 from ..support.calls import cover
 
+pytestmark = pytest.mark.usefixtures("own_process")  # the jobs of JAX set its precision
 ROOT = Path(attn_bridge.__file__).parent.parent
 CELL = Cell(2, 17, 3, 8)
 MODE = {"torch": "eager", "jax": "compiled"}
