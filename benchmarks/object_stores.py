@@ -2,11 +2,10 @@
 
     python -m benchmarks.object_stores --rate 1 --mib 1024 --workers 1 8
 
-The store is a process of this machine
-(parity_tests/support/files/object_store.py), so its rate has to be low enough that the
-processor is idle most of the time, as if waiting for a real store. Each conversion is a separate process, as the
-command is; rounds alternate between the numbers of workers. A line shows the total time, and its parts before the first
-byte was read, until all was written, and to publish; the load of the processor, in cores of this machine (other
+The store is a process of this machine (parity_tests/support/files/object_store.py), so its rate has to be low enough
+that the processor is idle most of the time, as if waiting for a real store. Each conversion is a separate process, as
+the command is; rounds alternate between the numbers of workers. A line shows the total time, and its parts before the
+first byte was read, until all was written, and to publish; the load of the processor, in cores of this machine (other
 processes included); and the mean number of concurrent requests while bytes were moved.
 """
 

@@ -29,6 +29,9 @@ _WATCHED = ("torch.utils.checkpoint", "torch.distributed._composable.checkpoint_
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 
+_WATCHES = "_watches"
+"""Attribute of our wrappers, which `functools.wraps` hands on to wrappers of theirs: nothing is recorded twice."""
+
 
 class Stream(Protocol):
     """A source of keys: the next one is derived from `count`, an int64 scalar on the CPU."""
@@ -265,18 +268,14 @@ def _active(entry: Region | _Replay) -> Iterator[None]:
 # ---- torch.utils.checkpoint
 
 
-_watchers: set[object] = set()
-"""Our wrappers of the functions of torch."""
-
-
 def watch() -> None:
     """Have every checkpoint of this process record its draws and repeat them; does nothing the second time."""
     function = torch.utils.checkpoint.CheckpointFunction
-    if function.forward not in _watchers:
+    if not getattr(function.forward, _WATCHES, False):
         function.forward = staticmethod(_watched_forward(function.forward))
     for module in [sys.modules[name] for name in _WATCHED if name in sys.modules]:
         generator = getattr(module, _GENERATOR, None)
-        if generator is not None and generator not in _watchers:
+        if generator is not None and not getattr(generator, _WATCHES, False):
             setattr(module, _GENERATOR, _watched_generator(generator))
 
 
@@ -294,7 +293,7 @@ def _watched_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         return forward(ctx, run, *args)
 
-    _watchers.add(watched)
+    vars(watched)[_WATCHES] = True
     return watched
 
 
@@ -307,5 +306,5 @@ def _watched_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
         with region.recording():
             yield from generator(region.repeating(fn), *args, **kwargs)
 
-    _watchers.add(watched)
+    vars(watched)[_WATCHES] = True
     return watched

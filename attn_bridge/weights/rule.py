@@ -296,7 +296,9 @@ class Rule:
             back = einops.rearrange(forward, f"{right} -> {left}", **axis_sizes)
         except einops.EinopsError as error:
             raise ValueError(f"{self}: pattern is not a bijection of axes") from error
-        if back.shape != ids.shape or not np.array_equal(back, ids) or len({*forward.flat}) != ids.size:
+        if (
+            back.shape != ids.shape or not np.array_equal(back, ids) or len({*forward.flat}) != ids.size
+        ):  # np.unique imports numpy.ma
             raise ValueError(f"{self}: pattern is not a bijection of axes")
         if proof is not None and len(_proved) < _MAX_PROVED:
             _proved.add(proof)

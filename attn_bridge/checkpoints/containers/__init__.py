@@ -195,7 +195,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
 
 
 def is_known(path: Path) -> bool:
-    """Whether a path alone determines the container: a folder, an index, or a file with a known extension."""
+    """Return whether a path alone determines the container: a folder, an index, or a file with a known extension."""
     return is_folder(path) or path.name.endswith((*INDEXES, *ENDINGS, *TRAINERS))
 
 

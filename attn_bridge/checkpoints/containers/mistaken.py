@@ -134,7 +134,7 @@ PARTS = re.compile(r"(consolidated\.|mp_rank_|zero_pp_rank_)(\d+)(\.pth|(_mp_ran
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file holds a part of a model's matrices, and the first or second of the others is next to it."""
+    """Return whether a file holds a part of a model's matrices, and the first or second of the others is next to it."""
     hit = PARTS.fullmatch(path.name)
     if hit is None:
         return False
