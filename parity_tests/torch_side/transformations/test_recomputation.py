@@ -418,3 +418,17 @@ def test_distributed_wrappers_recompute():
         assert_same(found, expected)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_wrapper_of_a_watched_function_is_left_as_it_is(monkeypatch):
+    recomputation.watch()
+    function = torch.utils.checkpoint.CheckpointFunction
+    inner = function.forward
+
+    @functools.wraps(inner)
+    def wrapper(*arguments):
+        return inner(*arguments)
+
+    monkeypatch.setattr(function, "forward", staticmethod(wrapper))
+    recomputation.watch()
+    assert function.forward is wrapper
