@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import specs
-from ..models import bert, families, gpt2, originals
+from ..models import families, originals
+from ..models.handwritten import bert, gpt2
 from ..models.layout import Layout
 from ..models.ours import OWN
 from ..models.reading import multimodal

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..models import layouts
-from ..models.beginnings import MODULE, WRAPPERS
 from ..models.parts import OmittedPart
+from ..models.unknown_names.beginnings import MODULE, WRAPPERS
 from ..printable import printable
 from . import quantised
 from .containers.base import CheckpointError, Reader, TensorInfo

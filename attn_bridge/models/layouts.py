@@ -14,18 +14,15 @@ from typing import Any
 from ..printable import printable, shell_word
 from ..weights import WeightsMismatchError
 from ..weights.rows import LayoutError, Placement, Row, SettingError, Shape
-from . import (
-    advice,
+from . import book_models, chapter3, fitting
+from .derived import known
+from .handwritten import (
     bert,
     bloom,
-    book_models,
-    chapter3,
     deepseek,
     diffllama,
     encoder_decoder,
-    fitting,
     gemma,
-    gguf,
     gpt2,
     gpt_oss,
     granite_hybrid,
@@ -38,11 +35,11 @@ from . import (
     qwen3_moe,
     qwen3_next,
 )
-from .derived import known
 from .layout import DecodedTensors, Encoded, Layout, Settings
-from .libraries import flax_transformers, gemma_linen, keras_hub, maxtext, tunix, vllm
+from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
 from .scope import Scoped
+from .unknown_names import advice
 
 __all__ = [
     "DecodedTensors",

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator
 
 from ...models import layouts
-from ...models.beginnings import patterns_of
+from ...models.unknown_names.beginnings import patterns_of
 
 _ARGUMENTS = {
     "strip": "strip",

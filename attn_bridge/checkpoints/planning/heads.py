@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ...models import families
-from ...models.advice import dropped_for
 from ...models.layout import HEAD, Layout
 from ...models.ours import OWN
+from ...models.unknown_names.advice import dropped_for
 from ...printable import printable, shell_word
 from ...weights.rows import Placement, Shape
 from .. import configs

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...models import layouts, trees
+from ...models import layouts
+from ...models.unknown_names import trees
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.changes import NO_STEPS, Steps

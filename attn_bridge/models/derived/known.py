@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ...printable import printable
-from .. import deepseek, gemma, llama, mixtral, olmo, phi3, qwen3_moe
+from ..handwritten import deepseek, gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Layout
 from .description import Description, loads
 from .reading import DerivedFamily, FamilyReader, layout_of

@@ -20,7 +20,15 @@ from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
-from ..grouped import KINDS, attention_layer, mask_of, read_sizes, rotary_by_kind, write_heads, write_windows
+from ..handwritten.grouped import (
+    KINDS,
+    attention_layer,
+    mask_of,
+    read_sizes,
+    rotary_by_kind,
+    write_heads,
+    write_windows,
+)
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ConfigFile

@@ -1,10 +1,10 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
 A family is data or code. Data is a TOML file of this folder, which ``attn-bridge derive`` writes and
-`attn_bridge.models.derived` reads. Code is a `Family` in a file of `attn_bridge.models`, registered in `HAND_WRITTEN`:
-its ``model_type`` names, `transformers`' defaults for missing keys, and a function from config and layer to an
-`AttentionLayer`: our class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and
-back.
+`attn_bridge.models.derived` reads. Code is a `Family` in a file of `attn_bridge.models.handwritten`, registered in
+`HAND_WRITTEN`: its ``model_type`` names, `transformers`' defaults for missing keys, and a function from config and
+layer to an `AttentionLayer`: our class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its
+tensors and back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 from ...printable import printable
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
-from .. import (
+from ..derived import known
+from ..family import AttentionLayer, Family
+from ..handwritten import (
     bloom,
     deepseek,
     diffllama,
@@ -40,8 +42,6 @@ from .. import (
     smollm3,
     t5,
 )
-from ..derived import known
-from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import make_decoder

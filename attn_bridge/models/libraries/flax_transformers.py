@@ -10,7 +10,7 @@ import dataclasses
 import re
 
 from ...weights.rows import Row
-from .. import bert, encoder_decoder, gpt2, llama
+from ..handwritten import bert, encoder_decoder, gpt2, llama
 from ..layout import Layout
 
 WEIGHT = ".weight"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...weights.rows import Row, Shape
-from .. import gemma, llama, mixtral, olmo, phi3, qwen3_moe
+from ..handwritten import gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Settings
 from ..rows.attention import SPLIT, Table
 from ..rows.common import TIE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..specs.kimi_delta_attention import KimiDeltaAttentionConfig
-from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ..weights.rows import Row
+from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..reading.model_config import ConfigFile
+from ..rows.attention import Table
 from .deepseek import table as latent_table
-from .family import AttentionLayer, Family
-from .reading.model_config import ConfigFile
-from .rows.attention import Table
 
 _LAYERS: Table = tuple(
     Row(f"{theirs}.weight", (f"{ours}.weight",))

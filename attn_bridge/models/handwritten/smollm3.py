@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..specs.decoder_model import DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..family import AttentionLayer, Family
+from ..reading.decoders import attention_of, read_llama_block, write_llama_decoder
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT
 from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
-from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import SPLIT
 
 
 def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..masks import Mask, causal, sliding_window
-from ..specs.decoder_model import DecoderConfig
-from ..specs.differential_attention import DifferentialAttentionConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .family import AttentionLayer
-from .reading.model_config import ConfigFile
-from .rows.attention import Table
+from ...masks import Mask, causal, sliding_window
+from ...specs.decoder_model import DecoderConfig
+from ...specs.differential_attention import DifferentialAttentionConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..family import AttentionLayer
+from ..reading.model_config import ConfigFile
+from ..rows.attention import Table
 
 KINDS = ("full_attention", "sliding_attention")
 """Names of a layer's kind: without and with the window."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.layer_norm import LayerNormConfig
-from ..specs.position import Alibi
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.layer_norm import LayerNormConfig
+from ...specs.position import Alibi
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import attention_of
+from ..reading.model_config import ConfigFile
+from ..rows.attention import below, by_head
+from ..rows.common import HEADS, TIE, layer_norm, with_bias
 from .grouped import attention_layer
-from .layout import Layout
-from .reading.decoders import attention_of
-from .reading.model_config import ConfigFile
-from .rows.attention import below, by_head
-from .rows.common import HEADS, TIE, layer_norm, with_bias
 
 
 def read_bloom(config: ConfigFile, layer: int) -> AttentionLayer:

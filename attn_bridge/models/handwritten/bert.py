@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..specs.bert_encoder import BertEncoderConfig
-from ..weights.rows import Row
-from .layout import Layout
-from .rows.common import is_counted, is_zero, layer_norm, with_bias
+from ...specs.bert_encoder import BertEncoderConfig
+from ...weights.rows import Row
+from ..layout import Layout
+from ..rows.common import is_counted, is_zero, layer_norm, with_bias
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
 

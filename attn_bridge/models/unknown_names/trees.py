@@ -9,11 +9,11 @@ import collections
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ..printable import printable, shell_word
-from ..weights.rows import LayoutError
+from ...printable import printable, shell_word
+from ...weights.rows import LayoutError
+from ..layout import Layout
 from .advice import DEEPEST
 from .beginnings import MODULE, WRAPPERS, common, counted, is_average, is_moment, patterns_of, suspects
-from .layout import Layout
 
 _TABLE = re.compile(r"(?:decoder\.)?tok_emb\.(?:weight|embedding)(?:\.value)?")
 """Embedding table of a whole model of ours, by its own name."""

@@ -6,14 +6,14 @@ and mT5, all layers use the table of biases that the first layer has; each layer
 
 from __future__ import annotations
 
-from ..masks import causal, full
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.position import RelativeBias
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...masks import causal, full
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.position import RelativeBias
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..reading.model_config import ConfigFile
+from ..rows.attention import Table
 from .grouped import attention_layer
-from .reading.model_config import ConfigFile
-from .rows.attention import Table
 
 TABLE: Table = (
     *(

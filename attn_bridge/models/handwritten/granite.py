@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, read_sizes
-from .llama import write_llama_attention
-from .reading.decoders import (
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..family import AttentionLayer, Family
+from ..reading.decoders import (
     WrittenKeys,
     attention_of,
     inverse,
@@ -17,9 +15,11 @@ from .reading.decoders import (
     read_llama_model,
     write_llama_decoder,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary
-from .rows.attention import SPLIT
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary
+from ..rows.attention import SPLIT
+from .grouped import attention_layer, head_dim_of, read_sizes
+from .llama import write_llama_attention
 
 
 def read_granite(config: ConfigFile, layer: int) -> AttentionLayer:

@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.gated_delta_net import GatedDeltaNetConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
-from .layout import Layout
-from .qwen3_moe import is_dense
-from .reading.decoders import (
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.gated_delta_net import GatedDeltaNetConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import (
     feed_forward_of,
     has_experts,
     read_feed_forward,
@@ -27,11 +25,13 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import DELTA_NET, Size, Table, below, delta_net_by_head, gated
-from .rows.common import HEADS
-from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import DELTA_NET, Size, Table, below, delta_net_by_head, gated
+from ..rows.common import HEADS
+from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
+from .qwen3_moe import is_dense
 
 DEFAULTS = {
     "hidden_act": "silu",

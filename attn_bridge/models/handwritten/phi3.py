@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..masks import causal, sliding_window
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.position import LongRoPEScaling
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...masks import causal, sliding_window
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.position import LongRoPEScaling
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..reading.decoders import attention_of, read_feed_forward, read_llama_model, read_rms_norm, write_llama_decoder
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import FREQUENCIES, Size, Table
+from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 from .grouped import attention_layer, head_dim_of, read_sizes, window_of, write_heads
-from .reading.decoders import (
-    attention_of,
-    read_feed_forward,
-    read_llama_model,
-    read_rms_norm,
-    write_llama_decoder,
-)
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import FREQUENCIES, Size, Table
-from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
 
 def fused(num_heads: Size, num_kv_heads: Size) -> Table:

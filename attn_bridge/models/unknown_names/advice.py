@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from ..printable import printable, shell_word
-from ..weights.rows import LayoutError, Shape
+from ...printable import printable, shell_word
+from ...weights.rows import LayoutError, Shape
+from ..layout import Layout
 from .beginnings import GENERATORS, counted, is_average, is_moment, patterns_of, suspects
-from .layout import Layout
 
 DEEPEST, MOST = 6, 16
 """Parts of a prefix at most, and how many prefixes are tried."""

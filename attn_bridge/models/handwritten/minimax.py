@@ -5,18 +5,18 @@ Outputs of attention and experts are added to the output of the norm before them
 
 from __future__ import annotations
 
-from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.lightning_attention import LightningAttentionConfig, layer_decay_rates
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.lightning_attention import LightningAttentionConfig, layer_decay_rates
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..reading.decoders import WrittenKeys, attention_of, read_rms_norm, write_rms_norm, write_sizes
+from ..reading.model_config import ConfigFile
+from ..rows.attention import SPLIT, Size, Table, below
+from ..rows.common import HEADS
+from ..rows.decoder import FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, norms
 from .llama import read_mistral, write_windowed_attention
 from .mixtral import experts_rows, read_experts, write_experts
-from .reading.decoders import WrittenKeys, attention_of, read_rms_norm, write_rms_norm, write_sizes
-from .reading.model_config import ConfigFile
-from .rows.attention import SPLIT, Size, Table, below
-from .rows.common import HEADS
-from .rows.decoder import FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, norms
 
 
 def table(num_heads: Size) -> Table:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..printable import printable
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.lightning_indexer import Indexer
-from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
-from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ..specs.position import Pairing
-from ..specs.sparse_indexed_attention import SparseIndexedAttentionConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
-from .grouped import check_even_heads
-from .parts import OmittedPart
-from .reading.decoders import (
+from ...printable import printable
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.lightning_indexer import Indexer
+from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ...specs.position import Pairing
+from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..parts import OmittedPart
+from ..reading.decoders import (
     attention_of,
     feed_forward_of,
     has_experts,
@@ -30,11 +29,12 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import magnitude_of, read_rotary, write_rotary
-from .rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
-from .rows.common import HEADS
-from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import magnitude_of, read_rotary, write_rotary
+from ..rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
+from ..rows.common import HEADS
+from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .grouped import check_even_heads
 
 _SPARSE: dict[str, Pairing] = {"deepseek_v32": "half", "glm_moe_dsa": "interleaved"}
 """Model type with an indexer -> which channels of the indexer turn together."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ..specs.mixture_of_experts import MixtureOfExpertsConfig
-from ..weights.rows import Row
-from .family import Family
-from .llama import read_mistral, write_windowed_attention
-from .reading.decoders import (
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig
+from ...weights.rows import Row
+from ..family import Family
+from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
     read_feed_forward,
@@ -16,20 +15,10 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .rows.attention import SPLIT
-from .rows.decoder import (
-    APART,
-    FINAL_NORM,
-    FUSED,
-    LAYER,
-    OURS,
-    TOGETHER,
-    attention,
-    decoder,
-    fused_experts,
-    norms,
-)
+from ..reading.model_config import ConfigFile
+from ..rows.attention import SPLIT
+from ..rows.decoder import APART, FINAL_NORM, FUSED, LAYER, OURS, TOGETHER, attention, decoder, fused_experts, norms
+from .llama import read_mistral, write_windowed_attention
 
 
 def read_experts(config: ConfigFile) -> MixtureOfExpertsConfig:

@@ -8,11 +8,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ..specs.position import Rotary
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.position import Rotary
+from ..family import AttentionLayer, Family
+from ..reading.decoders import (
+    NAMES,
+    activation_of,
+    attention_of,
+    feed_forward_of,
+    read_feed_forward,
+    read_rms_norm,
+    write_rms_norm,
+    write_sizes,
+)
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
+from ..rows.attention import SPLIT
+from ..rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 from .grouped import (
     KINDS,
     attention_layer,
@@ -24,20 +38,6 @@ from .grouped import (
     write_heads,
     write_windows,
 )
-from .reading.decoders import (
-    NAMES,
-    activation_of,
-    attention_of,
-    feed_forward_of,
-    read_feed_forward,
-    read_rms_norm,
-    write_rms_norm,
-    write_sizes,
-)
-from .reading.model_config import ConfigFile
-from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
-from .rows.attention import SPLIT
-from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
 def read_gemma2(config: ConfigFile, layer: int) -> AttentionLayer:

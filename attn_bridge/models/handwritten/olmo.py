@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..masks import causal
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ..specs.layer_norm import LayerNormConfig
-from ..specs.position import Rotary
-from .family import AttentionLayer, Family
+from ...masks import causal
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.layer_norm import LayerNormConfig
+from ...specs.position import Rotary
+from ..family import AttentionLayer, Family
+from ..reading.decoders import attention_of, read_feed_forward, read_rms_norm, write_llama_decoder
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
+from ..rows.attention import SPLIT
+from ..rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 from .grouped import (
     KINDS,
     attention_layer,
@@ -23,11 +28,6 @@ from .grouped import (
     write_heads,
     write_windows,
 )
-from .reading.decoders import attention_of, read_feed_forward, read_rms_norm, write_llama_decoder
-from .reading.model_config import ConfigFile
-from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
-from .rows.attention import SPLIT
-from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
 def read_olmo(config: ConfigFile, layer: int) -> AttentionLayer:

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import attention_of, read_llama_block, read_mistral_block, write_llama_decoder
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT, Table, below, interleaved_rotary
+from ..rows.common import GROUPED_HEADS, is_frequencies
+from ..rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 from .grouped import (
     KINDS,
     attention_layer,
@@ -22,13 +29,6 @@ from .grouped import (
     write_heads,
     write_windows,
 )
-from .layout import Layout
-from .reading.decoders import attention_of, read_llama_block, read_mistral_block, write_llama_decoder
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import SPLIT, Table, below, interleaved_rotary
-from .rows.common import GROUPED_HEADS, is_frequencies
-from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
 def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:

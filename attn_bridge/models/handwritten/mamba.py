@@ -6,21 +6,21 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from ..printable import printable
-from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.mamba2 import Mamba2Config
-from ..specs.rms_norm import RMSNormConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...printable import printable
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.mamba2 import Mamba2Config
+from ...specs.rms_norm import RMSNormConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import WrittenKeys, attention_of, read_llama_block, write_llama_decoder, write_sizes
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT, Size, Table, below
+from ..rows.common import TIE
+from ..rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
 from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .layout import Layout
-from .reading.decoders import WrittenKeys, attention_of, read_llama_block, write_llama_decoder, write_sizes
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import SPLIT, Size, Table, below
-from .rows.common import TIE
-from .rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
 
 PROJECTIONS = ("W_gate", "W_value", "W_key", "W_query", "W_step")
 """Our names of the parts of ``in_proj``, in their order there."""

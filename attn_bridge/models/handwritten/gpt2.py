@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.gpt_model import GPTModelConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.layer_norm import LayerNormConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.gpt_model import GPTModelConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.layer_norm import LayerNormConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
+from ..reading.model_config import ConfigFile
+from ..rows.attention import Table, below
+from ..rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
 from .grouped import attention_layer
-from .layout import Layout
-from .reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
-from .reading.model_config import ConfigFile
-from .rows.attention import Table, below
-from .rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
 
 _PARTS = ("query", "key", "value")
 

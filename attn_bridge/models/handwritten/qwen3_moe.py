@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
-from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, window_of
-from .llama import write_llama_attention
-from .reading.decoders import (
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from ..family import AttentionLayer, Family
+from ..reading.decoders import (
     attention_of,
     feed_forward_of,
     has_experts,
@@ -22,10 +20,12 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary
-from .rows.attention import SPLIT
-from .rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary
+from ..rows.attention import SPLIT
+from ..rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, window_of
+from .llama import write_llama_attention
 
 
 def read_qwen3_moe(config: ConfigFile, layer: int) -> AttentionLayer:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..weights.changes import Change
-from ..weights.rows import Row
-from .layout import Layout
-from .rows.common import GROUPED_HEADS, TIE, is_rotary_factors
+from ...weights.changes import Change
+from ...weights.rows import Row
+from ..layout import Layout
+from ..rows.common import GROUPED_HEADS, TIE, is_rotary_factors
 
 BLOCK, OURS = "blk.{i}.", "trf_blocks.{i}."
 PROJECTIONS = {"attn_q": "W_query", "attn_k": "W_key", "attn_v": "W_value", "attn_output": "out_proj"}

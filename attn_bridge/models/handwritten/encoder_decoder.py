@@ -6,25 +6,25 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from ..masks import causal, full
-from ..specs.cross_attention import CrossAttentionConfig
-from ..specs.encoder_decoder_model import (
+from ...masks import causal, full
+from ...specs.cross_attention import CrossAttentionConfig
+from ...specs.encoder_decoder_model import (
     ConvolutionsConfig,
     EncoderDecoderBlockConfig,
     EncoderDecoderConfig,
     Place,
     StackConfig,
 )
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.layer_norm import LayerNormConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
-from .layout import Layout
-from .reading.decoders import MAX_LAYERS, NAMES, activation_of
-from .reading.model_config import ConfigFile
-from .rows.attention import ENCODER_DECODER, below
-from .rows.common import TIE, layer_norm, with_bias
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.layer_norm import LayerNormConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import MAX_LAYERS, NAMES, activation_of
+from ..reading.model_config import ConfigFile
+from ..rows.attention import ENCODER_DECODER, below
+from ..rows.common import TIE, layer_norm, with_bias
 
 SIDES = ("encoder", "decoder")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderConfig
-from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
+from ...specs.decoder_model import DecoderConfig
+from ...specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..reading.decoders import attention_of, read_mistral_block, write_llama_decoder
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT, Table
+from ..rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 from .grouped import head_dim_of, read_sizes, write_heads
-from .reading.decoders import attention_of, read_mistral_block, write_llama_decoder
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import SPLIT, Table
-from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
 

@@ -5,18 +5,15 @@ Feed-forward layers are dense, or experts with shared layers.
 
 from __future__ import annotations
 
-from ..specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.mamba2 import Mamba2Config
-from ..specs.mixture_of_experts import MixtureOfExpertsConfig
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
-from .granite import granite_model, write_granite_model
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .layout import Layout
-from .mamba import SIZES, Keys, read_layer, table, write_layer
-from .reading.decoders import (
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.mamba2 import Mamba2Config
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
     has_experts,
@@ -26,10 +23,10 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import read_rotary, write_rotary
-from .rows.attention import SPLIT, below
-from .rows.decoder import (
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT, below
+from ..rows.decoder import (
     APART,
     EXPERTS,
     FINAL_NORM,
@@ -42,6 +39,9 @@ from .rows.decoder import (
     fused_experts,
     norms,
 )
+from .granite import granite_model, write_granite_model
+from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
+from .mamba import SIZES, Keys, read_layer, table, write_layer
 
 _KINDS = ("linear_attention", "full_attention")
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import ClampedGate, FeedForwardConfig
-from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
-from ..weights.rows import Row
-from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
-from .layout import Layout
-from .reading.decoders import (
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import ClampedGate, FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import (
     attention_of,
     feed_forward_of,
     read_rms_norm,
@@ -23,11 +22,12 @@ from .reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
-from .reading.model_config import ConfigFile
-from .reading.rotary import make_rotary, read_rotary, write_rotary
-from .rows.attention import SINKS, SPLIT, Table, below
-from .rows.common import HEADS
-from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import make_rotary, read_rotary, write_rotary
+from ..rows.attention import SINKS, SPLIT, Table, below
+from ..rows.common import HEADS
+from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 
 
 def _side_by_side(leaf: str) -> Row:

@@ -1,0 +1,1 @@
+"""Families of models that are code: a config reader and a table of rows each."""
