@@ -119,9 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    if "attn_parity.commands.user_code" in sys.modules:
-        load_judge("commands.user_code").end(status)
-    load_judge("commands.supervision").finish(status)
+    if "attn_parity.commands.isolation.user_code" in sys.modules:
+        load_judge("commands.isolation.user_code").end(status)
+    load_judge("commands.isolation.supervision").finish(status)
     raise SystemExit(status)
 
 

@@ -192,7 +192,7 @@ def compare(
     )
     run.check(train, separate, save_repro, chosen["modes"])
     if separate:
-        from .separate import run_separately
+        from .isolation.separate import run_separately
 
         report = after.apply(run_separately(first, second, chosen["device"], options, run.command))
         return outputs.write(report)
@@ -294,7 +294,7 @@ class Comparison:
         from .. import breadcrumbs, factories, repro
         from ..compare.driver import compare as judge
         from ..recorded.process import recorded
-        from .user_code import running, watched
+        from .isolation.user_code import running, watched
 
         second_call = None if self.second_inputs is None else arrays.read_npz(self.second_inputs)
         parsed_rules = None if self.rules is None else Rules.from_toml(self.rules)

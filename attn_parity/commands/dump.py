@@ -82,7 +82,7 @@ def dump(
 
     from .. import breadcrumbs, factories, watch
     from ..dumps import recording
-    from .user_code import running, watched
+    from .isolation.user_code import running, watched
 
     folders.check_new(out, "OUT")
     chosen = modes_and_dtypes(modes, dtypes, seeds, first_seed)

@@ -56,7 +56,7 @@ def laws(
     Exit status: 0 = no law is broken, 1 = one is, 2 = bad usage, no law could be tried, or timed out.
     """
     from .. import breadcrumbs, factories, watch
-    from .user_code import running, watched
+    from .isolation.user_code import running, watched
 
     if json_file not in (None, "-"):
         check_writable(json_file, "--json")

@@ -44,7 +44,7 @@ def logprobs(
     """
     from ..logprobs.judge import logprobs as judge
     from ..logprobs.sequences import read, read_tokens
-    from .user_code import running, watched
+    from .isolation.user_code import running, watched
 
     check_timeout(timeout)
     if json_file is not None:

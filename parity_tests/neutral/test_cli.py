@@ -222,6 +222,7 @@ def outcome(**values):
     return types.SimpleNamespace(**SHOWN, **PARTS, **values)
 
 
+ISOLATION = "attn_parity.commands.isolation"
 VERDICTS = {"equal": 0, "precision": 1, "different": 1, "inconclusive": 2}
 OUTCOMES = [
     *(
@@ -247,7 +248,12 @@ OUTCOMES = [
         for verdict, status in VERDICTS.items()
     ),
     *(
-        ("compare x y --separate", "attn_parity.commands.separate.run_separately", Report(verdict, []), status)
+        (
+            "compare x y --separate",
+            f"{ISOLATION}.separate.run_separately",
+            Report(verdict, []),
+            status,
+        )
         for verdict, status in VERDICTS.items()
     ),
     *(
@@ -328,7 +334,7 @@ def test_the_command_owns_a_process_started_with_its_arguments(arguments, is_own
     monkeypatch.setattr(app, "run", lambda arguments, is_own: asked.append(is_own) or 0)
     monkeypatch.setattr(sys, "argv", ["attn-bridge"])
     # What ends a command's own process would end this one some seconds later.
-    monkeypatch.setattr("attn_parity.commands.user_code.end", sys.exit)
+    monkeypatch.setattr(f"{ISOLATION}.user_code.end", sys.exit)
     with pytest.raises(SystemExit):
         main(arguments)
     assert asked == [is_own]

@@ -47,7 +47,7 @@ def digest(
     is_module = not is_remote(path) and not path.exists() and re.search(r":[^\W\d][\w.]*$", source) is not None
     check_report(json_file, *(() if is_module else (path,)))
     if is_module:
-        factories, user_code = load_judge("factories"), load_judge("commands.user_code")
+        factories, user_code = load_judge("factories"), load_judge("commands.isolation.user_code")
         with user_code.running("digesting"):
             digests = live.digests(factories.load(source, "MODULE_OR_PATH").build(0), **options)
     else:

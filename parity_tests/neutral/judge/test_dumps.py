@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_parity.commands import separate
+from attn_parity.commands.isolation import separate
 from attn_parity.dumps import format as dumps
 from attn_parity.dumps import recording, replay
 from attn_parity.dumps.replay import compare_dumps

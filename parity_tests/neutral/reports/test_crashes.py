@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from attn_parity import factories, stack
-from attn_parity.commands import supervision
+from attn_parity.commands.isolation import supervision
 
 USER = """
 import atexit, os, threading, time

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from .. import breadcrumbs, stack, watch
+from ... import breadcrumbs, stack, watch
 
 COMMANDS = ("compare", "digest", "dump", "laws", "logprobs")
 """Commands that run user code in their own process."""

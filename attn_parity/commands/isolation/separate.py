@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attn_bridge.weights import Rules
 
-from ..command_line import words
+from ...command_line import words
 
 if TYPE_CHECKING:
-    from ..results.report import Report
+    from ...results.report import Report
 
 TAKEN = ("--inputs", "--shape", "--fixed", "--vary", "--seeds", "--first-seed", "--mode", "--dtype")
 """Options for dumping the first side; the second side is dumped the same way."""
@@ -43,7 +43,7 @@ def run_separately(
     Raises:
         ValueError: a side can't be dumped; the message is that of its process.
     """
-    from ..dumps import replay
+    from ...dumps import replay
 
     rules = None if options["--rules"] is None else Rules.from_toml(options["--rules"])
     with _ended_by_signals(), tempfile.TemporaryDirectory() as folder:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from ..factories import guarded, intact_builtins, workspace
-from ..watch import Watchdog, end_children
+from ...factories import guarded, intact_builtins, workspace
+from ...watch import Watchdog, end_children
 from . import supervision
 
 GRACE = 5.0
