@@ -21,10 +21,10 @@ from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
-from . import all_gather, balance, ulysses
 from .block_masks import without_moved_arrays
 from .heads import heads_to_hold
-from .part import Part
+from .schemes import all_gather, balance, ulysses
+from .schemes.part import Part
 
 
 @dataclasses.dataclass(frozen=True)

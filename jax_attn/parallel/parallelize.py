@@ -15,7 +15,7 @@ from attn_bridge.sharding import Plan
 
 from .. import backend
 from .entry import sharded_class
-from .layers import local_class
+from .modules.layers import local_class
 from .sharding import Sharding
 
 Module = TypeVar("Module", bound=nnx.Module)

@@ -14,7 +14,8 @@ from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
 from ..implementations import KernelCall
-from . import attention, recurrent
+from . import attention
+from .schemes import recurrent
 
 
 @dataclasses.dataclass(frozen=True)

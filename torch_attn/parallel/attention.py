@@ -17,11 +17,11 @@ from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
 from ..shards import whole
-from . import all_gather, balance, ring, ulysses
 from .devices import Cut, Devices, as_scores
 from .heads import heads_to_hold
 from .masks import part_of
-from .part import Part
+from .schemes import all_gather, balance, ring, ulysses
+from .schemes.part import Part
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..encoder_decoder_model import EncoderDecoderModel
 from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
 from .devices import Devices
-from .products import Products
+from .modules.products import Products
 
 SEQUENCES = ("x", "tokens", "ids", "source", "context")
 """Names of arguments that are sequences; those of a context need not divide."""

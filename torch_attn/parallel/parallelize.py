@@ -52,7 +52,7 @@ def parallelize(
 
     from .. import backend
     from .entry import enter_by
-    from .placement import place
+    from .modules.placement import place
     from .sharding import Sharding
 
     if not isinstance(module, nn.Module):

@@ -80,7 +80,7 @@ def run(task: Task) -> dict[str, float]:
     import jax
 
     from attn_parity.frameworks.jax import meshes
-    from jax_attn.parallel import balance, part, ring
+    from jax_attn.parallel.schemes import balance, part, ring
     from jax_attn.parallel.sharding import Sharding
 
     meshes.simulate({"all": 8}, 0, None)  # type: ignore[arg-type]  # no folder is used

@@ -202,7 +202,7 @@ def _results(module: nn.Module, call: Call) -> dict[str, Tensor]:
 @contextlib.contextmanager
 def _balancing(least_tokens: int | None) -> Iterator[None]:
     """Let the exchange pay from so few tokens on."""
-    from torch_attn.parallel import balance
+    from torch_attn.parallel.schemes import balance
 
     former = balance.LEAST_TOKENS
     balance.LEAST_TOKENS = former if least_tokens is None else least_tokens

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from attn_bridge.masks import Mask
 from attn_bridge.sharding import pieces_of
 
-from .exchange import exchange
+from ..exchange import exchange
 from .part import Part
 
 LEAST_TOKENS = 128

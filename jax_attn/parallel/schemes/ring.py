@@ -24,12 +24,12 @@ from jaxtyping import Float
 from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
 
-from .. import implementations
-from ..implementations import KernelCall
-from ..implementations.backward_only import REASON, backward_only
-from ..implementations.block_operands import false_of
-from ..implementations.reference import Drawn
-from .block_masks import Views, columns, local_arrays, views_of
+from ... import implementations
+from ...implementations import KernelCall
+from ...implementations.backward_only import REASON, backward_only
+from ...implementations.block_operands import false_of
+from ...implementations.reference import Drawn
+from ..block_masks import Views, columns, local_arrays, views_of
 
 
 @dataclasses.dataclass(frozen=True)

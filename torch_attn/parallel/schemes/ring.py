@@ -20,12 +20,12 @@ from torch import Tensor
 from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
 
-from .. import implementations
-from ..implementations import KernelCall
-from ..implementations.reference import Drawn
+from ... import implementations
+from ...implementations import KernelCall
+from ...implementations.reference import Drawn
+from ..exchange import to_next
+from ..masks import block_of
 from .balance import Places
-from .exchange import to_next
-from .masks import block_of
 from .part import Part
 
 MAX_SCORES = 2**22

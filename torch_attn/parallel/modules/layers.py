@@ -15,27 +15,27 @@ from torch.distributed.tensor import Shard
 from attn_bridge.sharding.plan import Role
 from attn_bridge.specs.model import check_range
 
-from ..blocks.convolution import Convolution
-from ..blocks.mixture_of_experts import MixtureOfExperts
-from ..dropout import Dropout
-from ..embedding import Embedding
-from ..gated_delta_net import GatedDeltaNet
-from ..implementations import reference
-from ..kimi_delta_attention import KimiDeltaAttention
-from ..layer_norm import LayerNorm
-from ..lightning_attention import LightningAttention
-from ..linear_attention import LinearAttention
-from ..mamba2 import Mamba2
-from ..multi_head_latent_attention import MultiHeadLatentAttention
-from ..recurrent.short_convolution import ShortConvolution
-from ..rms_norm import RMSNorm
-from ..shards import is_sharded, whole
-from . import latent, recurrent
+from ...blocks.convolution import Convolution
+from ...blocks.mixture_of_experts import MixtureOfExperts
+from ...dropout import Dropout
+from ...embedding import Embedding
+from ...gated_delta_net import GatedDeltaNet
+from ...implementations import reference
+from ...kimi_delta_attention import KimiDeltaAttention
+from ...layer_norm import LayerNorm
+from ...lightning_attention import LightningAttention
+from ...linear_attention import LinearAttention
+from ...mamba2 import Mamba2
+from ...multi_head_latent_attention import MultiHeadLatentAttention
+from ...recurrent.short_convolution import ShortConvolution
+from ...rms_norm import RMSNorm
+from ...shards import is_sharded, whole
+from ..classes import cut_of, same_name, tokens_cut
+from ..devices import Cut, Devices
+from ..region import local_parameters, on_parts, touched
+from ..schemes import latent, recurrent
 from .caches import place_caches
-from .classes import cut_of, same_name, tokens_cut
-from .devices import Cut, Devices
 from .products import product
-from .region import local_parameters, on_parts, touched
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float
 
 from attn_bridge.masks import ArrayMask, Mask
 
-from .. import implementations
-from ..implementations import KernelCall
-from ..implementations.block_plan import SMALL_BLOCK
-from ..implementations.reference import Drawn
+from ... import implementations
+from ...implementations import KernelCall
+from ...implementations.block_plan import SMALL_BLOCK
+from ...implementations.reference import Drawn
 from .ring import Ring
 from .ring import attend as attend_to_blocks
 

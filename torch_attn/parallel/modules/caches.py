@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..decoding.cache import KeyValueCache
-from ..decoding.recurrent_cache import RecurrentCache
-from .devices import Devices
+from ...decoding.cache import KeyValueCache
+from ...decoding.recurrent_cache import RecurrentCache
+from ..devices import Devices
 
 
 def place_caches(sharding: Devices, caches: Any) -> Any:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from attn_bridge.masks import Mask
 
-from .. import implementations
-from ..implementations import KernelCall
-from ..implementations.reference import Drawn
-from .masks import block_of
+from ... import implementations
+from ...implementations import KernelCall
+from ...implementations.reference import Drawn
+from ..masks import block_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from attn_bridge.sharding.plan import Role
 
-from .. import functional
-from ..multi_head_latent_attention import MultiHeadLatentAttention
-from ..shards import is_sharded
-from .classes import cut_of
-from .devices import Cut, Devices
+from ... import functional
+from ...multi_head_latent_attention import MultiHeadLatentAttention
+from ...shards import is_sharded
+from ..classes import cut_of
+from ..devices import Cut, Devices
 
 
 def absorbed(

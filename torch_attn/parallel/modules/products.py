@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from attn_bridge.sharding.plan import Role
 
-from ..shards import is_sharded
-from .classes import cut_of
-from .devices import Devices
+from ...shards import is_sharded
+from ..classes import cut_of
+from ..devices import Devices
 
 PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 

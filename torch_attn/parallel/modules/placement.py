@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_t
 
 from attn_bridge.specs import Parameter
 
-from ..differential_attention import DifferentialAttention
-from .devices import Devices
+from ...differential_attention import DifferentialAttention
+from ..devices import Devices
 from .layers import local_class
 
 

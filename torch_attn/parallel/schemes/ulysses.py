@@ -11,9 +11,9 @@ from einops import rearrange
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .exchange import exchange
-from .heads import heads_to_hold
-from .masks import part_of
+from ..exchange import exchange
+from ..heads import heads_to_hold
+from ..masks import part_of
 from .part import Part
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from jax import Array, lax
 
-from .heads import heads_to_hold
+from ..heads import heads_to_hold
 from .part import Part
 
 

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from attn_bridge.sharding import Plan
 
-from ..implementations.block_operands import false_of
+from ...implementations.block_operands import false_of
 
 Run = Callable[..., tuple[Array, Array]]
 """Reads query, key, value, whatever else has tokens and heads, a state and the tokens of a chunk; gives context and

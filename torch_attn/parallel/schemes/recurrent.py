@@ -15,20 +15,20 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Mamba2Config
 
-from .. import functional
-from ..decoding.recurrent_cache import RecurrentCache
-from ..gated_delta_net import GatedDeltaNet
-from ..kimi_delta_attention import KimiDeltaAttention
-from ..lightning_attention import LightningAttention
-from ..linear_attention import LinearAttention
-from ..mamba2 import Mamba2
-from ..recurrent import recurrence
-from ..recurrent.short_convolution import ShortConvolution
-from ..shards import is_sharded, whole
-from .classes import tokens_cut
-from .devices import Cut, Devices
-from .masks import part_of
-from .region import local_parameters, on_parts
+from ... import functional
+from ...decoding.recurrent_cache import RecurrentCache
+from ...gated_delta_net import GatedDeltaNet
+from ...kimi_delta_attention import KimiDeltaAttention
+from ...lightning_attention import LightningAttention
+from ...linear_attention import LinearAttention
+from ...mamba2 import Mamba2
+from ...recurrent import recurrence
+from ...recurrent.short_convolution import ShortConvolution
+from ...shards import is_sharded, whole
+from ..classes import tokens_cut
+from ..devices import Cut, Devices
+from ..masks import part_of
+from ..region import local_parameters, on_parts
 
 
 @dataclasses.dataclass(frozen=True)

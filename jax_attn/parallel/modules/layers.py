@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from attn_bridge.specs import MixtureOfExpertsConfig
 
-from ..blocks.mixture_of_experts import MixtureOfExperts
-from ..implementations.block_operands import false_of
-from .classes import same_name
-from .sharding import Sharding
+from ...blocks.mixture_of_experts import MixtureOfExperts
+from ...implementations.block_operands import false_of
+from ..classes import same_name
+from ..sharding import Sharding
 
 
 def _mixture_of_experts(self: Any, x: Array) -> Array:
