@@ -21,7 +21,8 @@ from pathlib import Path
 
 from attn_bridge.cli.output import check_writable
 
-from . import jax_side, machine, torch_side
+from . import machine
+from .sides import jax_side, torch_side
 
 ROOT = Path(__file__).parent.parent
 TAIL = 60

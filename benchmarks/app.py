@@ -79,9 +79,9 @@ def bench(
 
     Exit status: 0 = done, 1 = one of ours is wrong or fails, 2 = bad usage.
     """
-    from . import page
-    from .plot import svg
-    from .report import Report
+    from .reporting import page
+    from .reporting.plot import svg
+    from .reporting.report import Report
     from .session import Plan, groups, measure
 
     files = {"--json": json_file, "--plot": plot, "--markdown": markdown}
@@ -124,7 +124,7 @@ def bench(
 def _show(report: object, summary: bool) -> None:
     from rich.console import Console
 
-    from .report import LEGEND, Report
+    from .reporting.report import LEGEND, Report
 
     assert isinstance(report, Report)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110 if summary else 150)
@@ -142,7 +142,7 @@ def _cells(arguments: Sequence[str], quick: bool) -> tuple[cells.Cell, ...]:
 
 
 def _load(path: str) -> object:
-    from .report import Report
+    from .reporting.report import Report
 
     try:
         return Report.from_json(json.loads(Path(path).read_text(encoding="utf-8")))

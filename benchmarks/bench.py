@@ -13,10 +13,10 @@ import numpy as np
 
 from attn_bridge import backends
 
-from . import oracle
 from .cells import Group
-from .contender import Contender, Work
 from .memory import begin_peak, free_memory, peak
+from .sides import oracle
+from .sides.contender import Contender, Work
 
 MATMUL = "matmul"
 """Key of the yardstick among the contenders."""
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, framework: str):
         backends.load("torch" if framework == "torch" else "flax")
-        self.side = importlib.import_module(f"benchmarks.{framework}_side")
+        self.side = importlib.import_module(f"benchmarks.sides.{framework}_side")
         self._calls: dict[str, Callable[[], Any]] = {}
         self._repeats: dict[str, int] = {}
         self._spent: dict[str, float] = {}

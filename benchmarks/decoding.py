@@ -30,7 +30,8 @@ from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from jax_attn.functional import dot_product_attention as jax_dot_product_attention
 from torch_attn.functional import dot_product_attention
 
-from . import jax_side, machine, torch_side
+from . import machine
+from .sides import jax_side, torch_side
 
 SIZES = {"12 heads of 64": (12, 12, 64), "32 heads of 128, 8 of keys": (32, 8, 128)}
 """Heads of queries and of keys, and their width."""

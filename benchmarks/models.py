@@ -28,7 +28,8 @@ from flax import nnx
 import jax_attn
 import torch_attn
 
-from . import jax_side, machine, torch_side
+from . import machine
+from .sides import jax_side, torch_side
 
 Way = Callable[[], Any]
 VOCABULARY = 32000

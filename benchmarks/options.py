@@ -25,7 +25,8 @@ import torch_attn.functional
 from attn_bridge import masks
 from torch_attn.random import JaxRngs
 
-from . import jax_side, machine, torch_side
+from . import machine
+from .sides import jax_side, torch_side
 
 Way = Callable[[], Any]
 

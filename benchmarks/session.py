@@ -18,10 +18,11 @@ import numpy as np
 
 from attn_bridge.backends import MissingBackendError
 
-from . import machine, oracle
+from . import machine
 from .bench import MATMUL, Bench
 from .cells import Cell, Group
-from .report import Report, Row
+from .reporting.report import Report, Row
+from .sides import oracle
 
 ROOT = Path(__file__).parent.parent
 

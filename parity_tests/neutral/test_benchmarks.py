@@ -12,12 +12,13 @@ import pytest
 from attn_bridge.reference import attention as reference
 from attn_bridge.reference import multi_head_attention
 from attn_bridge.specs import MultiHeadAttentionConfig
-from benchmarks import oracle, page
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
 from benchmarks.collectives import traffic
-from benchmarks.plot import svg
-from benchmarks.report import Report, Row
+from benchmarks.reporting import page
+from benchmarks.reporting.plot import svg
+from benchmarks.reporting.report import Report, Row
+from benchmarks.sides import oracle
 
 MACHINE = {
     "cpu": "a processor",

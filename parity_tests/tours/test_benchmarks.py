@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import accelerator, bfloat16, decoding, jax_side, meshes, models, options, torch_side
+from benchmarks import accelerator, bfloat16, decoding, meshes, models, options
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
+from benchmarks.sides import jax_side, torch_side
 
 from ..support.calls import cover
 

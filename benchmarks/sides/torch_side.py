@@ -1,4 +1,4 @@
-"""The contenders in torch, and how torch is timed. The twin is `benchmarks.jax_side`."""
+"""The contenders in torch, and how torch is timed. The twin is `benchmarks.sides.jax_side`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import torch_attn
 from attn_bridge.masks import causal
 
-from .cells import LINEARS, Group
+from ..cells import LINEARS, Group
 from .contender import Contender, Work
 from .peers_torch import PlainMultiHeadAttention
 

@@ -1,4 +1,4 @@
-"""The contenders in JAX and Flax NNX, and how JAX is timed. The twin is `benchmarks.torch_side`."""
+"""The contenders in JAX and Flax NNX, and how JAX is timed. The twin is `benchmarks.sides.torch_side`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jax import Array
 import jax_attn
 from attn_bridge.masks import causal
 
-from .cells import LINEARS, Group
+from ..cells import LINEARS, Group
 from .contender import Contender, Work
 from .peers_jax import PlainMultiHeadAttention
 
