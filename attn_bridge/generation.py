@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 
@@ -122,7 +121,7 @@ def check_length(tokens: int, new: int, num_positions: int | None) -> None:
         )
 
 
-def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray[Any, Any], wanted: tuple[int, int]) -> None:
+def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray, wanted: tuple[int, int]) -> None:
     """Check the mask of a prompt: all padding is on the left, and every row has a token.
 
     Raises:

@@ -218,9 +218,9 @@ def _joint_arrays(plan: joint.JointPlan, arrays: Mapping[str, LazyArray]) -> dic
 
     The sources of the last array stay in memory: the parts of a tensor are written one after the other.
     """
-    kept: dict[str, np.ndarray[Any, Any]] = {}
+    kept: dict[str, np.ndarray] = {}
 
-    def read(made: joint.Made, region: Region) -> np.ndarray[Any, Any]:
+    def read(made: joint.Made, region: Region) -> np.ndarray:
         if kept.keys() != made.placements.keys():
             kept.clear()
             kept.update({name: arrays[name].read(everything(arrays[name].shape)) for name in made.placements})
@@ -229,7 +229,7 @@ def _joint_arrays(plan: joint.JointPlan, arrays: Mapping[str, LazyArray]) -> dic
     return {name: LazyArray(made.shape, made.dtype, functools.partial(read, made)) for name, made in plan.made.items()}
 
 
-def _read(array: LazyArray, rule: Rule, side: Side, region: Region) -> np.ndarray[Any, Any]:
+def _read(array: LazyArray, rule: Rule, side: Side, region: Region) -> np.ndarray:
     """Return a region of a converted array; if the rule only moves axes, only that region of the source is read."""
     own = rule.region(region, side)
     if own is None:

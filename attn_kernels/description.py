@@ -7,7 +7,6 @@ import math
 import struct
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from . import words
 Shape = tuple[int, ...]
 
 
-def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
+def intervals(mask: Mask | None, queries: int) -> np.ndarray | None:
     """Return the first visible key of each query, and the end of them, ``(2, T)``; None if they are not intervals.
 
     Neither may decrease from a query to the next. Without a mask, the array has no queries.
@@ -28,7 +27,7 @@ def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
     return _known_intervals(mask, queries) if goes_forward(mask) else _intervals(mask, queries)
 
 
-def _intervals(mask: Mask, queries: int) -> np.ndarray[Any, Any] | None:
+def _intervals(mask: Mask, queries: int) -> np.ndarray | None:
     interval = mask.interval(np.arange(queries))
     return None if interval is None or (np.diff(interval) < 0).any() else np.stack(interval)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -134,7 +133,7 @@ class Group:
         return {name: array.astype(numpy_dtype(self.dtype)) for name, array in drawn.items()}
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype:
     """Return the NumPy dtype of that name, bfloat16 included."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -62,7 +61,7 @@ def write(folder: Path, size: str, blocks: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def _drawn(shape: tuple[int, ...], seed: tuple[int, int]) -> np.ndarray[Any, Any]:
+def _drawn(shape: tuple[int, ...], seed: tuple[int, int]) -> np.ndarray:
     random = np.random.default_rng(seed)
     if len(shape) == 1:
         return random.uniform(0.5, 1.5, shape).astype(ml_dtypes.bfloat16)

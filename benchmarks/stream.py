@@ -28,7 +28,7 @@ _PART = 2**18
 """Bytes that a core takes at a time at least."""
 
 
-def reader(arrays: Sequence[np.ndarray[Any, Any]], threads: int | None = None) -> Callable[[], None]:
+def reader(arrays: Sequence[np.ndarray], threads: int | None = None) -> Callable[[], None]:
     """Return a function that reads all arrays without gaps once; by default with a thread per core."""
     count = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pool, read = ThreadPoolExecutor(count), _compiled()

@@ -28,7 +28,7 @@ class TorchNet(torch.nn.Module):
         return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
 
 
-def haiku_side(x: np.ndarray[Any, Any]) -> Any:
+def haiku_side(x: np.ndarray) -> Any:
     """Return the Haiku model as a side of a comparison; x is ``(B, H, W, C)``."""
     import haiku as hk
 

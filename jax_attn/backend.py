@@ -22,7 +22,7 @@ from attn_bridge.specs.stock_attention import StockAttention
 from attn_bridge.specs.stock_layers import StockLayer
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
@@ -41,7 +41,7 @@ PLACES = "device"
 """The unit in which `held_parts` counts."""
 
 
-def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+def to_numpy(array: Array) -> np.ndarray:
     """Return an array's elements as a NumPy array, bit for bit; bfloat16 and float8 are `ml_dtypes`.
 
     Of one that devices share it is all of it.
@@ -49,7 +49,7 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return _region(array, everything(array.shape)) if _is_shared(array) else np.asarray(array)
 
 
-def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Array:
+def from_numpy(array: np.ndarray, name: str = "array", *, adopt: bool = False) -> Array:
     """Return a NumPy array as a JAX array, bit for bit, in new memory; `adopt` may keep the array's.
 
     Raises:
@@ -58,7 +58,7 @@ def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool 
     return _put(array, name, adopt, None)
 
 
-def _put(array: np.ndarray[Any, Any], name: str, adopt: bool, sharding: Any) -> Array:
+def _put(array: np.ndarray, name: str, adopt: bool, sharding: Any) -> Array:
     """Return a NumPy array as a JAX array on the devices of a sharding, each with its part."""
     array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if adopt else True)
     narrowed = jax.dtypes.canonicalize_dtype(array.dtype)
@@ -85,7 +85,7 @@ def lazy_weights(module: nnx.Module) -> dict[str, LazyArray]:
     }
 
 
-def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
+def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray], *, adopt: bool = False) -> None:
     """Write arrays, of the right names and shapes, into a module; a variable takes its array's dtype.
 
     Args:
@@ -101,7 +101,7 @@ def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], 
 
 
 def prepare_weights(
-    module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
+    module: nnx.Module, arrays: Mapping[str, np.ndarray | LazyArray], *, adopt: bool = False
 ) -> Callable[[], None]:
     """Run the checks of `set_weights`, and return the function that writes; devices read shards of lazy arrays."""
     values = {
@@ -112,7 +112,7 @@ def prepare_weights(
     return functools.partial(nnx.update, module, nnx.from_flat_state(values))
 
 
-def _placed(array: np.ndarray[Any, Any] | LazyArray, old: Any, name: str, adopt: bool) -> Array:
+def _placed(array: np.ndarray | LazyArray, old: Any, name: str, adopt: bool) -> Array:
     """Return an array where a module's is, shared as that is."""
     # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
     sharding = None if isinstance(old, Array) and not old.committed else getattr(old, "sharding", None)
@@ -121,9 +121,9 @@ def _placed(array: np.ndarray[Any, Any] | LazyArray, old: Any, name: str, adopt:
     if sharding is None:
         return from_numpy(array.read(everything(array.shape)), name, adopt=True)
     from_numpy(np.empty(0, array.dtype), name)
-    parts: dict[Region, np.ndarray[Any, Any]] = {}
+    parts: dict[Region, np.ndarray] = {}
 
-    def part(index: Any) -> np.ndarray[Any, Any]:
+    def part(index: Any) -> np.ndarray:
         region = tuple(one.indices(size)[:2] for one, size in zip(index, array.shape, strict=True))
         if region in parts:
             return parts[region].copy()  # a device may keep the memory that it is given
@@ -145,7 +145,7 @@ def together(module: nnx.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
+def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray] | None]:
     """Yield a function that reads a region of a weight by name, from the devices that hold some of it.
 
     Raises:
@@ -158,7 +158,7 @@ def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray[A
     yield lambda name, region: _region(arrays[name], region)
 
 
-Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
+Part = tuple[int, Region, Callable[[Region], np.ndarray], int]
 """A place, the region of a weight that it holds, what reads a region of that, and bytes of an element."""
 
 
@@ -173,7 +173,7 @@ def held_parts(module: nnx.Module) -> dict[str, list[Part]]:
     return parts
 
 
-def _part(held: Array, region: Region) -> np.ndarray[Any, Any]:
+def _part(held: Array, region: Region) -> np.ndarray:
     # On an accelerator, a slice is copied to the host, and nothing is kept beside the array itself.
     there = next(iter(held.devices())).platform == "cpu"
     return np.asarray(held)[slices(region)] if there else np.asarray(held[slices(region)])
@@ -190,7 +190,7 @@ def _is_shared(value: Any) -> bool:
     return sharding is not None and len(sharding.device_set) > 1
 
 
-def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
+def _region(array: Array, region: Region) -> np.ndarray:
     """Return a region of an array, assembled from the devices' parts; JAX would cache a host copy of all of it."""
     if not _is_shared(array):
         return np.array(np.asarray(array)[slices(region)], order="C")
@@ -277,7 +277,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     return _blanked(name, dtype, config=config)
 
 
-def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def call(function: Any, array: np.ndarray) -> np.ndarray:
     """Apply a module or method of ours to one array."""
     return to_numpy(function(from_numpy(array)))
 

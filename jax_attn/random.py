@@ -131,7 +131,7 @@ class TorchRngs:
 Rngs: TypeAlias = nnx.Rngs | TorchRngs
 """The sources of random numbers that the modules of `jax_attn` take as ``rngs``."""
 
-RandomSource: TypeAlias = Array | np.ndarray[Any, Any] | nnx.RngStream | nnx.Rngs | TorchRngs | None
+RandomSource: TypeAlias = Array | np.ndarray | nnx.RngStream | nnx.Rngs | TorchRngs | None
 """A source of random numbers for `generate`; None suffices where nothing is drawn."""
 
 

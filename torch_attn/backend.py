@@ -27,7 +27,7 @@ from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
 from .shards import cut_as, is_sharded, whole
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
@@ -46,7 +46,7 @@ PLACES = "rank"
 """The unit in which `held_parts` counts."""
 
 
-def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
+def to_numpy(array: Tensor) -> np.ndarray:
     """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`.
 
     Of one that devices share it is all of it; every rank of its mesh has to call this.
@@ -59,7 +59,7 @@ def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
     return array.view(torch_bits).numpy().view(numpy_bits).view(getattr(ml_dtypes, name))
 
 
-def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Tensor:
+def from_numpy(array: np.ndarray, name: str = "array", *, adopt: bool = False) -> Tensor:
     """Return a NumPy array as a tensor, bit for bit, in new memory; `adopt` may keep the array's.
 
     Raises:
@@ -106,11 +106,11 @@ def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
     }
 
 
-def _holding(tensors: Mapping[str, Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
+def _holding(tensors: Mapping[str, Tensor]) -> Callable[[str, Region], np.ndarray]:
     """Return a function that reads a region of a tensor by name; it keeps the last tensor in memory."""
     arrays: Arrays = {}
 
-    def read(name: str, region: Region) -> np.ndarray[Any, Any]:
+    def read(name: str, region: Region) -> np.ndarray:
         if name not in arrays:
             arrays.clear()
             arrays[name] = to_numpy(tensors[name])
@@ -133,7 +133,7 @@ def _dense(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
+def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray], *, adopt: bool = False) -> None:
     """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
 
     Args:
@@ -150,7 +150,7 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
 
 
 def prepare_weights(
-    module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
+    module: nn.Module, arrays: Mapping[str, np.ndarray | LazyArray], *, adopt: bool = False
 ) -> Callable[[], None]:
     """Run the checks of `set_weights`, and return the function that writes; devices read shards of lazy arrays."""
     targets = _tensors(module)
@@ -159,7 +159,7 @@ def prepare_weights(
     return functools.partial(_write, targets, values, adopt)
 
 
-def _value(array: np.ndarray[Any, Any] | LazyArray, target: Tensor, name: str, adopt: bool) -> Tensor:
+def _value(array: np.ndarray | LazyArray, target: Tensor, name: str, adopt: bool) -> Tensor:
     """Return an array as a tensor where a module's is, shared as that is."""
     region = shared_weights.region_of(target) if is_sharded(target) else None
     if isinstance(array, LazyArray):
@@ -220,7 +220,7 @@ def together(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
+def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray] | None]:
     """Yield a function that reads a region of a weight by name on one process; the others send parts and get None.
 
     Raises:
@@ -231,7 +231,7 @@ def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[An
         yield None if ask is None else lambda name, region: np.array(to_numpy(ask(name, region)), order="C")
 
 
-Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
+Part = tuple[int, Region, Callable[[Region], np.ndarray], int]
 """A place, the region of a weight that it holds, what reads a region of that, and bytes of an element."""
 
 
@@ -251,7 +251,7 @@ def held_parts(module: nn.Module) -> dict[str, list[Part]]:
     return parts
 
 
-def _part(held: Tensor, region: Region) -> np.ndarray[Any, Any]:
+def _part(held: Tensor, region: Region) -> np.ndarray:
     return to_numpy(held.detach()[slices(region)])
 
 
@@ -324,7 +324,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.eval()
 
 
-def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def call(function: Any, array: np.ndarray) -> np.ndarray:
     """Apply a module or method of ours to one array, without gradients."""
     with torch.no_grad():
         return to_numpy(function(from_numpy(array)))

@@ -66,7 +66,7 @@ def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
     return Checkpoint(containers.open_reader(remote.to_path(path), format))
 
 
-def read(path: PathLike) -> dict[str, np.ndarray[Any, Any]]:
+def read(path: PathLike) -> dict[str, np.ndarray]:
     """Return all tensors of a checkpoint by name; bfloat16 arrays have the dtype `ml_dtypes.bfloat16`.
 
     Raises:

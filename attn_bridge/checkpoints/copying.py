@@ -21,7 +21,7 @@ import numpy as np
 from ..weights.changes import NO_STEPS, Steps
 from .containers.writing import Threads
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Axis = tuple[int, int, int]
 """(size, stride in the source, stride in the target), in elements."""
 

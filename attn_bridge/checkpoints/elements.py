@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from .planning import part_of
 if TYPE_CHECKING:
     from .planning.plans import TargetTensor
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 MAX_FREE = 3
 """Number of released buffers kept for reuse."""
@@ -57,7 +57,7 @@ class Elements:
         if memory is not None and len(self._free) < MAX_FREE:
             self._free.append(memory)
 
-    def _take(self, count: int, dtype: np.dtype[Any], file_offset: int) -> Array:
+    def _take(self, count: int, dtype: np.dtype, file_offset: int) -> Array:
         """Return memory aligned within its page like byte `file_offset` of a file, so that direct I/O can write it."""
         size = count * dtype.itemsize
         fitting = [one for one in self._free if one.nbytes >= size + PAGE]
@@ -188,7 +188,7 @@ class Elements:
         apply(dataclasses.replace(gathered, target_offset=moved.target_offset), source, into)
 
     def _ready(
-        self, reader: Reader, target: TargetTensor, dtype: np.dtype[Any], within: tuple[int, int] | None
+        self, reader: Reader, target: TargetTensor, dtype: np.dtype, within: tuple[int, int] | None
     ) -> list[tuple[Array | None, Move]]:
         """Return the moves of a target; those of short runs read from memory that already contains the whole range."""
         if within is None:
@@ -226,7 +226,7 @@ class Elements:
             step *= size
         return move_of(piece.source, 0, piece.target_offset, dense)
 
-    def _room(self, count: int, dtype: np.dtype[Any]) -> Array:
+    def _room(self, count: int, dtype: np.dtype) -> Array:
         """Return scratch memory, valid until the next call."""
         size = count * dtype.itemsize
         if self._source.nbytes < size:
@@ -281,7 +281,7 @@ def _address(array: Array) -> int:
     return address
 
 
-def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype) -> Array:
     data = reader.read_range(name, start * dtype.itemsize, stop * dtype.itemsize)
     return np.frombuffer(data, dtype)
 

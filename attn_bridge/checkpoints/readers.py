@@ -20,7 +20,7 @@ from ..weights import Region, everything
 from .containers.base import Array, CheckpointError, Reader, TensorInfo, rows_as_region
 
 
-class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
+class Checkpoint(Mapping[str, np.ndarray]):
     """The tensors of a checkpoint by name; each is read from the file on access.
 
     Args:
@@ -36,7 +36,7 @@ class Checkpoint(Mapping[str, np.ndarray[Any, Any]]):
         self.tensors: dict[str, TensorInfo] = reader.tensors
         self.metadata: dict[str, Any] = reader.metadata
 
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+    def __getitem__(self, name: str) -> np.ndarray:
         return self._reader.read(name).copy()  # the bytes of a file can't be written to
 
     def __iter__(self) -> Iterator[str]:

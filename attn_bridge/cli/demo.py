@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     import numpy as np
 
-    Arrays = dict[str, np.ndarray[Any, Any]]
+    Arrays = dict[str, np.ndarray]
 
 FILES = {
     "pairs.py": "layers of torch and ports of them to Flax, right and wrong",

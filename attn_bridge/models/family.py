@@ -20,7 +20,7 @@ from .reading.decoders import Block, Model, Pair, Write, read_llama_model
 from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Dtypes that the modules compute in."""
@@ -52,7 +52,7 @@ class AttentionLayer:
     tables: Mapping[str, Table]
     prefix: str
 
-    def to_ours(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    def to_ours(self, state: Mapping[str, np.ndarray]) -> Arrays:
         """Return the layer's arrays under our torch names.
 
         Args:
@@ -92,7 +92,7 @@ class AttentionLayer:
         return encoded.read(arrays)
 
     def to_theirs(
-        self, arrays: Mapping[str, np.ndarray[Any, Any]], *, library: str | None = None, prefix: str | None = None
+        self, arrays: Mapping[str, np.ndarray], *, library: str | None = None, prefix: str | None = None
     ) -> Arrays:
         """Return arrays under our torch names in the form of another library.
 

@@ -32,7 +32,7 @@ HEAD = "out_head.weight"
 MAX_SIZE = (1 << 31) - 1
 """Largest size that a config.json may give."""
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
 
 
@@ -76,12 +76,12 @@ class Encoded:
     parts: dict[str, dict[str, Placement]]
     ties: list[tuple[str, str]]
 
-    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    def read(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """Return our tensors, extracted from outside ones of these names and shapes."""
         placements = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
         return {name: _view(arrays[theirs], place).copy() for theirs, name, place in placements}
 
-    def write(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    def write(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outside tensors, made of ours."""
         tensors = {}
         for theirs, parts in self.parts.items():
@@ -390,7 +390,7 @@ class Layout:
             result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, all_settings)
         return Encoded(result, parts, ties)
 
-    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: object) -> Arrays:
+    def to_canonical(self, arrays: Mapping[str, np.ndarray], **settings: object) -> Arrays:
         """Convert arrays under outside names to arrays under our torch names; a part of a model is accepted.
 
         Names that the layout drops, or does not cover, must be removed with `select` first.
@@ -400,7 +400,7 @@ class Layout:
             raise WeightsMismatchError(unexpected=decoded.dropped)
         return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
 
-    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: object) -> Arrays:
+    def from_canonical(self, arrays: Mapping[str, np.ndarray], **settings: object) -> Arrays:
         """Convert arrays under our torch names to arrays under outside ones; a part of a model is accepted."""
         return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
 
@@ -482,7 +482,7 @@ class Layout:
         return lacking(names) if self.ours else []
 
 
-def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+def _strided(array: np.ndarray, placement: Placement) -> np.ndarray:
     flat = array.reshape(-1)[placement.offset :]
     atoms = [atom for axis in placement.axes for atom in axis]
     return np.lib.stride_tricks.as_strided(
@@ -490,6 +490,6 @@ def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[An
     )
 
 
-def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+def _view(array: np.ndarray, placement: Placement) -> np.ndarray:
     view = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
     return view if placement.change is None else placement.change.back(view)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 try:
     _CPU_FEATURES = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
@@ -18,7 +16,7 @@ COMPUTES_FLOAT16 = any(_CPU_FEATURES.get(name, False) for name in ("AVX512FP16",
 itself draws other numbers there, in float16 between bounds."""
 
 
-def multiply_add(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
+def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return ``a * b + c``: rounded once in float32 and float64, after each operation in bfloat16.
 
     In float16 it is rounded once where the processor computes in float16 (`COMPUTES_FLOAT16`).
@@ -34,14 +32,14 @@ def multiply_add(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[A
     return np.asarray(a * b + c)
 
 
-def _two_sum(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rounded sum and its error."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
-def _add_to_odd(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def _add_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Add in float64 or float32, rounding inexact results to the neighbour with an odd mantissa.
 
     Such a sum can be rounded once more, to a shorter type, as if it had not been rounded before (Boldo and Melquiond,
@@ -54,10 +52,10 @@ def _add_to_odd(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((raw + np.where((error != 0) & (raw & 1 == 0), step, 0).astype(raw.dtype)).view(total.dtype))
 
 
-def _fused_double(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
+def _fused_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return ``a * b + c`` in float64, rounded once (Boldo and Melquiond, as above)."""
 
-    def halves(x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scaled = x * 134217729.0  # 2**27 + 1
         upper = scaled - (scaled - x)
         return upper, x - upper

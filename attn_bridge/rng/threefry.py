@@ -106,7 +106,7 @@ def split(key: Words, num: Shape = 2) -> Words:
     return np.stack(threefry2x32(key, high, low), -1).reshape(*shape, 2)
 
 
-def bits(key: Words, shape: Shape = (), dtype: Any = None, *, x64: bool = False) -> NDArray[Any]:
+def bits(key: Words, shape: Shape = (), dtype: Any = None, *, x64: bool = False) -> np.ndarray:
     """Return random bits as ``jax.random.bits(key, shape, dtype)`` does.
 
     Args:
@@ -136,7 +136,7 @@ def uniform(
     maxval: float = 1.0,
     *,
     x64: bool = False,
-) -> NDArray[Any]:
+) -> np.ndarray:
     """Draw from U[minval, maxval) as ``jax.random.uniform(key, shape, dtype, minval, maxval)`` does.
 
     Args:
@@ -158,8 +158,8 @@ def uniform(
     unit = (draw | unity.view(integer)).view(dtype) - unity
     # A Python float is a float32 to JAX, unless x64 is on.
     wide = np.dtype(np.float64 if x64 or dtype.itemsize == 8 else np.float32)
-    low: NDArray[Any] = np.asarray(minval, wide).astype(dtype)
-    high: NDArray[Any] = np.asarray(maxval, wide).astype(dtype)
+    low: np.ndarray = np.asarray(minval, wide).astype(dtype)
+    high: np.ndarray = np.asarray(maxval, wide).astype(dtype)
     if low == 0 and high == 1:
         return np.asarray(unit)
     return np.asarray(np.maximum(low, multiply_add(unit, high - low, low)))

@@ -41,7 +41,7 @@ class TorchGenerator:
         """Return the next `count` words of the generator."""
         return self._words.randint(0, 1 << 32, size=count, dtype=np.uint32)
 
-    def uniform(self, shape: Shape, dtype: Any = np.float32, low: float = 0.0, high: float = 1.0) -> NDArray[Any]:
+    def uniform(self, shape: Shape, dtype: Any = np.float32, low: float = 0.0, high: float = 1.0) -> np.ndarray:
         """Draw as ``torch.empty(shape).uniform_(low, high)`` does, and as ``torch.rand(shape)`` by default."""
         dtype = np.dtype(dtype)
         if dtype not in FLOATS:
@@ -66,7 +66,7 @@ class TorchGenerator:
             part[:] = self._unit(part.size, np.dtype(np.float64)) < p
         return result.reshape(shape)
 
-    def normal(self, shape: Shape, dtype: Any = np.float32) -> NDArray[Any]:
+    def normal(self, shape: Shape, dtype: Any = np.float32) -> np.ndarray:
         """Draw as ``torch.randn(shape)`` does: float32 bit for bit where torch runs its AVX2 code, else to 5e-7.
 
         Raises:
@@ -92,7 +92,7 @@ class TorchGenerator:
             result[-16:] = _box_muller(self._unit(16, np.dtype(np.float32)))
         return result.reshape(shape)
 
-    def _unit(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def _unit(self, count: int, dtype: np.dtype) -> np.ndarray:
         """Return draws from U[0, 1): 24 bits of a word in float32, 53 of two in float64."""
         if dtype == np.float32:
             return (self.words(count) & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2.0**-24)
@@ -111,7 +111,7 @@ class TorchGenerator:
         return radius * math.cos(angle)
 
 
-def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
     """Give parts of a flat array that fit the cache."""
     for start in range(0, array.size, BLOCK):
         yield array[start : start + BLOCK]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -186,7 +186,7 @@ class StackConfig(Config):
         """Whether its tokens are rows of the model's table."""
         return self.vocab_size is None and self.convolutions is None
 
-    def sines(self) -> np.ndarray[Any, Any]:
+    def sines(self) -> np.ndarray:
         """Return the table of positions that are not learned: sines of them, then cosines, of ever longer waves.
 
         As Whisper (arXiv 2212.04356) has them, from a length of ``2 pi`` to one of ``2 pi 10000``.

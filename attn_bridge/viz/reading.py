@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import backends
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 NO_WEIGHTS = (
     "{what} takes no return_weights; give a module of torch_attn or jax_attn that does, or the weights themselves"

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +72,19 @@ class Steps:
 NO_STEPS = Steps()
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: np.dtype) -> bool:
     """Whether numbers of that dtype can be scaled."""
     return dtype.name in ("bfloat16", "float16", "float32", "float64")
 
 
-def wider(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
+def wider(first: np.dtype, second: np.dtype) -> np.dtype:
     """Return the smallest of float dtypes that holds the numbers of both."""
     if first == second:
         return first
     return np.dtype(np.float64) if np.float64 in (first, second) else np.dtype(np.float32)
 
 
-def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+def rounded(array: Array, dtype: np.dtype) -> Array:
     """Cast to the nearest number, ties to even, in one rounding.
 
     NumPy's way from float64 to bfloat16 leads through float32 and rounds twice; to odd first, the second one is right

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .templates import fill, placeholders
 if TYPE_CHECKING:
     from .rule import Rule, Side
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
+Arrays = Mapping[str, np.ndarray]
 Parts = dict[tuple[int, int], str]
 
 
@@ -32,7 +32,7 @@ class Sized(Protocol):
         """Sizes of its axes."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Type of its elements."""
 
 
@@ -48,11 +48,11 @@ class Made:
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     is_part: bool
     placements: Mapping[str, Placement]
 
-    def build(self, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def build(self, arrays: Arrays) -> np.ndarray:
         """Return the array in fresh memory, computed from whole source arrays."""
         if self.is_part:
             [(name, placement)] = self.placements.items()
@@ -220,7 +220,7 @@ def matches(template: str, name: str) -> bool:
     return Row(template, reason="asked").match_theirs(name, ("",)) is not None
 
 
-def strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+def strided(array: np.ndarray, placement: Placement) -> np.ndarray:
     """Return a view of the elements of a part, with an axis for each of its placement."""
     atoms = [atom for axis in placement.axes for atom in axis]
     strides = [stride * array.itemsize for _, stride in atoms]

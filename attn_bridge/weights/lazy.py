@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +22,8 @@ class LazyArray:
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[Region], np.ndarray[Any, Any]]
+    dtype: np.dtype
+    read: Callable[[Region], np.ndarray]
 
 
 def everything(shape: tuple[int, ...]) -> Region:

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ Shape = tuple[int, ...]
 Axes = tuple[tuple[int, int], ...]
 """(size, stride in elements of the outside tensor), outermost first."""
 
-Check = Callable[[Shape, int, np.ndarray[Any, Any]], bool]
+Check = Callable[[Shape, int, np.ndarray], bool]
 """Returns whether elements of a tensor of that shape, from an index on in C order, match the reason of its drop."""
 
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")

@@ -197,7 +197,7 @@ class Rule:
         """Return the name on one side; ``first`` is torch's, ``second`` Flax's."""
         return self.torch if side in ("torch", "first") else self.flax
 
-    def convert(self, array: np.ndarray[Any, Any], source: AnySide) -> np.ndarray[Any, Any]:
+    def convert(self, array: np.ndarray, source: AnySide) -> np.ndarray:
         """Rearrange one array from the `source` side to the other; the bits of its elements stay as they are.
 
         Returns a view where einops can give one. Raises ValueError if the shape does not fit the pattern.

@@ -22,7 +22,7 @@ from .rule import Rule, Side, rule_from
 from .templates import PLACEHOLDER, fill, match
 from .toml import read_tables
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 
 END = ""
 """Key of what ends in a tree of numbers."""
@@ -135,7 +135,7 @@ class Rules:
         """Return the rules for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
         return Rules(rule.prefixed(torch, flax) for rule in self._rules)
 
-    def convert(self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side) -> Arrays:
+    def convert(self, arrays: Mapping[str, np.ndarray], source: Side) -> Arrays:
         """Convert named arrays from the `source` side to the other; the result shares no memory with `arrays`.
 
         Raises:
@@ -244,7 +244,7 @@ class Rules:
                 raise ValueError(f"two rules cover the same {side} names: {clash[0]} and {clash[1]}")
 
 
-def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+def torch_to_flax(arrays: Mapping[str, np.ndarray], rules: Rules | Iterable[Rule]) -> Arrays:
     """Convert torch-named arrays to Flax-named ones, bit for bit.
 
     Args:
@@ -269,7 +269,7 @@ def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Ite
     return as_rules(rules).convert(arrays, "torch")
 
 
-def flax_to_torch(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+def flax_to_torch(arrays: Mapping[str, np.ndarray], rules: Rules | Iterable[Rule]) -> Arrays:
     """Convert Flax-named arrays to torch-named ones, bit for bit: `torch_to_flax` read backwards."""
     return as_rules(rules).convert(arrays, "flax")
 
@@ -287,7 +287,7 @@ def _check_arrays(arrays: Mapping[str, object]) -> None:
 
 
 def convert_pairs(
-    pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+    pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, np.ndarray], source: Side
 ) -> tuple[Arrays, list[str]]:
     """Convert arrays into fresh memory, and list those that do not fit."""
     converted: Arrays = {}

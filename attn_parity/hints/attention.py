@@ -396,7 +396,8 @@ def _scales(case: Case, width: int) -> dict[str, float]:
 
 def _weights(products: Array, mask: Array, way: str) -> Array:
     if way == "masked after":
-        return _softmax(products) * np.isfinite(mask)
+        weights: Array = _softmax(products) * np.isfinite(mask)
+        return weights
     return _softmax(products + mask, {"queries": -2, "heads": -3}.get(way, -1))
 
 

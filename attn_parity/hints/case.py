@@ -7,11 +7,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Arrays = Mapping[str, Array]
 
 FIT = 1e-9

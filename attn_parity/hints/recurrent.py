@@ -226,7 +226,8 @@ def _rnn(act: Callable[[Array], Array]) -> Run:
 
 
 def _relu(value: Array) -> Array:
-    return np.maximum(value, 0)
+    result: Array = np.maximum(value, 0)
+    return result
 
 
 def _steps(count: int) -> Iterator[RecurrentStep]:

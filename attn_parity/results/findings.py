@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
 Side = Literal["first", "second"]
 """The two sides, in the order in which they were given."""

@@ -84,7 +84,7 @@ class Masks:
         self._drawn: dict[Shape, int] = collections.defaultdict(int)
         self.draws: list[Draw] = []
 
-    def draw(self, shape: Shape, keep: float, path: str = "", setting: str = "") -> np.ndarray[Any, Any]:
+    def draw(self, shape: Shape, keep: float, path: str = "", setting: str = "") -> np.ndarray:
         """Return a bool mask that is True with probability `keep`."""
         self.draws.append(Draw(shape, keep, path, setting))
         axes = _order(shape)

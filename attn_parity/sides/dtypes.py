@@ -13,7 +13,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 LOW_PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype:
     """Return the NumPy dtype of a name; bfloat16 is ml_dtypes'."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
@@ -38,6 +38,6 @@ def class_of(dtype: str) -> str:
     return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
 
 
-def wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def wide(array: np.ndarray) -> np.ndarray:
     """Return floating-point numbers in float64, and anything else as it is."""
     return array.astype(np.float64) if is_float(array) else array

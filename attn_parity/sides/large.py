@@ -16,7 +16,7 @@ import numpy as np
 
 from .dtypes import is_float
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 LARGE = 1 << 25
 """Elements from which on an array is held once, in its own precision."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from .dtypes import unit_of
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 COPIES_APART = 64.0
 """Units in the last place of the largest value by which copies may differ: devices may add up in another order."""

@@ -20,7 +20,7 @@ from .dropout_masks import Draw
 from .shards import Shares
 from .tables import Tables
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Arrays = dict[str, Array]
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 STILL = -1
 """Seed of the mode ``tables`` that moves nothing, and only looks at what there is."""

@@ -372,7 +372,7 @@ def _largest(array: Array) -> float:
 def _apart(result: Array, truth: Array, finite: Array | None) -> Array:
     if finite is not None:
         result, truth = np.where(finite, result, 0.0), np.where(finite, truth, 0.0)
-    difference = np.subtract(result, truth)
+    difference: Array = np.subtract(result, truth)
     np.abs(difference, out=difference)
     return difference
 

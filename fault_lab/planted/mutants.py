@@ -16,7 +16,7 @@ import numpy as np
 
 from attn_bridge.weights import Rule, Rules
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Arrays = dict[str, Array]
 
 FIRST_SEED = 5000

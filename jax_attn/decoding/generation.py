@@ -215,7 +215,7 @@ def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Optio
     return ((below <= numbers[:, None].astype(below.dtype) * total) & (below < total)).sum(-1)
 
 
-def _numbers_of(name: str, array: Any) -> np.ndarray[Any, Any]:
+def _numbers_of(name: str, array: Any) -> np.ndarray:
     """Return an array on the host, where its numbers can be checked."""
     if isinstance(array, jax.core.Tracer):
         raise TypeError(f"{name} must be an array, not a tracer: call generate outside jax.jit, it compiles itself")

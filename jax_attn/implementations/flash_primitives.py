@@ -245,7 +245,7 @@ def register_target(name: str, compiled: Callable[[], Any]) -> None:
             _REGISTERED.add(name)
 
 
-def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray:
     """Return the description of a call that a kernel receives, as words."""
     (query, key, value, *_), given = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)

@@ -164,7 +164,7 @@ def _described_class() -> type:
         def shape(self) -> tuple[int, int]:
             return self._shape
 
-        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray[Any, Any]:
+        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
             queries, keys = (np.arange(size)[part] for size, part in zip(self._shape, index, strict=True))
             allowed = np.asarray(self.mask.allowed(queries[:, None], keys[None]))
             return np.broadcast_to(allowed, (len(queries), len(keys)))

@@ -16,7 +16,7 @@ from attn_bridge.checkpoints.containers.orbax.plain import FOREIGN
 from attn_bridge.checkpoints.containers.pickles import TORCH_DTYPES
 from attn_bridge.checkpoints.containers.safetensors import CODES
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray]
 
 HELD = {
     "safetensors": frozenset(CODES),
@@ -40,7 +40,7 @@ ENDINGS = {
 SHAPES = ((3, 5), (), (0, 4), (7,), (2, 1, 3))
 
 
-def random_array(dtype: str, shape: Iterable[int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def random_array(dtype: str, shape: Iterable[int], rng: np.random.Generator) -> np.ndarray:
     """Return an array of random bits, so that floats have NaNs of all kinds and bools bytes beyond 1."""
     shape = tuple(shape)
     kind = numpy_dtype(dtype)

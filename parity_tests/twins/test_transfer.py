@@ -64,7 +64,7 @@ def snapshot(module: Any) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
     }
 
 
-def special_bits(dtype: np.dtype[Any], size: int) -> np.ndarray:
+def special_bits(dtype: np.dtype, size: int) -> np.ndarray:
     """Return random bit patterns, preceded by NaNs with payloads, infinities, -0.0, and the smallest denormals."""
     kind = np.dtype(f"u{dtype.itemsize}")
     bits = 8 * dtype.itemsize

@@ -49,7 +49,7 @@ def to_hf(
     *,
     library: str | None = None,
     prefix: str | None = None,
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, np.ndarray]:
     """Return the arrays of a layer's attention under their Hugging Face names.
 
     Args:

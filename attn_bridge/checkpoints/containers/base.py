@@ -19,7 +19,7 @@ import numpy as np
 
 from ...printable import printable
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 MAX_TENSORS = 1_000_000
 """More tensors than this in one checkpoint are refused."""
@@ -297,7 +297,7 @@ def rows_as_region(
     return region, axis, (slice(down, down + rows), slice(right, right + run))
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype:
     """Return the dtype of that name.
 
     Raises:
@@ -308,7 +308,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         pass
     try:
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype = np.dtype(getattr(ml_dtypes, name))
         return dtype
     except (AttributeError, TypeError):
         raise CheckpointError(f"dtype {printable(name)} is unknown here") from None

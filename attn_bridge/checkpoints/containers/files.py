@@ -364,7 +364,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 def gather(
     read: Callable[[int, int], bytes | memoryview],
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     shape: Sequence[int],
     strides: Sequence[int],
 ) -> Array:

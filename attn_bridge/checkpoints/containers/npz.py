@@ -56,7 +56,7 @@ def _literal(text: str) -> Any:
 
 def read_header(
     path: Path, shown: str, read: Callable[[int, int], bytes | memoryview], size: int
-) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """Return an array's shape, whether it is in Fortran order, its dtype, and the offset of its elements.
 
     Args:
@@ -96,7 +96,7 @@ def read_header(
     return check_shape(path, shown, fields["shape"]), fields["fortran_order"], dtype, begin
 
 
-def name_of(path: Path, shown: str, dtype: np.dtype[Any]) -> str:
+def name_of(path: Path, shown: str, dtype: np.dtype) -> str:
     """Return the name of a dtype that NumPy saved.
 
     Raises:

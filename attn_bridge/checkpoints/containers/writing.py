@@ -210,11 +210,11 @@ class Flusher:
                     os.close(number)
 
 
-def _aligned() -> np.ndarray[Any, Any]:
+def _aligned() -> np.ndarray:
     """Return this thread's own memory of whole pages."""
     if not hasattr(_scratch, "room"):
         _scratch.room = np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
-    room: np.ndarray[Any, Any] = _scratch.room
+    room: np.ndarray = _scratch.room
     return room
 
 

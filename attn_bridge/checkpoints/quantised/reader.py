@@ -51,11 +51,11 @@ class DequantisedNumbers:
         changed: whether to return marks instead of numbers.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     changed: bool = False
 
     @property
-    def result(self) -> np.dtype[Any]:
+    def result(self) -> np.dtype:
         """Dtype of the result."""
         return np.dtype(bool) if self.changed else self.dtype
 

@@ -317,7 +317,7 @@ def within(pieces: Sequence[tuple[Piece, TargetTensor]], budget: int) -> Iterato
             yield open_piece, start, stop
 
 
-def _compare(staging_area: StagingPlace, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
+def _compare(staging_area: StagingPlace, writer: Writer, name: str, start: int, data: np.ndarray) -> None:
     """Compare stored bytes with those that were written.
 
     Raises:
@@ -337,7 +337,7 @@ def _compare(staging_area: StagingPlace, writer: Writer, name: str, start: int, 
         staging_area.release(extent.file, extent.offset, extent.count)
 
 
-def _is_same(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+def _is_same(first: np.ndarray, second: np.ndarray) -> bool:
     """Compare bytes, eight at a time."""
     whole = first.size // 8 * 8
     return np.array_equal(first[:whole].view(np.uint64), second[:whole].view(np.uint64)) and np.array_equal(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...weights.rows import Row, Shape
 
-Values = np.ndarray[Any, Any]
+Values = np.ndarray
 
 TIE = {"tie": ("tie_word_embeddings",)}
 HEADS = {"num_heads": ("num_attention_heads", "n_head")}

@@ -62,7 +62,7 @@ class MeshCase:
     config: Config
     numbers: CaseNumbers
 
-    def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+    def inputs(self, dtype: str) -> dict[str, np.ndarray]:
         """Return the keyword inputs, those that are floating point in a dtype."""
         inputs = self.numbers.inputs
         return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in inputs.items()}

@@ -61,7 +61,7 @@ def double_precision() -> contextlib.AbstractContextManager[None]:
     return jax.enable_x64(True)
 
 
-def results(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed: int) -> dict[str, Any]:
+def results(module: nnx.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
     """Return the output of a call, and the gradients of inputs and parameters, whole, by name.
 
     Args:
@@ -86,7 +86,7 @@ def results(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed
     return arrays | {f"grad {'.'.join(map(str, path))}": np.asarray(one.get_value()) for path, one in flat}
 
 
-def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
+def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray], *, backward: bool) -> dict[str, int]:
     """Return how often each collective occurs in the compiled program of a call, optionally with its backward pass."""
     graphdef, weights, rest = nnx.split(module, nnx.Param, ...)
 

@@ -54,7 +54,7 @@ class Tape:
         self.substitutes = substitutes or {}
         self.entries: list[_Entry] = []
         self.running: list[str] = []
-        self.notes: dict[tuple[int, str, int], np.ndarray[Any, Any]] = {}
+        self.notes: dict[tuple[int, str, int], np.ndarray] = {}
 
     def clear(self) -> None:
         """Discard all entries before the program is traced again."""

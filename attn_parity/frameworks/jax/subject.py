@@ -222,9 +222,9 @@ class JaxSubject:
 
     def run(
         self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
+        weights: Mapping[str, np.ndarray],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any] | None] | None = None,
+        cotangents: Sequence[np.ndarray | None] | None = None,
         *,
         dtype: str | None = None,
         mode: str = "eager",
@@ -291,7 +291,7 @@ class JaxSubject:
             shares,
         )
 
-    def uses(self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments) -> dict[str, int]:
+    def uses(self, weights: Mapping[str, np.ndarray], arguments: Arguments) -> dict[str, int]:
         """Return weight -> number of the first operation that combines it with values that depend on inputs."""
         names = [name for name in self._part("").names if name in weights]
         probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager", None, self.entry)
@@ -309,7 +309,7 @@ class JaxSubject:
         return None if path else self.entry
 
     def describe_outputs(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
+        self, weights: Mapping[str, np.ndarray], arguments: Arguments
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call; JAX need not run for it."""
         structure: list[str] = []
@@ -332,9 +332,9 @@ class JaxSubject:
 
     def record(
         self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
+        weights: Mapping[str, np.ndarray],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any] | None] | None,
+        cotangents: Sequence[np.ndarray | None] | None,
         *,
         path: str = "",
         dtype: str | None = "float64",
@@ -365,9 +365,9 @@ class JaxSubject:
 
     def substituted(
         self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
+        weights: Mapping[str, np.ndarray],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any] | None] | None,
+        cotangents: Sequence[np.ndarray | None] | None,
         substitutes: Mapping[str, Sequence[Substitute]],
         *,
         path: str = "",
@@ -532,11 +532,11 @@ def _kept_wide(weights: Mapping[str, object], leaves: Sequence[object]) -> conte
     return wide if is_double((weights, leaves)) else contextlib.nullcontext()
 
 
-def _weight(array: np.ndarray[Any, Any], dtype: str | None) -> Any:
+def _weight(array: np.ndarray, dtype: str | None) -> Any:
     return LargeWeight(array) if lends(array, dtype) else _as(array, dtype)
 
 
-def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
+def _as(array: np.ndarray, dtype: str | None) -> np.ndarray:
     return array.astype(jnp.dtype(dtype), copy=False) if dtype is not None and is_jax_float(array) else array
 
 

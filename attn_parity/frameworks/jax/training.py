@@ -98,9 +98,7 @@ class Trainer:
         """Return the state of the optimizer before its first step."""
         return State({}, 0)
 
-    def gradients(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: object, masks: Masks
-    ) -> Step:
+    def gradients(self, weights: Mapping[str, np.ndarray], arguments: Arguments, targets: object, masks: Masks) -> Step:
         """Return loss and gradients of one batch, in train mode.
 
         Args:
@@ -131,7 +129,7 @@ class Trainer:
         return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics), foreign)
 
     def update(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+        self, weights: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], state: State
     ) -> tuple[Arrays, State]:
         """Return the weights after one step of the optimizer, and its state then."""
         mine = {name: weights[name] for name in gradients}

@@ -56,7 +56,7 @@ def double_precision() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def results(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed: int) -> dict[str, Any]:
+def results(module: nn.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
     """Return the output of a call, and the gradients of inputs and parameters, whole, by name.
 
     Args:
@@ -76,7 +76,7 @@ def results(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed:
     return arrays
 
 
-def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
+def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray], *, backward: bool) -> dict[str, int]:
     """Return how often each collective operation runs in a call of a module, and in its backward pass, too."""
     tensors = {name: from_numpy(array) for name, array in inputs.items()}
     tensors = {name: one.requires_grad_() if one.is_floating_point() else one for name, one in tensors.items()}

@@ -105,9 +105,7 @@ class Trainer:
         """Return the state of the optimizer before its first step."""
         return State({}, 0)
 
-    def gradients(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: object, masks: Masks
-    ) -> Step:
+    def gradients(self, weights: Mapping[str, np.ndarray], arguments: Arguments, targets: object, masks: Masks) -> Step:
         """Return loss and gradients of one batch, in train mode.
 
         Args:
@@ -131,7 +129,7 @@ class Trainer:
 
     def _differentiated(
         self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
+        weights: Mapping[str, np.ndarray],
         arguments: Arguments,
         targets: object,
         masks: Masks,
@@ -163,14 +161,14 @@ class Trainer:
         return Step(to_numpy(loss), gradients, statistics, foreign)
 
     def update(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+        self, weights: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], state: State
     ) -> tuple[Arrays, State]:
         """Return the weights after one step of the optimizer, and its state then."""
         with ONE_AT_A_TIME, torch.inference_mode(False):
             return self._updated(weights, gradients, state)
 
     def _updated(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+        self, weights: Mapping[str, np.ndarray], gradients: Mapping[str, np.ndarray], state: State
     ) -> tuple[Arrays, State]:
         self._write(weights)
         self._optimizer.state.clear()
@@ -190,7 +188,7 @@ class Trainer:
         after = {name: to_numpy(parameter).copy() for name, parameter in self._named}
         return {**weights, **after}, State(slots, state.count + 1, own)
 
-    def _write(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def _write(self, weights: Mapping[str, np.ndarray]) -> None:
         with torch.no_grad():
             for name, tensor in self._weights:
                 tensor.copy_(from_numpy(weights[name]))

@@ -59,7 +59,7 @@ class Values:
     counts: tuple[int, ...] = ()
 
 
-def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
+def values_of(info: Any, array: np.ndarray | None) -> Values:
     """Return the distribution of a tensor's values; large tensors are sampled, except for the zeros.
 
     Args:
@@ -89,7 +89,7 @@ def values_of(info: Any, array: np.ndarray[Any, Any] | None) -> Values:
     )  # fmt: skip
 
 
-def _is_number(array: np.ndarray[Any, Any]) -> bool:
+def _is_number(array: np.ndarray) -> bool:
     return array.dtype.kind in "biuf" or array.dtype.name.startswith(("bfloat16", "float"))
 
 

@@ -64,7 +64,7 @@ def run(task: Task) -> dict[str, Generated]:
     return found
 
 
-def _compared(framework: backends.Framework, plain: Any, sharded: Any, ids: np.ndarray[Any, Any]) -> Generated:
+def _compared(framework: backends.Framework, plain: Any, sharded: Any, ids: np.ndarray) -> Generated:
     backend = backends.load(framework)
     tokens = backend.from_numpy(ids[:, : PROMPT + NEW].astype("int32"))
     prompt = tokens[:, :PROMPT]

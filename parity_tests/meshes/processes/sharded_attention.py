@@ -25,7 +25,7 @@ MESHES: tuple[dict[str, int], ...] = (
 METHODS = ("all_gather", "ring", "ulysses")
 
 
-def hidden() -> np.ndarray[Any, Any]:
+def hidden() -> np.ndarray:
     """Return a mask per head, with rows that see nothing."""
     shown = np.random.default_rng(1).random((B, H, T, T)) > 0.4
     shown[0, 1, 3] = shown[1, :, 9] = False

@@ -33,7 +33,7 @@ class BadCall:
     message: str
 
 
-def _tokens(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+def _tokens(*shape: int, dtype: str = "float32") -> np.ndarray:
     return np.asarray(np.random.default_rng(0).normal(size=shape), dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 FRONT = "base_model.model."
 CONFIG: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Types = gguf.GGMLQuantizationType
 
 NAMES = {

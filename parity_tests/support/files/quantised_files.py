@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Quantised = tuple[dict[str, Array], Array]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -149,7 +149,7 @@ TOKENS = dict.fromkeys(("image_token_index", "image_token_id", "audio_token_id",
 }  # fmt: skip
 
 
-def folders(name: str, target: Path) -> tuple[dict[str, Path], np.ndarray[Any, Any]]:
+def folders(name: str, target: Path) -> tuple[dict[str, Path], np.ndarray]:
     """Write a model as `transformers` saves it and by its names in memory; return the folders and text's logits."""
     kind, config, sizes = MODELS[name]
     tokens = TOKENS if "text_config" in sizes else {}

@@ -241,7 +241,7 @@ class _NotPlainError(Exception):
     """A value has a type that JSON lacks."""
 
 
-def _bits(itemsize: int) -> np.dtype[Any]:
+def _bits(itemsize: int) -> np.dtype:
     """Return a dtype of that size whose elements are copied as they are."""
     return np.dtype(f"u{itemsize}" if itemsize <= 8 else "c16")
 

@@ -282,7 +282,7 @@ def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: in
     raise bad(path, f"{keys.kind}.rope.scaling.type ({printable(kind, 40)}) must be linear or yarn")
 
 
-def _llama3(path: Path, factors: np.ndarray[Any, Any], theta: float, head_dim: int) -> dict[str, Any]:
+def _llama3(path: Path, factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
     """Return the scaling of Llama 3.1 that gives these factors."""
     factor = float(f"{factors.max():.6g}") if factors.size else math.nan
     lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)

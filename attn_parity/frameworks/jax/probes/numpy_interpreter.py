@@ -211,7 +211,7 @@ def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
     return freed
 
 
-def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
+def _as_declared(value: Any, aval: Any) -> np.ndarray:
     array = np.asarray(value)
     return array if array.dtype == aval.dtype else array.astype(aval.dtype)
 

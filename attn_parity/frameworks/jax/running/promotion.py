@@ -13,7 +13,7 @@ from jax.extend import core
 
 from ....sides.patching import replaced
 
-_LOW: dict[np.dtype[Any], np.dtype[Any]] = {
+_LOW: dict[np.dtype, np.dtype] = {
     **dict.fromkeys(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)), np.dtype(np.float64)),
     np.dtype(np.complex64): np.dtype(np.complex128),
 }

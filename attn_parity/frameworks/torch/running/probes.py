@@ -189,14 +189,14 @@ class _Dataflow(TorchDispatchMode):
         return tensor
 
 
-def uniform(values: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
+def uniform(values: np.ndarray, seed: int) -> np.ndarray:
     """Return a number in [-1, 1) for each of some numbers that follows from it and the seed (splitmix64)."""
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
     bits = np.ascontiguousarray(values, np.float64).view(np.uint64).reshape(np.shape(values)) ^ start
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     bits ^= bits >> np.uint64(31)
-    mixed: np.ndarray[Any, Any] = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
+    mixed: np.ndarray = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
     return mixed
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 
 def cut_of(tensor: Tensor) -> ShardCut:

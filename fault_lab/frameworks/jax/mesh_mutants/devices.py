@@ -70,7 +70,7 @@ class Devices:
 
     # ---- in the body
 
-    def row(self, table: np.ndarray[Any, Any], rank: object) -> Array:
+    def row(self, table: np.ndarray, rank: object) -> Array:
         """Return a row of a table of whole numbers."""
         return jnp.asarray(table)[rank]
 

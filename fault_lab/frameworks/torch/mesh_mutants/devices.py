@@ -78,7 +78,7 @@ class Devices:
 
     # ---- in the body
 
-    def row(self, table: np.ndarray[Any, Any], rank: int) -> Tensor:
+    def row(self, table: np.ndarray, rank: int) -> Tensor:
         """Return a row of a table of whole numbers."""
         return torch.from_numpy(np.array(table[rank]))
 
