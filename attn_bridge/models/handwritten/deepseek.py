@@ -54,6 +54,8 @@ def read_deepseek(config: ConfigFile, layer: int) -> AttentionLayer:
     """
     heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
     config.refuse("num_key_value_heads", None, heads)
+    if config.model_type == "deepseek_v3":  # whose rotary table in transformers has head_dim columns
+        config.refuse("head_dim", None, rope_dim)
     nope_dim = config.integer("qk_nope_head_dim")
     interleaved = config.model_type != "deepseek_v3" or config.flag("rope_interleave")
     is_sparse = config.model_type in _SPARSE

@@ -428,6 +428,12 @@ REFUSED = {
         ValueError,
         "layer_types of gemma2 has 1 entries, none for layer 1",
     ),
+    "columns of the rotary table": (
+        {"model_type": "deepseek_v3", "qk_rope_head_dim": 8, "head_dim": 4},
+        0,
+        ValueError,
+        "head_dim (4) of deepseek_v3 is not supported, only None or 8",
+    ),
     "bidirectional": (
         {"model_type": "gemma3_text", "use_bidirectional_attention": True},
         0,
