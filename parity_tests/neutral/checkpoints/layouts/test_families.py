@@ -244,7 +244,7 @@ def test_the_width_of_a_head_follows_from_the_sizes():
 
 def test_scaled_positions_scale_the_scores_of_latent_attention():
     """DeepSeek's mscale_all_dim counts with every way of scaling, not with YaRN alone."""
-    sizes = {"num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
+    sizes = {"num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "head_dim": None}
     magnitude = 0.1 * 0.6 * math.log(2.5) + 1
     for model, kind in (("deepseek_v2", "linear"), ("deepseek_v3", "linear"), ("deepseek_v3", "yarn")):
         scaling = {"type": kind, "factor": 2.5, "mscale_all_dim": 0.6, "original_max_position_embeddings": 16}
