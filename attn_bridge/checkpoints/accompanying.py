@@ -123,17 +123,16 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | Non
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
-    if reader.format in configs.MADE:  # built from the file's metadata, for the source's names
-        if plan.target_layout in ("", plan.source_layout):
-            return None
-        if reader.config is not None:
-            made = configs.with_dtype(reader.config, plan.dtype, plan.target_layout)
-            return _dumped(made) if reader.config else None
-    if not reader.files():  # weights in memory, which are next to nothing
+    is_kept = plan.target_layout in ("", plan.source_layout)
+    if reader.format in configs.MADE and is_kept:  # built from the file's metadata, for the source's names
         return None
     folder = folder_of(reader.path)
     own = folder / configs.CONFIG
-    return _adapted(read_file(own, folder, configs.MAX_BYTES), plan, reader.config) if own.is_file() else None
+    is_beside = (reader.format not in configs.MADE or reader.config is None) and bool(reader.files()) and own.is_file()
+    if is_beside:
+        return _adapted(read_file(own, folder, configs.MAX_BYTES), plan, reader.config)
+    made = {} if reader.config is None or is_kept else reader.config
+    return _dumped(configs.with_dtype(made, plan.dtype, plan.target_layout)) if made else None
 
 
 def _adapted(data: bytes, plan: Plan, changed: Mapping[str, object] | None) -> bytes:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from attn_bridge.printable import visible
-
-from ..printable import printable
+from ..printable import printable, visible
 
 MAX_ECHO = 400
 """Maximum characters of an argument that is echoed whole; more would not help to identify it."""

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,8 @@ class Layout:
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
         parts: parts of checkpoints outside the model that it describes, which a conversion leaves out.
         form: how its library stores a matrix, if another library stores it differently under the same name; else "".
+        doubt: returns why a checkpoint of these names and shapes may be of another library, whose tensors mean other
+            things; "" if it is surely of this layout. None: no other library has the same names.
     """
 
     def __init__(
@@ -131,11 +133,12 @@ class Layout:
         nnx: bool = False,
         parts: tuple[OmittedPart, ...] = (),
         form: str = "",
+        doubt: Callable[[Mapping[str, Shape | None]], str] | None = None,
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
         self.whole, self.ours, self.marks, self.model_types, self.nnx = whole, ours, marks, model_types, nnx
-        self.form, self.parts = form, parts
+        self.form, self.parts, self.doubt = form, parts, doubt
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
@@ -321,6 +324,7 @@ class Layout:
         missing = [] if part else self._missing(matches.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
+        self._check_branches(matches)
         if self.ours:
             fitting.check(self, shapes, placements, {**all_settings, **restore})
         checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
@@ -477,6 +481,19 @@ class Layout:
         if self.marks and not any(mark in row.theirs for row, _ in matches for mark in self.marks):
             missing.append(f"any {' or '.join(self.marks)}")
         return missing
+
+    def _check_branches(self, matches: Mapping[str, tuple[Row, Mapping[str, str]]]) -> None:
+        """Refuse blocks with the tensors of two alternatives, such as Falcon-H1's with two mixers side by side."""
+        taken: dict[tuple[str, str], tuple[str, set[str]]] = {}
+        for name, (row, values) in matches.items():
+            if row.choice and "i" in values:
+                key = row.choice, values["i"]
+                first, before = taken.get(key, (name, {*row.alternatives}))
+                if not before & {*row.alternatives}:
+                    raise LayoutError(
+                        f"{first} and {name} are in one block; the blocks of {self.name} have one of them"
+                    )
+                taken[key] = (name, before & {*row.alternatives})
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []

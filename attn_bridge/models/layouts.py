@@ -221,17 +221,17 @@ def _shape_of(tensor: Any) -> Shape:
 def _advice(names: Mapping[str, Shape | None], model_type: object) -> str:
     """Return advice for names that fit no layout: a prefix to remove, or tensors to leave out; "" if neither helps."""
 
-    def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, bool]:
+    def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, str]:
         layout = _fitting(some, model_type)
         other = _why_other_type(layout, model_type)
         if other:  # another family's names for a part of this model would be converted with exit 0
             raise LayoutError(other)
-        return layout, bool(_why_ambiguous(layout, some, model_type))
+        return layout, _why_ambiguous(layout, some, model_type)
 
     own = [layout for layout in _LAYOUTS.values() if not _why_other_type(layout, model_type)]
     covers = {layout.name: len(layout.match(names)[1]) for layout in own}
     closest = sorted((one for one in own if covers[one.name]), key=lambda layout: -covers[layout.name])
-    return advice.of(names, fit, [(one, bool(_why_ambiguous(one, names, model_type))) for one in closest[:_CLOSEST]])
+    return advice.of(names, fit, [(one, _why_ambiguous(one, names, model_type)) for one in closest[:_CLOSEST]])
 
 
 def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> list[str]:
@@ -266,19 +266,9 @@ def _detect(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     return layout
 
 
-def _why_ambiguous(layout: Layout, names: Iterable[str], model_type: object) -> str:
-    """Return why names and shapes alone do not determine the layout; "" if they do.
-
-    A file of nanoGPT always has the head; one of GPTBigCode always has biases, and lacks the head where it is tied.
-    """
-    endings = ("attn.c_attn.bias", "lm_head.weight")
-    bias, head = (next((name for name in names if name.endswith(end)), "") for end in endings)
-    if layout is not gpt2.NANOGPT_LAYOUT or model_type is not None or not bias or head:
-        return ""
-    return (
-        f"{printable(bias)} may be of nanoGPT or of GPTBigCode with multi_query=False, which orders the rows by heads; "
-        f"--from {layout.name} takes it as nanoGPT's"
-    )
+def _why_ambiguous(layout: Layout, names: Mapping[str, Shape | None], model_type: object) -> str:
+    """Return why names and shapes alone do not determine the layout; "" if they do."""
+    return layout.doubt(names) if layout.doubt is not None and model_type is None else ""
 
 
 def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:

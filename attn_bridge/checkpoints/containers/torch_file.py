@@ -152,6 +152,38 @@ class Stored:
         self._gathered = None
 
 
+NANOGPT = "model_args."
+"""Prefix of nanoGPT's arguments of a model in its ``ckpt.pt``."""
+
+SIZES = {
+    "n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions",
+    "vocab_size": "vocab_size",
+}  # fmt: skip
+"""Size in nanoGPT's arguments -> key of `transformers`."""
+
+
+def _config_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config of `transformers` for a file of nanoGPT with biases, as GPT-2 has them; None for other files.
+
+    Args:
+        values: the file's plain values by dotted name; arguments of a fork that nanoGPT lacks are not read.
+    """
+    args = {name.removeprefix(NANOGPT): value for name, value in values.items() if name.startswith(NANOGPT)}
+    is_plain = SIZES.keys() <= args.keys() <= {*SIZES, "bias", "dropout"} and args.get("bias") is True
+    rate = args.get("dropout", 0.0)
+    if not is_plain or any(type(args[key]) is not int for key in SIZES) or type(rate) not in (int, float):
+        return None
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        **{key: args[name] for name, key in SIZES.items()},
+        "activation_function": "gelu",  # nn.GELU(), not GPT-2's approximation
+        "layer_norm_epsilon": 1e-5,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), rate),
+        "tie_word_embeddings": True,
+    }
+
+
 class TorchReader(Reader):
     """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
@@ -182,6 +214,12 @@ class TorchReader(Reader):
         }
         self.tensors = {name: one.info for name, one in self._stored.items()}
         self._last: Stored | InPickle | None = None
+        self._config = _config_of(contents.values)
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The config of a file of nanoGPT."""
+        return self._config
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""

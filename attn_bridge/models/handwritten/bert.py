@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from ...printable import printable
 from ...specs.bert_encoder import BertEncoderConfig
-from ...weights.rows import Row
+from ...weights.rows import Row, Shape
 from ..layout import Layout
 from ..rows.common import is_counted, is_zero, layer_norm, with_bias
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
+
+
+TYPES = "embeddings.token_type_embeddings.weight"
+
+
+def _may_be_roberta(names: Mapping[str, Shape | None]) -> str:
+    """Return why names of BERT may be of RoBERTa's kind: its single type of tokens, where BERT has two; else ""."""
+    name, shape = next(((name, shape) for name, shape in names.items() if name.endswith(TYPES)), ("", None))
+    if not shape or shape[0] != 1:
+        return ""
+    return (
+        f"{printable(name)} has one row, as in RoBERTa, XLM-R and their kind, whose positions begin after the padding's "
+        "(a config.json says which it is); --from hf-bert takes it as BERT's, whose positions begin at 0"
+    )
 
 
 LAYOUT = Layout(
@@ -36,6 +52,7 @@ LAYOUT = Layout(
     prefixes=("", "bert."),
     whole=True,
     model_types=("bert",),
+    doubt=_may_be_roberta,
 )  # fmt: skip
 
 

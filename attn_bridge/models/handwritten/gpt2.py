@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ...printable import printable
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import FeedForwardConfig
 from ...specs.gpt_model import GPTModelConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
-from ...weights.rows import Row
+from ...weights.rows import Row, Shape
 from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
@@ -194,6 +196,17 @@ def _fused(leaf: str, axes: str) -> Row:
     return Row(f"{BLOCK}attn.c_attn.{leaf}", names, pattern, part="part", optional=leaf == "bias")
 
 
+def _may_be_gpt_bigcode(names: Mapping[str, Shape | None]) -> str:
+    """Return why names of nanoGPT may be of GPTBigCode; "" without biases or with the masks that nanoGPT saves."""
+    bias = next((name for name in names if name.endswith("attn.c_attn.bias")), "")
+    if not bias or any(name.endswith(".attn.bias") for name in names):
+        return ""
+    return (
+        f"{printable(bias)} may be of nanoGPT, or of GPTBigCode with multi_query=False, which orders the rows by heads; "
+        "--from nanogpt takes it as nanoGPT's, no layout takes the other's"
+    )
+
+
 NANOGPT_LAYOUT = Layout(
     "nanogpt",
     "nanoGPT, with the names of GPT-2 and matrices [out, in]; with or without biases",
@@ -217,4 +230,5 @@ NANOGPT_LAYOUT = Layout(
     whole=True,
     model_types=("gpt2",),
     form="a torch Linear, as nanoGPT saves it",
+    doubt=_may_be_gpt_bigcode,
 )

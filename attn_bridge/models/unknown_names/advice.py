@@ -22,33 +22,33 @@ Moments and other models that fit are not counted: a tower's first layer, or a n
 Shapes = Mapping[str, Shape | None]
 """Name -> shape, or None where only names are known."""
 
-Fit = Callable[[Shapes], tuple[Layout, bool]]
-"""Returns the layout of names, and whether the user must name it with --from; raises a LayoutError if none fits."""
+Fit = Callable[[Shapes], tuple[Layout, str]]
+"""Returns the layout of names, and why the user must name it with --from; raises a LayoutError if none fits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Below:
-    """The names below a prefix: their layout, their number, and whether the user must name the layout."""
+    """The names below a prefix: their layout, their number, and why the user must name the layout ("" for no need)."""
 
     prefix: str
     layout: Layout
     count: int
-    is_said: bool
+    doubt: str
 
 
-def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, bool]]) -> str:
+def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, str]]) -> str:
     """Return the options that make names fit a layout, as the end of an error; "" if none do.
 
     Args:
         names: all tensors.
         fit: finds the layout of a set of names.
-        closest: layouts that match some of them, best match first, and whether the user must name each.
+        closest: layouts that match some of them, best match first, and why the user must name each.
     """
     fits = _worth_it(names, _below(names, fit))
     if fits:
         first, *others = fits
         outside = _head_outside(names, first)
-        return _dropping(names, [(first.layout, first.is_said)]) if outside else _stripping(names, first, others)
+        return _dropping(names, [(first.layout, first.doubt)]) if outside else _stripping(names, first, others)
     return _dropping(names, closest)
 
 
@@ -66,12 +66,12 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
             break
         try:
             bare = {name[len(prefix) :]: shape for name, shape in names.items() if name.startswith(prefix)}
-            layout, is_said = fit(bare)
+            layout, doubt = fit(bare)
         except LayoutError:
             continue
         own, covered = layout.match(names)
         if own != prefix or len(covered) < count:  # else it is the layout's own, and others keep names from it
-            prefixes.append(_Below(prefix, layout, count, is_said))
+            prefixes.append(_Below(prefix, layout, count, doubt))
     return prefixes
 
 
@@ -92,14 +92,18 @@ def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
 
 def _stripping(names: Collection[str], first: _Below, others: list[_Below]) -> str:
     which = "all names" if first.count == len(names) else f"{first.count} names"
-    end = f" --from {first.layout.name}" if first.is_said else ""
+    end = f" --from {first.layout.name}" if first.doubt else ""
     text = (
         f"; {which} begin with {printable(first.prefix)}, and are those of {first.layout.name} without it "
         f"(--strip {shell_word(first.prefix)}{end})"
     )
-    return text + "".join(
-        f"; so are {one.count} that begin with {printable(one.prefix)} (--strip {shell_word(one.prefix)}{end})"
-        for one in others
+    return (
+        text
+        + "".join(
+            f"; so are {one.count} that begin with {printable(one.prefix)} (--strip {shell_word(one.prefix)}{end})"
+            for one in others
+        )
+        + (f"; {first.doubt}" if first.doubt else "")
     )
 
 
@@ -111,18 +115,18 @@ def _head_outside(names: Collection[str], fit: _Below) -> bool:
     return bool(head) and fit.prefix + head not in names and any(front + head in names for front in fronts)
 
 
-def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) -> str:
+def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, str]]) -> str:
     """Return advice on tensors to leave out, so that a layout covers the others and a model of it is complete."""
     every = names
-    for layout, is_said in closest:
+    for layout, doubt in closest:
         gone = layout.apart(every)
         names = [name for name in every if name not in gone]
         covered = layout.match(names)[1]
         patterns = dropped_for(names, layout, covered)
         if patterns:
             options = " ".join(f"--drop {shell_word(one)}" for one in patterns)
-            end = f" --from {layout.name}" if is_said else ""
-            return f"; without the other {len(names) - len(covered)}, names are those of {layout.name} ({options}{end})"
+            end = f" --from {layout.name}" if doubt else ""
+            return f"; without the other {len(names) - len(covered)}, names are those of {layout.name} ({options}{end}){f'; {doubt}' if doubt else ''}"
     return ""
 
 

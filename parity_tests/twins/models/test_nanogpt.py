@@ -128,3 +128,21 @@ def test_a_folder_of_nanogpts_weights_loads_with_a_config_of_gpt2(tmp_path):
     ids = torch.arange(POSITIONS)[None]
     ours = torch_attn.DecoderModel.from_pretrained(folder).eval()
     np.testing.assert_allclose(ours(ids).detach().numpy(), theirs(ids).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_of_its_training_has_its_config(tmp_path):
+    theirs = NanoGPT(True)
+    names = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": POSITIONS, "vocab_size": TOKENS}
+    weights = {f"_orig_mod.{name}": tensor for name, tensor in theirs.state_dict().items()}
+    flash = {name: tensor for name, tensor in weights.items() if not name.endswith(".attn.bias")}
+    arguments = {**names, "bias": True, "dropout": 0.0}
+    torch.save({"model": flash, "optimizer": {}, "model_args": arguments, "iter_num": 3}, tmp_path / "ckpt.pt")
+    there = checkpoints.convert(tmp_path / "ckpt.pt", tmp_path / "there", strip="model.").target
+    ids = torch.arange(POSITIONS)[None]
+    expected = theirs(ids).detach().numpy()
+    ours, flax = torch_attn.DecoderModel.from_pretrained(there).eval(), jax_attn.DecoderModel.from_pretrained(there)
+    np.testing.assert_allclose(ours(ids).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(flax(jnp.asarray(ids.numpy()))), expected, rtol=1e-4, atol=1e-5)
+    for other in ({"n_kv_head": 1}, {"bias": False}, {"n_layer": "2"}):  # a fork, and what GPT-2 has no config for
+        torch.save({"model": flash, "model_args": arguments | other}, tmp_path / "other.pt")
+        assert checkpoints.containers.open_reader(tmp_path / "other.pt").config is None

@@ -114,9 +114,8 @@ def test_a_transposed_kernel_leaves_no_target(tmp_path, capsys):
 
 def test_nanogpt_is_told_from_gpt2_by_its_shapes():
     for name in ("hf-gpt2", "nanogpt"):
-        assert layouts.detect(checkpoint(name)).name == name
         assert layouts.detect(checkpoint(name), "gpt2").name == name
-        assert make(ArraysReader(checkpoint(name))).source_layout == name
+        assert make(ArraysReader(made(name))).source_layout == name
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_configs_of_other_models_are_compared_as_well(kind):
 
 
 def test_a_padded_vocabulary_is_only_held_against_a_config():
-    theirs = checkpoint("nanogpt")
+    theirs = made("nanogpt")
     assert make(ArraysReader(theirs), config={"note": 1}).source_layout == "nanogpt"
     config = {"model_type": "gpt2", "vocab_size": 10, "n_embd": 6, "n_layer": 2, "n_head": 3, "n_positions": 7}
     assert "vocab_size of config.json is 10" in refused(theirs, config)

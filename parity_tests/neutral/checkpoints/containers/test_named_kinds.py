@@ -17,6 +17,7 @@ from attn_bridge.weights.rows import LayoutError
 from parity_tests.fuzz.samples import write
 
 from ..checkpoint_files import made
+from ..checkpoints import SIZES
 
 ARRAYS = {"x": np.ones(3, np.float32)}
 
@@ -112,13 +113,47 @@ def test_adapters_for_diffusion_models_are_named(tmp_path):
         checkpoints.convert(tmp_path / "x.safetensors", tmp_path / "out")
 
 
-def test_names_of_nanogpt_without_its_head_may_be_of_gptbigcode(tmp_path):
-    arrays = {name: array for name, array in made("nanogpt").items() if name != "lm_head.weight"}
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("head", ["lm_head.weight", ""])
+def test_names_of_nanogpt_may_be_of_gptbigcode(head, prefix):
+    arrays = made("nanogpt")
+    masks = {name for name in arrays if name.endswith(".attn.bias")}
+    arrays = {f"{prefix}{name}": array for name, array in arrays.items() if head or name != "lm_head.weight"}
+    plain = {name: array for name, array in arrays.items() if name.removeprefix(prefix) not in masks}
     with pytest.raises(LayoutError, match=r"GPTBigCode with multi_query=False.* --from nanogpt takes it"):
+        layouts.detect(plain)
+    if prefix:
+        with pytest.raises(LayoutError, match=r"nanogpt without it \(--strip model\. --from nanogpt\); .*GPTBigCode"):
+            layouts.detect(plain)
+        return
+    assert layouts.detect(plain, "gpt2").name == "nanogpt"
+    assert layouts.detect(arrays).name == "nanogpt"
+    assert (
+        layouts.detect({name: array for name, array in plain.items() if not name.endswith(".bias")}).name == "nanogpt"
+    )
+
+
+def test_names_of_bert_with_one_type_of_tokens_may_be_of_roberta(tmp_path):
+    arrays = made("hf-bert")
+    arrays["embeddings.token_type_embeddings.weight"] = np.ones((1, 6), np.float32)
+    with pytest.raises(LayoutError, match=r"one row, as in RoBERTa, .* --from hf-bert takes it as BERT's"):
         layouts.detect(arrays)
-    assert layouts.detect(arrays, "gpt2").name == "nanogpt"
-    without = {name: array for name, array in arrays.items() if not name.endswith(".bias")}
-    assert layouts.detect(without).name == "nanogpt"
+    assert layouts.detect(arrays, "bert").name == "hf-bert"
+    with pytest.raises(LayoutError, match=r"\(--strip auto\. --from hf-bert\); .*as in RoBERTa"):
+        layouts.detect({f"auto.{name}": array for name, array in arrays.items()})
+
+
+def test_blocks_with_two_mixers_are_of_another_family():
+    arrays = made("hf-bamba")
+    attention = next(name for name in arrays if "self_attn.q_proj" in name).split("self_attn")[0]
+    other = next(name for name in arrays if "mamba.in_proj" in name).split("mamba")[0]
+    both = arrays | {
+        name.replace(attention, other): array
+        for name, array in arrays.items()
+        if name.startswith(f"{attention}self_attn.")
+    }
+    with pytest.raises(LayoutError, match=r"are in one block; the blocks of hf-bamba have one of them$"):
+        layouts.find("hf-bamba").decode({name: array.shape for name, array in both.items()}, SIZES)
 
 
 def test_no_other_family_is_advised_for_a_part_of_an_unknown_one(tmp_path):
