@@ -59,7 +59,8 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
     prefixes: list[_Below] = []
     tried = 0
     for prefix, count in begins.most_common():
-        if is_moment(prefix) or prefix.startswith((*moments, *(one.prefix for one in prefixes))):
+        is_below = prefix.startswith((*moments, *(one.prefix for one in prefixes)))
+        if is_moment(prefix) or is_below or _other_half(prefix) in begins:
             continue
         tried += 1
         if tried > MOST:
@@ -73,6 +74,13 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
         if own != prefix or len(covered) < count:  # else it is the layout's own, and others keep names from it
             prefixes.append(_Below(prefix, layout, count, doubt))
     return prefixes
+
+
+def _other_half(prefix: str) -> str:
+    """Return the prefix of the other side of a model with an encoder and a decoder; "" for other prefixes."""
+    front, _, last = prefix.rstrip(".").rpartition(".")
+    other = {"encoder": "decoder.", "decoder": "encoder."}.get(last, "")
+    return (f"{front}." if front else "") + other if other else ""
 
 
 def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
@@ -144,6 +152,9 @@ def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, ob
         is_plain = all(patterns) and not any(map(_of_generator, covered))
         return tuple(dict.fromkeys(patterns)) if is_plain and len(covered) >= LEAST_OF_PART * len(names) else ()
     others = sum(1 for name in rest if not is_moment(name))
+    inside = {name.rpartition(".")[0].rpartition(".")[0] for name in covered} - {layout.match(names)[0].rstrip("."), ""}
+    if any(name.rpartition(".")[0].rpartition(".")[0] in inside for name in rest):
+        return ()  # a norm more beside those of a block or a side is a part of a model that computes something else
     if not covered or len(covered) < LEAST_OF_WHOLE * (len(covered) + others) or not layout.is_complete(covered):
         return ()
     return patterns_of(rest, covered)
