@@ -18,21 +18,23 @@ from .sequences import Sequences, check_alike, read, sequences
 
 HOW = "give a model as a side, or noise: log-probabilities of the first side's model as bfloat16 gives them"
 
+UNSCORED = "null in JSON lines, or 0 in an array mask of an .npz file, marks a token that is not scored"
+
 MOST = 10
 """Most tokens that the text of a report names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenGap:
-    """One token whose log-probabilities are further apart than rounding takes them.
+    """One token whose log-probabilities are further apart than rounding takes them, or finite on one side only.
 
     Attributes:
         sequence: number of the sequence.
         position: position in it.
         token: its id; None where ids are unknown.
-        first: log-probability of the first side.
+        first: log-probability of the first side; NaN or -inf where it has no number.
         second: log-probability of the second side.
-        allowed: the gap that rounding may make there.
+        allowed: the gap that rounding may make there; NaN if unknown.
     """
 
     sequence: int
@@ -44,10 +46,9 @@ class TokenGap:
 
     def __str__(self) -> str:
         name = "" if self.token is None else f" (id {self.token})"
-        return (
-            f"sequence {self.sequence}, token {self.position}{name}: {self.first:.4f} and {self.second:.4f}, "
-            f"{abs(self.first - self.second):.3g} apart, {self.allowed:.3g} allowed"
-        )
+        numbers = f"sequence {self.sequence}, token {self.position}{name}: {self.first:.4f} and {self.second:.4f}"
+        gap = abs(self.first - self.second)
+        return f"{numbers}, {gap:.3g} apart, {self.allowed:.3g} allowed" if math.isfinite(gap) else numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +56,14 @@ class LogprobsReport:
     """Result of `attn_bridge.parity.logprobs`.
 
     Attributes:
-        verdict: ``equal``: rounding explains every token; ``different``; ``inconclusive``: no noise was given.
+        verdict: ``equal``: rounding explains every token; ``different``: a token or all of them are beyond it, or a
+            token is NaN or -inf on one side only; ``inconclusive``: no noise was given.
         gap: root mean square of the gaps, in nats.
         noise: root mean square of what rounding in bfloat16 does; None if unknown.
         explained: part of the gap that the noise explains, 0 to 1; None if unknown.
         mean: mean of first minus second: the part of the gap in one direction.
         count: tokens with a log-probability on both sides.
-        beyond: the tokens beyond their allowance, the worst first.
+        beyond: the tokens beyond their allowance: those that are finite on one side only, then the worst first.
         message: the reason in one line, empty when equal.
     """
 
@@ -75,8 +77,10 @@ class LogprobsReport:
     message: str = ""
 
     def to_json(self) -> dict[str, Value]:
-        """Return the report as JSON-ready data."""
-        return dataclasses.asdict(self)
+        """Return the report as JSON-ready data; numbers that are not finite become their names, such as ``nan``."""
+        data = dataclasses.asdict(self)
+        data["beyond"] = [{name: _plain(value) for name, value in token.items()} for token in data["beyond"]]
+        return data
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.count} tokens, {self.gap:.3g} nats apart (rms), {self.mean:+.2g} on average"]
@@ -156,32 +160,57 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     """
     ours, theirs = first.flat, second.flat
     both = np.isfinite(ours) & np.isfinite(theirs)
-    gaps = np.where(both, ours - theirs, 0.0)
+    alike = both | (np.isnan(ours) & np.isnan(theirs)) | (np.isneginf(ours) & np.isneginf(theirs))
+    alone = np.flatnonzero(~alike & ~first.unscored_flat & ~second.unscored_flat)
+    gaps = np.zeros(ours.size)
+    gaps[both] = ours[both] - theirs[both]
     count = int(both.sum())
-    gap = _rms(gaps[both])
-    mean = float(gaps[both].mean()) if count else 0.0
+    gap, mean = _rms(gaps[both]), float(gaps[both].mean()) if count else 0.0
+    ids = np.concatenate(first.tokens) if first.tokens else None
+
+    places = first.places
+
+    def named(at: Array, allowed: Array | None) -> list[TokenGap]:
+        tokens = []
+        for i in at:
+            sequence, position = places[i]
+            token = None if ids is None else int(ids[i])
+            most = math.nan if allowed is None else float(allowed[i])
+            tokens.append(TokenGap(sequence, position, token, float(ours[i]), float(theirs[i]), most))
+        return tokens
+
+    moved = np.abs(np.stack(draws)) if draws else np.zeros((1, ours.size))
+    # A run in bfloat16 that overflows says nothing about the size of rounding.
+    is_finite = np.isfinite(moved)
+    moved = np.where(is_finite, moved, 0.0)
+    has_noise = bool(draws) and bool((is_finite & both).any())
+    if alone.size and not has_noise:
+        return LogprobsReport("different", gap, None, None, mean, count, named(alone, None), _one_sided(alone.size))
     if not count:
-        return LogprobsReport(
-            "inconclusive", gap, None, None, mean, 0, [], "no token has a log-probability on both sides"
-        )
-    if not draws:
+        reason = "no token has a log-probability on both sides"
+        return LogprobsReport("inconclusive", gap, None, None, mean, 0, [], reason)
+    if not has_noise:
         return LogprobsReport("inconclusive", gap, None, None, mean, count, [], f"the noise is unknown: {HOW}")
-    moved = np.abs(np.nan_to_num(np.stack(draws)))
-    level = _rms(moved[:, both])
+    level = _rms(moved[is_finite & both])
     allowed = MAX_LIMIT * np.maximum(moved.max(axis=0), level)
     over = np.flatnonzero(both & (np.abs(gaps) > allowed))
-    places, ids = first.places, np.concatenate(first.tokens) if first.tokens else None
-    beyond = []
-    for i in over[np.argsort(-np.abs(gaps[over]) / np.maximum(allowed[over], 1e-300))]:
-        sequence, position = places[i]
-        token = None if ids is None else int(ids[i])
-        beyond.append(TokenGap(sequence, position, token, float(ours[i]), float(theirs[i]), float(allowed[i])))
+    worst = over[np.argsort(-np.abs(gaps[over]) / np.maximum(allowed[over], 1e-300))]
+    beyond = named(alone, None) + named(worst, allowed)
     explained = 1.0 if gap <= level else level / gap
-    message = ""
+    message = _one_sided(alone.size) if alone.size else ""
     if gap > RMS_LIMIT * level and not beyond:
         message = f"the gap is {gap / level if level else math.inf:.3g} times the noise, allowed {RMS_LIMIT:g}"
     verdict: Verdict = "different" if beyond or message else "equal"
     return LogprobsReport(verdict, gap, level, explained, mean, count, beyond, message)
+
+
+def _one_sided(count: int) -> str:
+    tokens = "1 token is" if count == 1 else f"{count} tokens are"
+    return f"{tokens} NaN or -inf on one side only ({UNSCORED})"
+
+
+def _plain(value: Value) -> Value:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rms(values: Array) -> float:

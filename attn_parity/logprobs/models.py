@@ -48,7 +48,8 @@ def scored(model: Value, tokens: Sequence[Array], *, with_noise: bool) -> Scores
     exact = np.concatenate(_logprobs(subject, weights, tokens, "float32"))
     rounded = [_logprobs(subject, weights, tokens, "bfloat16")]
     rounded += [_logprobs(subject, weights, tokens, "bfloat16", seed) for seed in range(1, DRAWS + 1)]
-    return Scores(own, [np.concatenate(run) - exact for run in rounded])
+    with np.errstate(invalid="ignore"):
+        return Scores(own, [np.concatenate(run) - exact for run in rounded])
 
 
 def _logprobs(
@@ -67,7 +68,8 @@ def _logprobs(
             )
         wide = logits[0].astype(np.float64)
         top = wide.max(axis=-1, keepdims=True)
-        normal = wide - top - np.log(np.exp(wide - top).sum(axis=-1, keepdims=True))
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # logits of NaN and inf are reported later
+            normal = wide - top - np.log(np.exp(wide - top).sum(axis=-1, keepdims=True))
         row = np.full(ids.size, np.nan)
         row[1:] = np.take_along_axis(normal[:-1], np.asarray(ids)[1:, None], axis=-1)[:, 0]
         scores.append(row)

@@ -16,7 +16,7 @@ from attn_bridge.whole_files import check_regular, read_text
 from ..sides.subject import Array
 
 FORMATS = (
-    "an .npz file with `logprobs` and `tokens` of one shape (sequences, tokens), or JSON lines, "
+    "an .npz file with `logprobs` and `tokens` (and `mask`) of one shape (sequences, tokens), or JSON lines, "
     '{"tokens": [...], "logprobs": [...]} per sequence'
 )
 
@@ -26,17 +26,24 @@ class Sequences:
     """Sequences of tokens and their log-probabilities.
 
     Attributes:
-        values: per sequence the log-probability of each token; NaN where it has none, as the first token may.
+        values: per sequence the log-probability of each token; NaN where it has none, or a model computed NaN.
         tokens: per sequence the token ids; empty where they are unknown.
+        unscored: per sequence whether a token is marked as one without a log-probability, as the first token may be.
     """
 
     values: list[Array]
     tokens: list[Array]
+    unscored: list[Array]
 
     @property
     def flat(self) -> Array:
         """All log-probabilities, one sequence after the other."""
         return np.concatenate(self.values)
+
+    @property
+    def unscored_flat(self) -> Array:
+        """Whether each element of `flat` is marked as one without a log-probability."""
+        return np.concatenate(self.unscored)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -57,7 +64,7 @@ def read(path: Path) -> Sequences:
                 arrays = {name: file[name] for name in file.files}
             if "logprobs" not in arrays:
                 raise ValueError(f"it has no array logprobs; it has {', '.join(arrays) or 'none'}")
-            return sequences(arrays["logprobs"], arrays.get("tokens"))
+            return sequences(arrays["logprobs"], arrays.get("tokens"), arrays.get("mask"))
         lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
         if not lines or not all(isinstance(line, dict) and "logprobs" in line for line in lines):
             raise ValueError("each line must be an object with logprobs")
@@ -81,27 +88,55 @@ def read_tokens(path: Path) -> list[Array]:
         raise ValueError(f"{path} must be an .npz file with whole numbers as `tokens`: {error}") from error
 
 
-def sequences(values: Array | Sequence[object], tokens: Array | Sequence[object] | None = None) -> Sequences:
+def sequences(
+    values: Array | Sequence[object], tokens: Array | Sequence[object] | None = None, mask: Array | None = None
+) -> Sequences:
     """Return arrays as sequences, and check them.
 
     Args:
-        values: shape (sequences, tokens), or (tokens,), or a list of sequences of any lengths; None is NaN.
+        values: shape (sequences, tokens), or (tokens,), or a list of sequences of any lengths; None marks a token
+            without a log-probability, and so does NaN for the first token of a sequence.
         tokens: the ids, of the same shape.
+        mask: of the same shape; False or 0 marks a token without a log-probability.
 
     Raises:
-        ValueError: a value is above 0, -inf or not a number, or the lengths differ.
+        ValueError: a value is above 0 or not a number, or the lengths differ.
     """
     rows = _rows(values, np.float64)
     ids = [] if tokens is None else _rows(tokens, np.int64)
-    if ids and [one.size for one in ids] != [one.size for one in rows]:
-        raise ValueError(f"tokens {[one.size for one in ids]} must be as many as logprobs {[one.size for one in rows]}")
+    scored = [] if mask is None else _rows((np.asarray(mask) != 0).astype(np.int64), np.int64)
+    for name, others in (("tokens", ids), ("mask", scored)):
+        if others and [one.size for one in others] != [one.size for one in rows]:
+            raise ValueError(
+                f"{name} {[one.size for one in others]} must be as many as logprobs {[one.size for one in rows]}"
+            )
     if not any(one.size for one in rows):
         raise ValueError("logprobs must hold at least one number")
-    for row in rows:
-        bad = (row > 1e-6) | np.isinf(row)
+    unscored = [_nones(row, own.size) for row, own in zip(_listed(values, len(rows)), rows, strict=True)]
+    for number, row in enumerate(rows):
+        if scored:
+            unscored[number] |= scored[number] == 0  # tokens of a prompt, which a sampler does not score
+        unscored[number][:1] |= np.isnan(row[:1])
+        row[unscored[number]] = np.nan
+        # -inf is the log-probability of a token that a sampler cut off.
+        bad = row > 1e-6
         if bad.any():
-            raise ValueError(f"logprobs ({row[bad][0]:g}) must be finite and at most 0")
-    return Sequences(rows, ids)
+            raise ValueError(f"logprobs ({row[bad][0]:g}) must be at most 0")
+    return Sequences(rows, ids, unscored)
+
+
+def _listed(values: Array | Sequence[object], count: int) -> Sequence[object]:
+    """Return a value per sequence: the list itself, a list around its only sequence, or Nones for an array."""
+    if isinstance(values, np.ndarray):
+        return [None] * count
+    is_nested = any(isinstance(row, (list, tuple, np.ndarray)) for row in values)
+    return values if is_nested else [values]
+
+
+def _nones(row: object, size: int) -> Array:
+    if isinstance(row, list):
+        return np.array([value is None for value in row], bool)
+    return np.zeros(size, bool)
 
 
 def _rows(values: Array | Sequence[object], dtype: type) -> list[Array]:

@@ -63,7 +63,51 @@ def test_without_noise_nothing_is_decided(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", logprobs=EXACT, tokens=TOKENS)
     assert run(["logprobs", str(tmp_path / "a.npz"), str(tmp_path / "a.npz")]) == 2
     assert capsys.readouterr().err.startswith("error: inconclusive: the noise is unknown: give a model as a side, or")
-    assert parity.logprobs(EXACT, np.full_like(EXACT, np.nan)).message == "no token has a log-probability on both sides"
+    nothing = np.full_like(EXACT, np.nan)
+    assert parity.logprobs(nothing, nothing).message == "no token has a log-probability on both sides"
+    assert parity.logprobs(EXACT, rounded(1), noise=nothing).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("noise", [None, rounded(90)])
+def test_a_number_on_one_side_only_is_named_and_decides(value, noise, tmp_path, capsys):
+    off = rounded(1)
+    off[2, 5] = value
+    report = parity.logprobs(EXACT, off, noise=noise)
+    (token,) = report.beyond
+    assert (report.verdict, report.count, token.sequence, token.position) == ("different", 123, 2, 5)
+    assert report.message.startswith(
+        "1 token is NaN or -inf on one side only (null in JSON lines, or 0 in an array mask"
+    )
+    assert f"  sequence 2, token 5: {EXACT[2, 5]:.4f} and {value}\n" in f"{report}\n"
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["beyond"][0]["second"] == str(value)
+    swapped = parity.logprobs(off, EXACT, noise=noise)
+    assert [(one.sequence, one.position) for one in swapped.beyond][:1] == [(2, 5)]
+    assert parity.logprobs(off, off, noise=rounded(90)).verdict == "equal"
+    np.savez(tmp_path / "a.npz", logprobs=EXACT)
+    np.savez(tmp_path / "b.npz", logprobs=off)
+    assert run(["logprobs", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
+    assert "1 token is NaN or -inf on one side only" in capsys.readouterr().out
+
+
+def test_tokens_that_are_marked_as_not_scored_decide_nothing(tmp_path):
+    prompts = np.arange(32) >= 3 + np.arange(4)[:, None]
+    off = np.where(prompts, rounded(1), np.nan)
+    np.savez(tmp_path / "b.npz", logprobs=off, mask=prompts)
+    rows = [[None if np.isnan(value) else value for value in row] for row in off.tolist()]
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"logprobs": row}) for row in rows))
+    for side in (tmp_path / "b.npz", tmp_path / "b.jsonl", rows):
+        report = parity.logprobs(EXACT, side, noise=rounded(90))
+        assert (report.verdict, report.count) == ("equal", int(prompts.sum()))
+    assert parity.logprobs(EXACT, off, noise=rounded(90)).verdict == "different"
+
+
+def test_noise_that_overflows_explains_nothing():
+    off, noisy = rounded(1), rounded(90)
+    off[2, 5] -= 1.0
+    noisy[1, 4] = -np.inf
+    assert parity.logprobs(EXACT, off, noise=noisy).verdict == "different"
+    assert parity.logprobs(EXACT, rounded(1), noise=noisy).verdict == "equal"
 
 
 def test_files_of_both_formats(tmp_path, capsys):
@@ -94,8 +138,8 @@ def test_sequences_may_have_any_lengths():
         ("{}", "each line must be an object with logprobs"),
         ("[1]", "each line must be an object with logprobs"),
         ("", "each line must be an object with logprobs"),
-        ('{"logprobs": [0.5]}', "logprobs (0.5) must be finite and at most 0"),
-        ('{"logprobs": [-Infinity]}', "logprobs (-inf) must be finite and at most 0"),
+        ('{"logprobs": [0.5]}', "logprobs (0.5) must be at most 0"),
+        ('{"logprobs": [Infinity]}', "logprobs (inf) must be at most 0"),
         ('{"logprobs": []}', "logprobs must hold at least one number"),
         ('{"logprobs": [-1, -2], "tokens": [3]}', "tokens [1] must be as many as logprobs [2]"),
         ("[" * 100_000, "maximum recursion depth exceeded"),

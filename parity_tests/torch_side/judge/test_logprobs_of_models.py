@@ -55,6 +55,19 @@ def test_one_change_is_named(make):
     assert report.explained < 0.5
 
 
+class Overflowing(Tiny):
+    def forward(self, ids):
+        logits = super().forward(ids)
+        return torch.where(logits == logits[:, 7:8, 3:4], float("nan"), logits)
+
+
+def test_a_model_that_computes_nan_is_different_from_the_first_such_token_on():
+    report = parity.logprobs(Tiny(), Overflowing(), tokens=IDS)
+    assert report.verdict == "different"
+    assert [(one.sequence, one.position) for one in report.beyond] == [(0, 8), (1, 8), (2, 8)]
+    assert all(np.isnan(one.second) for one in report.beyond)
+
+
 def test_a_file_gives_the_tokens_of_a_model(tmp_path):
     with torch.no_grad():
         scores = torch.log_softmax(Tiny()(torch.from_numpy(IDS)), -1)[:, :-1]
