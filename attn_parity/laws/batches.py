@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from ..sides.subject import Arguments, Array
-from .layout import ROWS, Axes, row_axes, rows, scaled_axes, taken, with_rows
+from .layout import ROWS, Axes, normalises_batches, row_axes, rows, scaled_axes, taken, with_rows
 from .side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 
 
@@ -123,12 +125,25 @@ def _check_axis(side: OneSide, layout: Axes, gap: Gap) -> None:
     try:
         is_other = max(pair[0].size for pair in _content(side, Batch(side, other))) <= side.limit
     except NotTriedError:
-        return
+        is_other = not normalises_batches(side) and _keeps_rows(side, other)
     if is_other:
         raise NotTriedError(
             f"axis {layout.batch} mixes and axis {layout.time} does not: the input may have its sequence first "
             f"(batch_axis={layout.batch} asserts that axis {layout.batch} is the batch)"
         )
+
+
+def _keeps_rows(side: OneSide, layout: Axes) -> bool:
+    """Return whether other content in all but one row changes nothing, of a side that takes this size of batch only."""
+    axes = row_axes(side, side.call, layout)
+    size = side.call.leaves[layout.main].shape[layout.batch or 0]
+    changed = side.outputs(with_rows(side.call, side.redrawn(side.call, 31), axes, range(1, size)))
+    axis = layout.batch or 0
+    kept = [output.shape[axis : axis + 1] == (size,) for output in side.base]
+    first, second = (
+        [np.take(output, [0], axis) for output in itertools.compress(outputs, kept)] for outputs in (side.base, changed)
+    )
+    return any(kept) and side.gap(first, second, list(itertools.compress(side.structure, kept))).size <= side.limit
 
 
 def row_permutation(side: OneSide, layout: Axes) -> LawResult:

@@ -64,6 +64,27 @@ def gradients(side: OneSide, layout: Axes) -> LawResult:
         raise NotTriedError("no output is finite everywhere")
     slopes = cotangents(shapes, (side.seed, 51), "float64")
     slopes = [one * np.isfinite(base) if is_float(base) else one for one, base in zip(slopes, side.base, strict=True)]
+    worst, count = _worst(side, slopes)
+    remark = ""
+    if count and worst.size > LIMIT and (detached := _detached(side, slopes)):
+        slopes = [slope * (number not in detached) for number, slope in enumerate(slopes)]
+        worst, count = _worst(side, slopes)
+        remark = f"; {', '.join(side.structure[number] for number in sorted(detached))} without a gradient"
+    if not count:
+        raise NotTriedError("difference quotients do not converge: the outputs jump")
+    if worst.size <= LIMIT:
+        why = f"difference quotients of {count} weights and inputs{remark}"
+        return LawResult(worst, why, is_broken=False, limit=LIMIT)
+    why = "a gradient is not the derivative of the outputs"
+    return LawResult(worst, why, "by the gradient, along a random direction", is_broken=True, limit=LIMIT)
+
+
+def _worst(side: OneSide, slopes: list[Array]) -> tuple[Gap, int]:
+    """Return the largest distance of a gradient from its quotient, and the number of tensors whose quotient converges.
+
+    Raises:
+        NotTriedError: nothing has a gradient.
+    """
     moves = _directions(side, slopes)
     if not moves:
         raise NotTriedError("no weight and no input has a gradient")
@@ -74,27 +95,39 @@ def gradients(side: OneSide, layout: Axes) -> LawResult:
             alone = sorted(group, key=lambda move: -move.magnitude)[:MOST_ALONE]
             gaps = [(move, _tried(side, [move], slopes)) for move in alone]
             measured = [one for _, one in gaps if one is not None]
-            gap = max(measured, key=lambda gap_of_tensor: gap_of_tensor.size) if measured else gap
+            gap = max(measured, key=lambda gap_of_tensor: gap_of_tensor.size) if measured else None
             count += len(measured)
         elif gap is not None:
             count += len(group)
         worst = worst if gap is None else max(worst, gap, key=lambda gap_of_tensor: gap_of_tensor.size)
-    if not count:
-        raise NotTriedError("difference quotients do not converge: the outputs jump")
-    if worst.size <= LIMIT:
-        return LawResult(worst, f"difference quotients of {count} weights and inputs", is_broken=False, limit=LIMIT)
-    why = "a gradient is not the derivative of the outputs"
-    return LawResult(worst, why, "by the gradient, along a random direction", is_broken=True, limit=LIMIT)
+    return worst, count
+
+
+def _detached(side: OneSide, slopes: list[Array]) -> set[int]:
+    """Return the positions of the outputs behind the first that pass no gradient on.
+
+    Models return states for the next call without their gradient, as XLNet its memories. A first output without a
+    gradient is a fault.
+    """
+    floats = [number for number, base in enumerate(side.base) if is_float(base)]
+    results = set()
+    for number in floats[1:]:
+        alone = [slope * (other == number) for other, slope in enumerate(slopes)]
+        run = side.run(side.call, cotangents=alone)
+        gradients_of_output = [*run.parameter_gradients.values(), *run.input_gradients]
+        if not any(gradient is not None and np.any(gradient) for gradient in gradients_of_output):
+            results.add(number)
+    return results
 
 
 def _directions(side: OneSide, slopes: list[Array]) -> list[_Direction]:
     run = side.run(side.call, cotangents=slopes)
     random = np.random.default_rng([side.seed, 61])
     results = []
-    unmoved = _padding_rows(side)
+    unmoved, undefined = _padding_rows(side), _own_gradients(side)
     for name, gradient in run.parameter_gradients.items():
         array = side.weights[name]
-        if gradient.size and np.isfinite(gradient).all():
+        if gradient.size and np.isfinite(gradient).all() and name not in undefined:
             direction = _direction(random, array)
             if name in unmoved:
                 direction[unmoved[name]] = 0.0
@@ -115,6 +148,15 @@ def _padding_rows(side: OneSide) -> dict[str, int]:
         if isinstance(settings.get("padding_idx"), int):
             results[f"{path}.weight".lstrip(".")] = settings["padding_idx"]
     return results
+
+
+def _own_gradients(side: OneSide) -> set[str]:
+    """Return names of embeddings' tables whose gradient torch defines otherwise: it scales a table or its gradient."""
+    return {
+        f"{path}.weight".lstrip(".")
+        for path, settings in side.subject.settings().items()
+        if settings.get("max_norm") is not None or settings.get("scale_grad_by_freq") is True
+    }
 
 
 def _direction(random: np.random.Generator, array: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..sides.subject import Array, Arrays
-from .layout import Axes
+from .layout import Axes, orders
 from .side import Gap, LawResult, NotTriedError, OneSide
 
 QUERY = ("q_proj", "query", "w_query", "wq", "to_q", "q", "q_lin", "query_proj", "c_q")
@@ -71,24 +71,34 @@ def head_permutation(side: OneSide, layout: Axes) -> LawResult:
     results = list(_attentions(side))[:MOST_MODULES]
     if not results:
         raise NotTriedError("no attention tells its heads (num_heads, and projections of query, key, value and output)")
-    names = side.structure[:1]
     worst, where = Gap(0.0, "", (), 0.0, 0.0), ""
     for attention in results:
-        gaps = [
-            # Further outputs, such as weights and caches, may have an axis of heads.
-            side.gap(side.base[:1], side.outputs(side.call, weights={**side.weights, **changed})[:1], names)
-            for changed in _permuted(side.weights, attention)
-        ]
-        if not gaps:
-            raise NotTriedError(f"the weights of {attention.path or side.name} have other shapes than their heads say")
-        gap = min(gaps, key=lambda gap: gap.size)
+        gap = _gap(side, attention)
         if gap.size > worst.size or not where:
-            names = side.structure[:1]
-    worst, where = gap, attention.path or side.name
+            worst, where = gap, attention.path or side.name
     if worst.size > side.limit:
         why = f"the heads of {where} are not independent: channels are split or joined in another way"
         return LawResult(worst, why, f"with the heads of {where} in another order")
     return LawResult(worst, f"heads of {len(results)} attention{'s' * (len(results) > 1)} in another order")
+
+
+def _gap(side: OneSide, attention: _Attention) -> Gap:
+    """Return how far the outputs are with the heads in other orders, for the order of channels that fits best.
+
+    Raises:
+        NotTriedError: the weights have other shapes than the heads.
+    """
+
+    def moved(changed: Arrays) -> Gap:
+        # Further outputs, such as weights and caches, may have an axis of heads.
+        outputs = side.outputs(side.call, weights={**side.weights, **changed})
+        return side.gap(side.base[:1], outputs[:1], side.structure[:1])
+
+    by_order = [_permuted(side.weights, attention, order) for order in orders(attention.groups)]
+    gaps = [max(map(moved, changes), key=lambda gap: gap.size) for changes in zip(*by_order, strict=True)]
+    if not gaps:
+        raise NotTriedError(f"the weights of {attention.path or side.name} have other shapes than their heads say")
+    return min(gaps, key=lambda gap: gap.size)
 
 
 def _texts(side: OneSide) -> Iterator[str]:
@@ -156,17 +166,16 @@ def _attention(
     return _Attention(path, heads, groups, tuple(query.values()), key_value, matrix, fused, first)
 
 
-def _permuted(weights: Arrays, attention: _Attention) -> Iterator[dict[str, Any]]:
-    """Yield the changed weights for each order of the channels of heads."""
+def _permuted(weights: Arrays, attention: _Attention, order: Array) -> Iterator[dict[str, Any]]:
+    """Yield the weights with key/value heads in an order, for each way in which the channels of heads may follow."""
     size = attention.heads // attention.groups
-    order = np.roll(np.arange(attention.groups), 1)
     query_order = (order[:, None] * size + np.arange(size)).reshape(-1)
     width = weights[attention.output].shape[1 if attention.output in attention.first else 0] // attention.heads
-    orders = [(True, False), *([(True, True)] if attention.fused else [])]
+    ways = [(True, False), *([(True, True)] if attention.fused else [])]
     # Where the width is a multiple, every h-th channel in another order permutes the channels inside of each head,
     # which changes nothing whatever the heads are; and heads of every h-th channel then pass as blocks do.
-    orders += [(False, False)] if width % attention.heads and size == 1 else []
-    for is_block, is_joint in orders:
+    ways += [(False, False)] if width % attention.heads and size == 1 else []
+    for is_block, is_joint in ways:
         changed: dict[str, Any] = {}
         try:
             for names, some in ((attention.query, query_order), (attention.key_value, order)):

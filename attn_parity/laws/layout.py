@@ -15,6 +15,9 @@ from .side import NotTriedError, OneSide
 TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt", "target", "targets", "tgt_tokens")
 """Arguments that hold the sequence a decoder continues, where another argument holds the source."""
 
+SOURCES = ("source", "src", "source_tokens", "encoder_inputs", "encoder_input_tokens", "inputs")
+"""Arguments that hold the source of a decoder whose target is called `tokens`."""
+
 SHARED = ("positions", "position_ids", "cache_position", "freqs_cis", "cos", "sin", "position_embeddings")
 """Arguments that all rows may share."""
 
@@ -64,7 +67,8 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     ]
     if not content:
         return Axes(0, None, None, False)
-    main = next((position for position in content if names[position] in TARGETS), content[0])
+    targets = (*TARGETS, "tokens") if names[content[0]] in SOURCES else TARGETS
+    main = next((position for position in content if names[position] in targets), content[0])
     leaf = call.leaves[main]
     rank = leaf.ndim if is_float(leaf) else leaf.ndim + 1
     if batch_axis is not None:
@@ -78,9 +82,13 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     is_sequence = any(word in side.words for word in SEQUENTIAL)
     if rank == 2 and is_sequence:
         return Axes(main, None, 0, False)
-    has_statistics = any(one.role == "statistic" for one in side.subject.parameters().values())
-    norms = has_statistics or "batchnorm" in side.words.replace("_", "")
-    return Axes(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, norms)
+    return Axes(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, normalises_batches(side))
+
+
+def normalises_batches(side: OneSide) -> bool:
+    """Return whether a side has a norm over the batch, whose rows are therefore a batch."""
+    has_statistics = any(parameter.role == "statistic" for parameter in side.subject.parameters().values())
+    return has_statistics or "batchnorm" in side.words.replace("_", "")
 
 
 def _time(leaf: Array, rank: int, batch: int) -> int | None:
@@ -128,6 +136,17 @@ def with_rows(first: Arguments, second: Arguments, axes: Sequence[int | None], i
         new[at] = other_leaf[at]
         results.append(new)
     return first.with_leaves(results)
+
+
+def orders(count: int) -> list[Array]:
+    """Return orders of some elements that together commute with no other: a rotation, and one with two exchanged.
+
+    A rotation alone would miss a side that rotates its keys or heads.
+    """
+    rotated = np.roll(np.arange(count), 1)
+    exchanged = rotated.copy()
+    exchanged[-2:] = rotated[-2:][::-1]
+    return [rotated] if count < 3 else [rotated, exchanged]
 
 
 def scaled_axes(first: Sequence[Array], second: Sequence[Array]) -> list[tuple[int, ...]]:

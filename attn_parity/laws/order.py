@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array
 from .claims import claims_causality, claims_no_positions
-from .layout import Axes
-from .side import SAME, Gap, LawResult, NotTriedError, OneSide
+from .layout import Axes, orders, scaled_axes
+from .side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 
 TRIPLES = (("query", "key", "value"), ("q", "k", "v"), ("inputs_q", "inputs_k", "inputs_v"))
 """Names of arguments that hold one sequence three times in self-attention."""
@@ -48,9 +50,34 @@ def changed_from(side: OneSide, layout: Axes, start: int, call: Arguments | None
     return call.with_leaves(leaves)
 
 
-def before(outputs: list[Array], axis: int, length: int, stop: int) -> list[Array]:
+def shortened(side: OneSide, layout: Axes) -> Arguments:
+    """Return the call without the last token of its sequence."""
+    leaves, axis = list(side.call.leaves), layout.time or 0
+    length = leaves[layout.main].shape[axis]
+    for position in sequence_leaves(side, layout):
+        leaves[position] = np.take(leaves[position], range(length - 1), axis)
+    return side.call.with_leaves(leaves)
+
+
+def token_axes(side: OneSide, layout: Axes) -> list[tuple[int, ...]]:
+    """Return, for each output, its axes that grow with the sequence.
+
+    The size of an axis alone does not show it: there may be as many heads as tokens. A side that refuses a shorter
+    sequence is read by its sizes.
+    """
+    length = side.call.leaves[layout.main].shape[layout.time or 0]
+    try:
+        fewer = side.outputs(shortened(side, layout)) if length > 1 else []
+    except REFUSALS:
+        fewer = []
+    if len(fewer) == len(side.base) and all(one.ndim == two.ndim for one, two in zip(side.base, fewer, strict=True)):
+        return scaled_axes(side.base, fewer)
+    return [tuple(axis for axis, size in enumerate(output.shape) if size == length) for output in side.base]
+
+
+def before(outputs: list[Array], axes: list[tuple[int, ...]], axis: int, stop: int) -> list[Array]:
     """Return the first positions of the outputs that have the sequence on this axis."""
-    return [np.take(one, range(stop), axis) for one in outputs if one.ndim > axis and one.shape[axis] == length]
+    return [np.take(output, range(stop), axis) for output, own in zip(outputs, axes, strict=True) if axis in own]
 
 
 def future(side: OneSide, layout: Axes) -> tuple[Gap, int, int]:
@@ -65,19 +92,18 @@ def future(side: OneSide, layout: Axes) -> tuple[Gap, int, int]:
     length = leaf.shape[layout.time]
     if length < 2:
         raise NotTriedError("the sequence has one token: give more")
-    axis = layout.time
-    names = [
-        name
-        for name, one in zip(side.structure, side.base, strict=True)
-        if one.ndim > axis and one.shape[axis] == length
+    axis, axes = layout.time, token_axes(side, layout)
+    axes = [
+        own if output.shape[axis : axis + 1] == (length,) else () for output, own in zip(side.base, axes, strict=True)
     ]
+    names = [name for name, own in zip(side.structure, axes, strict=True) if axis in own]
     if not names:
         raise NotTriedError("no output has an element per token")
     starts = sorted({1, length // 2, length - 2, length - 1} - {0})[-MOST_POSITIONS:]
     worst, at = SAME, starts[0]
     for start in starts:
         outputs = side.outputs(changed_from(side, layout, start))
-        gap = side.gap(before(side.base, axis, length, start), before(outputs, axis, length, start), names)
+        gap = side.gap(before(side.base, axes, axis, start), before(outputs, axes, axis, start), names)
         if gap.size > worst.size:
             worst, at = gap, start
     return worst, at, len(starts)
@@ -118,11 +144,13 @@ def key_permutation(side: OneSide, layout: Axes) -> LawResult:
         axis = layout.time if layout.time is not None and leaf.ndim > layout.time else leaf.ndim - 2
         if any("mask" in name for name in names):
             raise NotTriedError("the call has a mask, which names keys by position")
-        order = np.roll(np.arange(leaf.shape[axis]), 1)
-        for position in contexts:
-            if leaves[position].shape == leaf.shape:
-                leaves[position] = np.take(leaves[position], order, axis)
-        gap = side.gap(side.base, side.outputs(side.call.with_leaves(leaves)))
+        results = []
+        for order in orders(leaf.shape[axis]):
+            for position in contexts:
+                if side.call.leaves[position].shape == leaf.shape:
+                    leaves[position] = np.take(side.call.leaves[position], order, axis)
+            results.append((side.gap(side.base, side.outputs(side.call.with_leaves(leaves))), order))
+        gap, order = max(results, key=lambda pair: pair[0].size)
         how = f"{names[contexts[0]]} in another order"
         return _decided(side, gap, how, f"with {names[contexts[0]]} in the order {order.tolist()}")
     if layout.time is None:
@@ -130,20 +158,24 @@ def key_permutation(side: OneSide, layout: Axes) -> LawResult:
     if any("mask" in name for name in names) or True in (side.given.get("is_causal"), side.given.get("causal")):
         raise NotTriedError("the call has a mask, which names keys by position")
     axis, length = layout.time, leaves[layout.main].shape[layout.time]
-    order = np.roll(np.arange(length), 1)
-    for position in sequence_leaves(side, layout):
-        leaves[position] = np.take(leaves[position], order, axis)
-    outputs = side.outputs(side.call.with_leaves(leaves))
+    axes = token_axes(side, layout)
+    rank = leaves[layout.main].ndim + (not is_float(leaves[layout.main]))
     kept = [
-        (name, np.take(one, order, axis), two)
-        for name, one, two in zip(side.structure, side.base, outputs, strict=True)
-        if one.ndim == leaves[layout.main].ndim + (not is_float(leaves[layout.main]))
-        and one.shape[axis] == length
-        and one.shape[-1:] != (length,)
+        # Weights have axes of queries and of keys.
+        output.ndim == rank and own == (axis,) and output.shape[axis] == length
+        for output, own in zip(side.base, axes, strict=True)
     ]
-    if not kept:
+    if not any(kept):
         raise NotTriedError("no output has an element per token")
-    gap = side.gap([one for _, one, _ in kept], [two for _, _, two in kept], [name for name, _, _ in kept])
+    names = list(itertools.compress(side.structure, kept))
+    results = []
+    for order in orders(length):
+        for position in sequence_leaves(side, layout):
+            leaves[position] = np.take(side.call.leaves[position], order, axis)
+        outputs = itertools.compress(side.outputs(side.call.with_leaves(leaves)), kept)
+        expected = [np.take(output, order, axis) for output in itertools.compress(side.base, kept)]
+        results.append((side.gap(expected, list(outputs), names), order))
+    gap, order = max(results, key=lambda pair: pair[0].size)
     return _decided(side, gap, "tokens in another order", f"with the tokens in the order {order.tolist()}")
 
 

@@ -7,8 +7,8 @@ padding, and is broken if the module takes some and none does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ POSITIONS = ("positions", "position_ids")
 
 SLOTS = "padding on the left counts"
 """Marks a side whose outputs depend on the amount of padding on the left, and not on its content."""
+
+T = TypeVar("T")
 
 HUGE = -1e9
 """Added to the scores of padding: its weight is 0 in every precision."""
@@ -154,18 +156,23 @@ class _Padded:
         outputs, changed_outputs = side.outputs(first), side.outputs(first.with_leaves(leaves))
         short = side.outputs(self._cut(kept))
         axes = scaled_axes(outputs, short)
+        # Attention with further keys behind its tokens (a bias, a zero) has weights of another size: not judged.
+        odd = [
+            any(output.shape[axis] != self.length for axis in own) for output, own in zip(outputs, axes, strict=True)
+        ]
+        axes = [() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)]
         where = "left" if is_left else "right"
         names = [name for name, own in zip(side.structure, axes, strict=True) if own]
         if not names:
             raise NotTriedError("no output has an element per token")
-        real = self._rows(self._kept(outputs, axes, kept))
-        content = side.gap(real, self._rows(self._kept(changed_outputs, axes, kept)), names)
+        real = self._rows(self._kept(outputs, axes, kept), axes)
+        content = side.gap(real, self._rows(self._kept(changed_outputs, axes, kept), axes), names)
         if content.size > side.limit:
             return content, f"with other numbers in the padding on the {where}"
-        pooled = self._pooled(outputs, changed_outputs, axes)
+        pooled = self._pooled(outputs, changed_outputs, [own or is_odd for own, is_odd in zip(axes, odd, strict=True)])
         if pooled.size > side.limit:
             return pooled, f"with other numbers in the padding on the {where}"
-        alone = side.gap(self._rows([output for output, own in zip(short, axes, strict=True) if own]), real, names)
+        alone = side.gap(self._rows(_with_tokens(short, axes), axes), real, names)
         if is_left and alone.size > side.limit:
             alone = self._with_positions(keywords, mask, kept, short, axes, names)
             if alone.size > side.limit:  # masks and positions may count the slots of padding
@@ -179,9 +186,8 @@ class _Padded:
         name = next((name for name in POSITIONS if name in self.side.arguments), None)
         if name is not None:
             keywords = {**keywords, name: np.maximum(np.cumsum(mask, -1) - 1, 0)}
-        real = self._rows(self._kept(self.side.outputs(self._call(keywords)), axes, kept))
-        wanted = self._rows([output for output, own in zip(short, axes, strict=True) if own])
-        return self.side.gap(wanted, real, names)
+        real = self._rows(self._kept(self.side.outputs(self._call(keywords)), axes, kept), axes)
+        return self.side.gap(self._rows(_with_tokens(short, axes), axes), real, names)
 
     def _call(self, keywords: dict[str, Any]) -> Arguments:
         return self.side.called_with(keywords, self.batch.call)
@@ -213,15 +219,17 @@ class _Padded:
                 results.append(output)
         return results
 
-    def _rows(self, outputs: list[Array]) -> list[Array]:
-        """Return the rows that are padded."""
+    def _rows(self, outputs: list[Array], axes: Sequence[object]) -> list[Array]:
+        """Return the rows that are padded of the outputs that have tokens."""
+        out = self.batch.out if len(self.batch.out) == len(axes) else [(0,)] * len(axes)
         results = []
-        for output in outputs:
-            axis = next((axis for axis, size in enumerate(output.shape) if size == self.batch.size), None)
-            results.append(output if axis is None else np.take(output, range(1, self.batch.size), axis))
+        for output, own in zip(outputs, _with_tokens(out, axes), strict=True):
+            for axis in own:
+                output = np.take(output, range(1, self.batch.size), axis)
+            results.append(output)
         return results
 
-    def _pooled(self, outputs: list[Array], changed_outputs: list[Array], axes: list[tuple[int, ...]]) -> Gap:
+    def _pooled(self, outputs: list[Array], changed_outputs: list[Array], axes: Sequence[object]) -> Gap:
         """Return how far outputs without tokens move, of a side that does not read the ids of padding."""
         if not is_float(self.side.call.leaves[self.layout.main]):
             return SAME
@@ -230,3 +238,8 @@ class _Padded:
             [out for out, own in zip(some, axes, strict=True) if not own] for some in (outputs, changed_outputs)
         )
         return self.side.gap(first, second, names) if names else SAME
+
+
+def _with_tokens(values: Sequence[T], axes: Sequence[object]) -> list[T]:
+    """Return what belongs to the outputs that have axes of tokens."""
+    return [value for value, own in zip(values, axes, strict=True) if own]
