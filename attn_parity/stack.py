@@ -22,6 +22,9 @@ _BACKWARD = (
     ("jax/_src", "backward_pass"),
 )
 _ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "frameworks", "jax"): "flax"}
+_PATCHES = ("promotion.py", "patching.py")
+"""Files of functions that take the place of a framework's while user code runs: that code called them."""
+
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -59,7 +62,12 @@ def raised_at(error: BaseException) -> str:
     while at is not None:
         lines.append(StackLine(at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name))
         at = at.tb_next
-    line = user_line(lines[::-1], {})
+    return written_at(lines[::-1])
+
+
+def written_at(lines: Sequence[StackLine]) -> str:
+    """Return ``file:line`` of the innermost line of user code in a stack; "" for none."""
+    line = user_line(lines, {})
     return "" if line is None else f"{_shortened(line.file)}:{line.number}"
 
 
@@ -80,7 +88,9 @@ def user_line(lines: Sequence[StackLine], sources: Mapping[str, Path]) -> StackL
         lines: of a stack.
         sources: label of a side -> the folder or file of its code.
     """
-    ours = (number for number, line in enumerate(lines) if _is_calling(line.file))
+    ours = (
+        number for number, line in enumerate(lines) if _is_calling(line.file) and Path(line.file).name not in _PATCHES
+    )
     lines = lines[: next(ours, len(lines))]  # what called us is not what we called
     for line in lines:
         if any(_is_below(line.file, source) for source in sources.values()):

@@ -44,6 +44,7 @@ class Evidence:
         second_gradients: those of the second side.
         labels: names of the two sides.
         whole: the evidence of the enclosing module, for code between two submodules.
+        changes: runs the sides with changes of one operation; returns those with which they agree, or "".
     """
 
     path: str = ""
@@ -63,6 +64,7 @@ class Evidence:
     second_gradients: Arrays = dataclasses.field(default_factory=dict)
     labels: tuple[str, str] = ("torch", "flax")
     whole: Evidence | None = None
+    changes: Callable[[], str] = lambda: ""
 
 
 def hint_for(
@@ -90,7 +92,7 @@ def hint_for(
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
         if not text or text == relation(evidence, names, (positions,)):
-            text = probe() or text
+            text = probe() or getattr(evidence, "changes", str)() or text
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []

@@ -21,6 +21,7 @@ from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
+from .changed_operations import ChangedOperations
 from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
 from .leaves import shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
@@ -429,6 +430,10 @@ class _Search:
             labels=(self.sides.labels["first"], self.sides.labels["second"]),
         )
         calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
+        if self.runner is not None and direction == "forward" and self.aim == "meaning":
+            setting = dataclasses.replace(
+                setting, changes=ChangedOperations(self.runner, self.sides, paths, calls).hint
+            )
         try:
             evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:

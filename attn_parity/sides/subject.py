@@ -439,3 +439,18 @@ class Subject(Protocol):
         substitutes: Mapping[str, Sequence[Substitute]],
     ) -> tuple[Run, list[Call]]:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+
+    def changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[tuple[Arguments, Sequence[Array]]],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the changes of one operation of a submodule that give other outputs, each with its line of code.
+
+        Args:
+            weights: all weights by name.
+            samples: calls of the submodule, and the outputs wanted of each.
+            path: the submodule.
+        """

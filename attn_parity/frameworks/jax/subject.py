@@ -41,6 +41,7 @@ from ...sides.subject import (
 from ...stack import raised_at
 from .drawing import _draws_more
 from .probes.numpy_interpreter import evaluate
+from .probes.operations import ChangedPrograms
 from .probes.rounding import JaxprJitter
 from .probes.uses import first_uses
 from .recording import Tape, recording
@@ -399,6 +400,27 @@ class JaxSubject:
             [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
             {name: to_numpy(one) for name, one in of_weights.items()},
         ), [call for call in tape.calls() if call.path != path]
+
+    def changes(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        samples: Sequence[tuple[Arguments, Sequence[np.ndarray[Any, Any]]]],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
+        part, arguments = self._part(path), samples[0][0]
+        kept = {name: _as(weights[name], "float64") for name in part.names if name in weights}
+        operands, *others = [(kept, [_as(leaf, "float64") for leaf in each.leaves], None, None) for each, _ in samples]
+        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", None, self._entry(path))
+        function = probe.function(Masks(0))
+        with self._reported("float64", arguments), _kept_wide(operands[0], operands[1]):
+            try:
+                closed, _ = self._trace_promoted(function, operands)
+            except UNTRACEABLE:  # it looks at values
+                return []
+            runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
+        return runs[0].found([wanted for _, wanted in samples], runs[1:])
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Any:

@@ -37,6 +37,7 @@ from ...sides.subject import (
 from .drawing import drawing
 from .recording import CallRecorder, DtypeRecorder
 from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions
+from .running.operations import ChangedCalls, found
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .substitution import Substitution
@@ -288,6 +289,23 @@ class TorchSubject:
                 self.parts = self.parts if path else recorder.parts
                 return results, [call for call in recorder.calls() if call.path != path]
         raise AssertionError("gradients that are accumulated need no other way")
+
+    def changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[tuple[Arguments, Sequence[Array]]],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
+
+        def run(sample: int, calls: ChangedCalls) -> Sequence[Array]:
+            part = self.side.part(path)
+            execution = Execution(self, part, path, "float64", "eager", 0, 0, frozenset(), calls)
+            return execution.results(weights, samples[sample][0], None, self._accumulates).outputs
+
+        with ONE_AT_A_TIME:
+            return found(run, [wanted for _, wanted in samples])
 
     def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""

@@ -34,6 +34,7 @@ from ..weights import TorchPart, outputs_of
 from .flash import Flash, LogSumExp
 from .lent import LentTensor, Loan, returned
 from .literals import DispatchLiterals
+from .operations import ChangedCalls
 from .probes import DispatchTables
 from .promotion import promoted
 from .replicas import cut_of, read
@@ -61,10 +62,12 @@ class Execution:
         seed: int,
         masks: int,
         tables: frozenset[int],
+        calls: ChangedCalls | None = None,
     ):
         self.subject, self.part, self.path = subject, part, path
         self.dtype, self.mode, self.seed, self.tables = dtype, mode, seed, tables
         self.masks = masks
+        self.calls = calls
         self.label = f"{subject.kind} {part.name}"
 
     def results(
@@ -219,6 +222,9 @@ class Execution:
         elif self.mode == "flash":
             with Flash(self.seed) as attention:
                 yield attention
+        elif self.calls is not None:
+            with self.calls:
+                yield self.calls
         elif self.mode == "uses":
             with Uses(weights, tensors[2 * len(weights) :]) as uses:
                 yield uses

@@ -1,0 +1,641 @@
+"""Change one operation of a program at a time, and run on from it: with which change does a side agree?
+
+The float64 program is run once in NumPy, with all its values kept. A change replaces the results of one operation, and
+what depends on these is computed again. In loops every step has the change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from ....sides.changes import (
+    BINARY,
+    COMPARISONS,
+    MOST_ORDERS,
+    MOST_PARTS,
+    MOST_VALUES,
+    PER_OPERATION,
+    Budget,
+    agree,
+    apart,
+    axis_orders,
+    binaries,
+    comparisons,
+    functions,
+    orders,
+    reductions,
+    shifts,
+    softmaxes,
+    solved,
+)
+from ....sides.large import LargeWeight
+from ....stack import StackLine, written_at
+from .numpy_interpreter import Interpreter, inline
+
+Array = np.ndarray[Any, Any]
+
+Read = Callable[[Any], Any]
+
+Results = Callable[[Read], list[Any]]
+"""From a reader of the values of a program to the results of one of its operations."""
+
+UNARY = ("tanh", "logistic", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg", "abs", "erf", "integer_pow")
+
+EXPENSIVE = 100
+"""Operations in NumPy that one takes as long as that JAX has to run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of a program.
+
+    Attributes:
+        text: what it is.
+        at: the position of the first operation that it changes.
+        results: position of an operation -> its results.
+    """
+
+    text: str
+    at: int
+    results: Mapping[int, Results]
+
+
+class Operation:
+    """One operation of a flat program; variables are numbered, literals are themselves."""
+
+    def __init__(self, equation: Any, operands: list[Any], results: list[int], called: tuple[str, ...]):
+        self.equation, self.operands, self.results, self.called = equation, operands, results, called
+        self.name, self.params = equation.primitive.name, equation.params
+
+    @property
+    def where(self) -> str:
+        """``file:line`` in the user's code, "" if unknown."""
+        traceback = self.equation.source_info.traceback
+        frames = [] if traceback is None else traceback.frames
+        return written_at([StackLine(one.file_name, one.line_num, one.function_name) for one in frames])
+
+
+class Program:
+    """A jaxpr with everything inlined that it only calls."""
+
+    def __init__(self, closed: Any):
+        self.operations: list[Operation] = []
+        self.constants: dict[int, Any] = {}
+        self.calls: list[tuple[str, int, Any, int]] = []
+        self._count = itertools.count()
+        self.inputs = [next(self._count) for _ in closed.jaxpr.invars]
+        self.outputs = self._add(closed, list(self.inputs), ())
+        self.makes = {one: at for at, operation in enumerate(self.operations) for one in operation.results}
+        self.takes: dict[int, list[int]] = {}
+        for at, operation in enumerate(self.operations):
+            for one in dict.fromkeys(one for one in operation.operands if isinstance(one, int)):
+                self.takes.setdefault(one, []).append(at)
+
+    def _add(self, closed: Any, operands: list[Any], called: tuple[str, ...]) -> list[Any]:
+        jaxpr = closed.jaxpr
+        numbers: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        for variable, value in zip(jaxpr.constvars, closed.consts, strict=True):
+            numbers[variable] = next(self._count)
+            self.constants[numbers[variable]] = value
+
+        def number(atom: Any) -> Any:
+            return atom if isinstance(atom, core.Literal) else numbers[atom]
+
+        for equation in jaxpr.eqns:
+            given = [number(atom) for atom in equation.invars]
+            inner = inline(equation)
+            if inner is not None:
+                name = str(equation.params.get("name") or "")
+                made = self._add(inner, given, (*called, name))
+                if len(made) == 1 and isinstance(made[0], int) and isinstance(given[0], int) and len(given) <= 2:
+                    self.calls.append((name, len(self.operations) - 1, given[0], made[0]))
+            else:
+                made = [next(self._count) for _ in equation.outvars]
+                self.operations.append(Operation(equation, given, made, called))
+            numbers.update(zip(equation.outvars, made, strict=True))
+        return [number(atom) for atom in jaxpr.outvars]
+
+    def maker(self, atom: Any, *names: str) -> Operation | None:
+        """Return the operation that made a value if it has one of these names, behind those that change nothing."""
+        while isinstance(atom, int) and atom in self.makes:
+            operation = self.operations[self.makes[atom]]
+            if operation.name in names:
+                return operation
+            if operation.name not in ("stop_gradient", "copy", "convert_element_type", "broadcast_in_dim", "reshape"):
+                return None
+            atom = operation.operands[0]
+        return None
+
+
+class ChangedPrograms(Interpreter):
+    """Runs a program, keeps its values, and runs it again with changes.
+
+    Args:
+        closed: the program, in float64.
+        args: its arguments.
+    """
+
+    def __init__(self, closed: Any, args: Sequence[Any]):
+        super().__init__()
+        self._programs: dict[int, tuple[Any, Program]] = {}
+        self._changes: dict[int, Mapping[int, Results]] = {}
+        self._elements: dict[int, int] = {}
+        self.program = self._program(closed)
+        self.values: dict[int, Any] = dict(zip(self.program.inputs, args, strict=True))
+        self.values |= {number: self.constant(value) for number, value in self.program.constants.items()}
+        self.budget = Budget()
+        self.is_small = self._keep()
+
+    def _program(self, closed: Any) -> Program:
+        key = id(closed.jaxpr)
+        if key not in self._programs:
+            self._programs[key] = closed, Program(closed)
+        return self._programs[key][1]
+
+    def _keep(self) -> bool:
+        """Run the program and keep its values; return False if they are too many."""
+        kept = 0
+        with np.errstate(all="ignore"):
+            for operation in self.program.operations:
+                results = self._apply(operation.equation, [self._value(one, self.values) for one in operation.operands])
+                self.values.update(zip(operation.results, results, strict=True))
+                kept += sum(np.size(one) for one in results)
+                if kept > MOST_VALUES:
+                    return False
+        return not any(isinstance(one, LargeWeight) for one in self.values.values())
+
+    def _value(self, atom: Any, values: Mapping[int, Any]) -> Any:
+        return values[atom] if isinstance(atom, int) else self.constant(atom.val)
+
+    def _run(self, closed: Any, args: Sequence[Any], *, spills: bool = False) -> list[Any]:
+        """Run the body of a loop, with its changes if it has some."""
+        program = self._program(closed)
+        changes = self._changes.get(id(program), {})
+        values: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
+        values |= {number: self.constant(value) for number, value in program.constants.items()}
+
+        def read(atom: Any) -> Any:
+            return self._value(atom, values)
+
+        for at, operation in enumerate(program.operations):
+            results = changes[at](read) if at in changes else self._plain(operation, read)
+            values.update(zip(operation.results, results, strict=True))
+        return [read(atom) for atom in program.outputs]
+
+    def _plain(self, operation: Operation, read: Read) -> list[Any]:
+        return self._apply(operation.equation, [read(one) for one in operation.operands])
+
+    @property
+    def outputs(self) -> list[Array]:
+        """The results without a change."""
+        return [np.asarray(self._value(one, self.values)) for one in self.program.outputs]
+
+    def changed(self, results: Mapping[int, Results]) -> list[Array] | None:
+        """Return the results of the program with a change; None if it fails, or changes nothing."""
+        new: dict[int, Any] = {}
+
+        def read(atom: Any) -> Any:
+            return new[atom] if isinstance(atom, int) and atom in new else self._value(atom, self.values)
+
+        pending = set(results)
+        operations = self.program.operations
+        try:
+            with np.errstate(all="ignore"):
+                while pending:
+                    at = min(pending)
+                    pending.remove(at)
+                    operation = operations[at]
+                    made = results[at](read) if at in results else self._plain(operation, read)
+                    work = PER_OPERATION + sum(np.size(one) for one in made)
+                    if operation.name in ("scan", "while"):
+                        work *= 10 * max(int(operation.params.get("length", 10)), 1)
+                    if not self.budget.spend(work):
+                        return None
+                    for number, value in zip(operation.results, made, strict=True):
+                        old = self.values[number]
+                        if np.shape(old) != np.shape(value) or not np.array_equal(old, value):
+                            new[number] = value
+                            pending.update(self.program.takes.get(number, ()))
+        except Exception:  # a change may make any operation fail
+            return None
+        made_outputs = [np.asarray(read(one)) for one in self.program.outputs]
+        return made_outputs if new else None
+
+    # ---- the search
+
+    def found(self, wanted: Sequence[Sequence[Array]], others: Sequence[ChangedPrograms]) -> list[tuple[str, str]]:
+        """Return the changes with which the results are those wanted: what changes, and ``file:line``.
+
+        Numbers in code are solved for only where no other change fits.
+
+        Args:
+            wanted: the results wanted, of this run and of the others.
+            others: runs of the same program on other arguments, on which a change has to fit as well.
+        """
+        runs = [self, *others]
+        if not all(run.is_small for run in runs) or apart(self.outputs, wanted[0]) is None:
+            return []
+
+        def fits(results: Mapping[int, Results]) -> bool:
+            made = (run.changed(results) for run in runs)
+            return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
+
+        hits: dict[str, str] = {}
+        for results, change, program in self._all(_changes_of):
+            if fits(results):
+                hits.setdefault(program.operations[change.at].where, change.text)
+            if len(hits) > 1 or self.budget.left < 0:
+                break
+        return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits)
+
+    def _all(self, changes: Callable[..., Iterator[Change]]) -> Iterator[tuple[Mapping[int, Results], Change, Program]]:
+        """Yield the changes of the program and of the loops in it; for the latter, the operation that is the loop."""
+        for change in changes(self, self.program):
+            yield change.results, change, self.program
+        for at, operation in enumerate(self.program.operations):
+            for key in ("jaxpr", "body_jaxpr"):
+                if operation.name in ("scan", "while") and key in operation.params:
+                    body = self._program(operation.params[key])
+                    for change in changes(self, body):
+                        yield {at: self._in_loop(operation, body, change)}, change, body
+
+    def _in_loop(self, operation: Operation, body: Program, change: Change) -> Results:
+        def results(read: Read) -> list[Any]:
+            self._changes = {id(body): change.results}
+            try:
+                return self._plain(operation, read)
+            finally:
+                self._changes = {}
+
+        return results
+
+    def _numbers(self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool]) -> list[tuple[str, str]]:
+        """Return the number in the code with which the results are those wanted, by solving for each."""
+        for at, operation in enumerate(self.program.operations):
+            loops = [self._program(operation.params[key]) for key in ("jaxpr",) if operation.name == "scan"]
+            for program, position in [
+                (self.program, at),
+                *((body, inner) for body in loops for inner in range(len(body.operations))),
+            ]:
+                one = program.operations[position]
+                for place, number in _literals(one):
+
+                    def changes(
+                        value: float,
+                        place: int = place,
+                        program: Program = program,
+                        position: int = position,
+                        at: int = at,
+                    ) -> Mapping[int, Results]:
+                        results = {position: _with_number(self, program.operations[position], place, value)}
+                        if program is self.program:
+                            return results
+                        return {at: self._in_loop(self.program.operations[at], program, Change("", position, results))}
+
+                    def rest(value: float, changes: Callable[..., Mapping[int, Results]] = changes) -> Array | None:
+                        outputs = self.changed(changes(value))
+                        return apart(self.outputs if outputs is None else outputs, wanted)
+
+                    value = solved(number, rest)
+                    if value is not None and value != number and fits(changes(value)):
+                        return [(f"{value:.6g} for {number:.6g}", one.where)]
+        return []
+
+
+def _literals(operation: Operation) -> Iterator[tuple[int, float]]:
+    """Yield the numbers in code that an operation takes: position among its operands, or -1 for its power."""
+    if operation.name == "integer_pow":
+        return
+    for place, atom in enumerate(operation.operands):
+        if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 and np.asarray(atom.val).dtype.kind == "f":
+            if np.isfinite(atom.val) and operation.name not in ("select_n", "clamp"):
+                yield place, float(atom.val)
+
+
+def _with_number(run: ChangedPrograms, operation: Operation, place: int, value: float) -> Results:
+    def results(read: Read) -> list[Any]:
+        operands = [read(one) for one in operation.operands]
+        operands[place] = np.asarray(value, operands[place].dtype)
+        return run._apply(operation.equation, operands)
+
+    return results
+
+
+def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+    """Yield the changes of a program, from its end: what comes last needs the fewest operations again."""
+    for name, at, given, made in reversed(program.calls):
+        if not name.startswith("_") or name in ("_where",):
+            yield from _of_call(program, name, at, given, made)
+    for at in range(len(program.operations) - 1, -1, -1):
+        operation = program.operations[at]
+        for kind, maker in _KINDS.items():
+            if operation.name in kind:
+                yield from maker(run, program, at, operation)
+    yield from _of_parts(run, program)
+
+
+def _lazily(at: int, count: Callable[[Read], Iterator[tuple[str, Any]]], names: Sequence[str]) -> Iterator[Change]:
+    """Yield a change for each name, whose results are those that `count` yields under this name."""
+    for name in names:
+
+        def results(read: Read, name: str = name) -> list[Any]:
+            return [next(value for text, value in count(read) if text == name)]
+
+        yield Change(name, at, {at: results})
+
+
+def _sampled(count: Callable[..., Iterator[tuple[str, Any]]], shapes: Sequence[Any]) -> list[str]:
+    """Return the names that a generator of results yields for operands of some shapes."""
+    with np.errstate(all="ignore"):
+        return [text for text, _ in count(*(np.ones(one.shape, one.dtype) * 0.5 for one in shapes))]
+
+
+def _of_call(program: Program, name: str, at: int, given: Any, made: int) -> Iterator[Change]:
+    """Yield other functions for one that is called, such as an activation of `jax.nn`."""
+    maker = program.makes.get(made)
+    if maker is None or maker != at:
+        return
+
+    def ways(read: Read) -> Iterator[tuple[str, Any]]:
+        operand = read(given)
+        return functions(name, operand, np.full(operand.shape, np.nan))
+
+    operation = program.operations[at]
+    shape = operation.equation.outvars[0].aval.shape
+    source = program.makes.get(given)
+    before = None if source is None else program.operations[source].equation.outvars
+    is_same = before is None or any(one.aval.shape == shape for one in before)
+    if is_same and operation.equation.outvars[0].aval.dtype == np.float64:
+        yield from _lazily(at, ways, _sampled(lambda x: functions(name, x, np.full(x.shape, np.nan)), [np.ones(shape)]))
+
+
+def _of_unary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    aval = operation.equation.outvars[0].aval
+    if aval.dtype != np.float64:
+        return
+
+    def ways(read: Read) -> Iterator[tuple[str, Any]]:
+        operand = read(operation.operands[0])
+        yield from functions(operation.name, operand, np.full(operand.shape, np.nan))
+        yield f"{operation.name} of the negated operand", run._apply(operation.equation, [-operand])[0]
+
+    names = _sampled(lambda x: functions(operation.name, x, np.full(x.shape, np.nan)), [aval])
+    yield from _lazily(at, ways, [*names, f"{operation.name} of the negated operand"])
+
+
+def _of_binary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    avals = [one.aval for one in operation.equation.invars]
+    plain = operation.equation.outvars[0].aval
+    if plain.dtype != np.float64:
+        yield from _of_positions(run, program, at, operation)
+        return
+    if operation.name in ("sub", "div"):
+        yield from _of_softmax(program, at, operation)
+
+    def ways(left: Array, right: Array) -> Iterator[tuple[str, Any]]:
+        return binaries(operation.name, left, right, np.broadcast_to(np.nan, plain.shape))
+
+    names = _sampled(ways, avals)
+    yield from _lazily(at, lambda read: ways(*(np.asarray(read(one)) for one in operation.operands)), names)
+
+
+def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    """Yield softmaxes over other axes for exp(x) / sum(exp(x)), or x - log(sum(exp(x)))."""
+    is_log = operation.name == "sub"
+    total = program.maker(operation.operands[1], "log" if is_log else "reduce_sum")
+    total = program.maker(total.operands[0], "reduce_sum") if is_log and total is not None else total
+    exponential = None if total is None else program.maker(total.operands[0], "exp")
+    shifted = None if exponential is None else program.maker(exponential.operands[0], "sub")
+    if total is None or exponential is None:
+        return
+    logits = exponential.operands[0] if shifted is None else shifted.operands[0]
+    axes = total.params["axes"]
+
+    def ways(read: Read) -> Iterator[tuple[str, Any]]:
+        return softmaxes(np.asarray(read(logits)), axes, is_log=is_log)
+
+    names = _sampled(lambda x: softmaxes(x, axes, is_log=is_log), [total.equation.invars[0].aval])
+    yield from _lazily(at, ways, names)
+
+
+def _of_comparison(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    avals = [one.aval for one in operation.equation.invars]
+    if all(hasattr(one, "dtype") and one.dtype.kind in "iuf" for one in avals):
+        names = _sampled(lambda left, right: comparisons(operation.name, left, right), avals)
+
+        def ways(read: Read) -> Iterator[tuple[str, Any]]:
+            return comparisons(operation.name, *(np.asarray(read(one)) for one in operation.operands))
+
+        yield from _lazily(at, ways, names)
+
+
+def _of_select(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    if len(operation.operands) == 3:
+
+        def results(read: Read) -> list[Any]:
+            which, no, yes = (read(one) for one in operation.operands)
+            return run._apply(operation.equation, [which, yes, no])
+
+        yield Change("the branches of a choice exchanged", at, {at: results})
+
+
+def _of_positions(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    """Yield positions that begin elsewhere."""
+    aval = operation.equation.outvars[0].aval
+    if getattr(aval, "dtype", np.dtype(bool)).kind not in "iu" or not aval.shape:
+        return
+    for shift in (1, -1):
+
+        def results(read: Read, shift: int = shift) -> list[Any]:
+            return [one + np.asarray(shift, one.dtype) for one in run._plain(operation, read)]
+
+        yield Change(f"positions {abs(shift)} {'higher' if shift > 0 else 'lower'}", at, {at: results})
+    if operation.name == "iota":
+        yield Change("positions in reverse", at, {at: lambda read: [np.flip(run._plain(operation, read)[0])]})
+
+
+def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    """Yield other reductions: a mean for a sum, other axes whose sizes stay with the result as 1 where they did."""
+    operand, axes = operation.equation.invars[0].aval, operation.params["axes"]
+    if operand.dtype != np.float64:
+        return
+    size = int(np.prod([operand.shape[axis] for axis in axes]))
+    source = operation.operands[0]
+
+    def of(function: Any, times: float = 1.0) -> Results:
+        return lambda read: [function(read(source), axis=tuple(axes)) * times]
+
+    kinds = {"reduce_sum": "sum", "reduce_max": "maximum", "reduce_min": "minimum"}
+    own = kinds[operation.name]
+    for name, function, times in (("sum", np.sum, 1.0), ("mean", np.sum, 1 / size), ("maximum", np.max, 1.0)):
+        if name != own:
+            yield Change(f"a {name} for the {own}", at, {at: of(function, times)})
+    if own == "sum":
+        yield Change("a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]})
+    function = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
+    keeps = [at for at in program.takes.get(operation.results[0], ()) if _keeps_axes(program.operations[at], operand)]
+    for text, other in reductions(np.broadcast_to(0.0, operand.shape), axes):
+        others = int(np.prod([operand.shape[axis] for axis in other]))
+        for times in dict.fromkeys((1.0, size / others)):
+            kept = function_of(function, source, other, times, keepdims=True)
+            if keeps:
+                yield Change(text, at, dict.fromkeys(keeps, kept))
+            else:
+                yield Change(text, at, {at: function_of(function, source, other, times, keepdims=False)})
+
+
+def function_of(function: Any, source: Any, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
+    """Return a reduction of a value as a change."""
+    return lambda read: [function(read(source), axis=axes, keepdims=keepdims) * times]
+
+
+def _keeps_axes(operation: Operation, operand: Any) -> bool:
+    """Return whether an operation gives the result of a reduction the axes of its operand, with sizes of 1."""
+    return operation.name == "broadcast_in_dim" and len(operation.params["shape"]) == len(operand.shape)
+
+
+def _of_transpose(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    axes = [int(axis) for axis in operation.params["permutation"]]
+    shape = operation.equation.invars[0].aval.shape
+    for order in itertools.islice(axis_orders(axes, shape), MOST_ORDERS):
+        yield Change(
+            f"axes in the order {order} for {tuple(axes)}",
+            at,
+            {at: lambda read, order=order: [read(operation.operands[0]).transpose(order)]},
+        )
+
+
+def _of_product(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    for place, atom in enumerate(operation.equation.invars):
+        shape = atom.aval.shape
+        if len(shape) >= 2 and shape[-1] == shape[-2]:
+
+            def results(read: Read, place: int = place) -> list[Any]:
+                operands = [read(one) for one in operation.operands]
+                operands[place] = operands[place].swapaxes(-1, -2)
+                return run._apply(operation.equation, operands)
+
+            yield Change(f"operand {place} of a product transposed", at, {at: results})
+
+
+def _of_concatenation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    axis = operation.params["dimension"]
+    sizes = [one.aval.shape[axis] for one in operation.equation.invars]
+    makers = [program.maker(one, "slice") for one in operation.operands]
+    sources = {None if one is None else one.operands[0] for one in makers}
+    if len(makers) == 2 and len(sources) == 1 and None not in sources and makers[0] is not None:
+        (source,) = sources
+        whole = makers[0].equation.invars[0].aval.shape
+        if whole == operation.equation.outvars[0].aval.shape and makers[0].params["start_indices"][axis] == sizes[1]:
+            names = _sampled(lambda x: shifts(x, axis, sizes[0]), [makers[0].equation.invars[0].aval])
+            yield from _lazily(at, lambda read: shifts(np.asarray(read(source)), axis, sizes[0]), names)
+    if len(sizes) <= MOST_PARTS:
+        for text, order in orders(len(sizes)):
+
+            def results(read: Read, order: Sequence[int] = order) -> list[Any]:
+                parts = [read(operation.operands[part]) for part in order]
+                return [np.concatenate(parts, axis)]
+
+            yield Change(f"a concatenation with {text}", at, {at: results})
+
+
+def _of_padding(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    config = operation.params["padding_config"]
+    turned = tuple((high, low, inner) for low, high, inner in config)
+    if turned != tuple(config):
+
+        def results(read: Read) -> list[Any]:
+            operand, value = (read(one) for one in operation.operands)
+            return [np.pad(operand, [(low, high) for low, high, _ in turned], constant_values=value)]
+
+        yield Change("padding on the other sides", at, {at: results})
+
+
+def _of_cumulation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    axis = operation.params["axis"]
+
+    def results(read: Read) -> list[Any]:
+        turned = np.flip(read(operation.operands[0]), axis)
+        return [np.flip(run._apply(operation.equation, [turned])[0], axis)]
+
+    yield Change(f"a {operation.name} from the other end", at, {at: results})
+    if operation.name == "cumsum":
+        yield Change(
+            "a cumsum that leaves out its own element",
+            at,
+            {at: lambda read: [run._plain(operation, read)[0] - read(operation.operands[0])]},
+        )
+
+
+def _of_loop(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    params = {**operation.params, "reverse": not operation.params["reverse"]}
+    turned = operation.equation.replace(params=params)
+    yield Change(
+        "a loop from the other end",
+        at,
+        {at: lambda read: run._apply(turned, [read(one) for one in operation.operands])},
+    )
+
+
+def _of_reversal(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    yield Change("no reversal", at, {at: lambda read: [read(operation.operands[0])]})
+
+
+_KINDS: dict[tuple[str, ...], Callable[..., Iterator[Change]]] = {
+    UNARY: _of_unary,
+    tuple(BINARY): _of_binary,
+    tuple(COMPARISONS): _of_comparison,
+    ("select_n",): _of_select,
+    ("iota",): _of_positions,
+    ("reduce_sum", "reduce_max", "reduce_min"): _of_reduction,
+    ("transpose",): _of_transpose,
+    ("dot_general",): _of_product,
+    ("concatenate",): _of_concatenation,
+    ("pad",): _of_padding,
+    ("cumsum", "cumprod"): _of_cumulation,
+    ("scan",): _of_loop,
+    ("rev",): _of_reversal,
+}
+"""Names of operations -> their changes."""
+
+
+def _of_parts(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+    """Yield other orders of the parts that one value is split into."""
+    groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for at, operation in enumerate(program.operations):
+        if operation.name == "split":
+            for place, variable in enumerate(operation.equation.outvars):
+                groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((at, place))
+        elif operation.name in ("slice", "squeeze", "dynamic_slice") and isinstance(operation.operands[0], int):
+            groups.setdefault((operation.operands[0], -1, operation.equation.outvars[0].aval.shape), []).append((at, 0))
+    for members in groups.values():
+        if not 1 < len(members) <= 2 * MOST_PARTS:
+            continue
+        for text, order in orders(len(members)):
+            yield Change(text, members[0][0], _exchanged(run, program, members, order))
+
+
+def _exchanged(
+    run: ChangedPrograms, program: Program, members: Sequence[tuple[int, int]], order: Sequence[int]
+) -> dict[int, Results]:
+    """Return the results of splitting operations in another order."""
+    changes: dict[int, Results] = {}
+    for at in {at for at, _ in members}:
+
+        def results(read: Read, at: int = at) -> list[Any]:
+            operation = program.operations[at]
+            made = list(run._plain(operation, read))
+            for (mine, place), source in zip(members, order, strict=True):
+                if mine == at:
+                    other, position = members[source]
+                    made[place] = run._plain(program.operations[other], read)[position]
+            return made
+
+        changes[at] = results
+    return changes

@@ -1,0 +1,247 @@
+"""Change the result of one call of torch at a time, and run again: with which change does a side agree?"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ....sides.changes import (
+    BINARY,
+    COMPARISONS,
+    MOST_PARTS,
+    MOST_VALUES,
+    PER_OPERATION,
+    Budget,
+    agree,
+    apart,
+    binaries,
+    comparisons,
+    functions,
+    orders,
+    shifts,
+    softmaxes,
+    solved,
+)
+from ....sides.subject import CannotPromoteError
+from ....stack import live, written_at
+
+Array = np.ndarray[Any, Any]
+
+Ways = Iterator[tuple[str, Any]]
+
+WORK = 20
+"""How many times the work of an operation in NumPy a call of torch is."""
+
+
+@dataclasses.dataclass
+class TorchCall:
+    """One call of torch by a side's code.
+
+    Attributes:
+        name: of the function, without underscores.
+        args: its arguments, by position.
+        kwargs: its arguments by keyword.
+        result: its result.
+        where: ``file:line`` in the user's code.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    where: str
+
+
+class ChangedCalls(TorchFunctionMode):
+    """While it is entered, records calls of torch, or changes the result of one.
+
+    Args:
+        at: number of the call that is changed; None records.
+        change: makes its result from the call.
+    """
+
+    def __init__(self, at: int | None = None, change: Callable[[TorchCall], Any] | None = None):
+        super().__init__()
+        self._at, self._change, self._number = at, change, 0
+        self.calls: list[TorchCall] = []
+        self.elements = 0
+        self.moved = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = _name(func), dict(kwargs or {})
+        if not name:
+            return func(*args, **kwargs)
+        number, self._number = self._number, self._number + 1
+        if self._at is None:
+            before = [_copied(one) for one in args]
+            result = func(*args, **kwargs)
+            where = written_at(live(sys._getframe(1)))
+            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), where))
+            self.elements += sum(one.numel() for one in _flat(result)) + 1
+            if self.elements > MOST_VALUES:
+                raise CannotPromoteError("its values are too many to keep")
+            return result
+        if number != self._at or self._change is None:
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return self._change(TorchCall(name, args, kwargs, result, ""))
+
+
+def found(
+    run: Callable[[int, ChangedCalls], Sequence[Array]], wanted: Sequence[Sequence[Array]]
+) -> list[tuple[str, str]]:
+    """Return the changes of one call with which the results are those wanted: what changes, and ``file:line``.
+
+    Args:
+        run: number of the sample and mode -> the outputs of the side.
+        wanted: the results wanted of each sample.
+    """
+    record, budget = ChangedCalls(), Budget()
+    plain = run(0, record)
+    cost = WORK * (PER_OPERATION * len(record.calls) + record.elements)
+    if apart(plain, wanted[0]) is None:
+        return []
+
+    def results(sample: int, at: int, change: Callable[[TorchCall], Any]) -> Sequence[Array] | None:
+        if not budget.spend(cost):
+            return None
+        try:
+            return run(sample, ChangedCalls(at, change))
+        except Exception:  # a change may make any call fail
+            return None
+
+    def fits(at: int, change: Callable[[TorchCall], Any]) -> bool:
+        made = (results(sample, at, change) for sample in range(len(wanted)))
+        return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
+
+    hits: dict[str, str] = {}
+    for at in range(len(record.calls) - 1, -1, -1):
+        call = record.calls[at]
+        with np.errstate(all="ignore"):
+            names = [text for text, value in ways_of(call)]
+        for text in names:
+            if fits(at, _change(text)):
+                hits.setdefault(call.where, text)
+                break
+        if len(hits) > 1 or budget.left < 0:
+            break
+    if hits:
+        return [(text, where) for where, text in hits.items()]
+    for at, call in enumerate(record.calls):
+        for place, number in _numbers(call):
+
+            def rest(value: float, at: int = at, place: int = place) -> Array | None:
+                made = results(0, at, _with_number(place, value))
+                return None if made is None else apart(made, wanted[0])
+
+            value = solved(number, rest)
+            if value is not None and value != number and fits(at, _with_number(place, value)):
+                return [(f"{value:.6g} for {number:.6g}", call.where)]
+    return []
+
+
+def _change(text: str) -> Callable[[TorchCall], Any]:
+    def change(call: TorchCall) -> Any:
+        with np.errstate(all="ignore"):
+            value = next(value for name, value in ways_of(call) if name == text)
+        return tuple(map(_tensor, value)) if isinstance(value, (list, tuple)) else _tensor(value)
+
+    return change
+
+
+def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
+    """Yield the position and the value of the numbers that code gives a call."""
+    for place, one in enumerate(call.args):
+        if type(one) is float and np.isfinite(one) and call.name in BINARY:
+            yield place, one
+
+
+def _with_number(place: int, value: float) -> Callable[[TorchCall], Any]:
+    def change(call: TorchCall) -> Any:
+        operands = [value if at == place else one for at, one in enumerate(call.args)]
+        left, right = (one.detach().cpu().numpy() if isinstance(one, Tensor) else one for one in operands)
+        return _tensor(np.asarray(BINARY[call.name](left, right)))
+
+    return change
+
+
+def ways_of(call: TorchCall) -> Ways:
+    """Yield other results of a call, each with a description."""
+    result, name = call.result, call.name
+    tensors = [one for one in call.args if isinstance(one, Tensor)]
+    if not tensors and name == "arange" and isinstance(result, Tensor):
+        yield "positions 1 higher", _array(result) + 1
+        yield "positions 1 lower", _array(result) - 1
+    if not tensors:
+        return
+    if isinstance(result, (tuple, list)):
+        if 1 < len(result) <= 2 * MOST_PARTS and len({tuple(one.shape) for one in _flat(result)}) == 1:
+            for text, order in orders(len(result)):
+                yield text, [_array(result[part]) for part in order]
+        return
+    if not isinstance(result, Tensor):
+        return
+    plain, operand = _array(result), _array(tensors[0])
+    if name in COMPARISONS and len(call.args) == 2:
+        left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
+        yield from comparisons(name, left, right)
+    if plain.dtype.kind != "f" or operand.dtype.kind != "f":
+        return
+    if name in BINARY and len(call.args) == 2 and not call.kwargs:
+        left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
+        yield from binaries(name, left, right, plain)
+    elif name in ("softmax", "log_softmax"):
+        axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+        if isinstance(axis, int):
+            yield from softmaxes(operand, (axis % operand.ndim,), is_log=name == "log_softmax")
+    elif name == "roll":
+        moved, axes = call.args[1:3] if len(call.args) > 2 else ((), ())
+        if isinstance(moved, int) and isinstance(axes, int):
+            yield from shifts(operand, axes, moved)
+        elif isinstance(moved, (tuple, list)) and isinstance(axes, (tuple, list)):
+            yield "the shift the other way", np.roll(operand, tuple(-one for one in moved), tuple(axes))
+            yield "no shift", operand
+    elif name in ("sum", "mean") and plain.size:
+        count = operand.size / plain.size
+        yield ("a mean for the sum", plain / count) if name == "sum" else ("a sum for the mean", plain * count)
+    elif len(tensors) == 1 and operand.shape == plain.shape:
+        yield from functions(name, operand, plain)
+        if name == "exp":
+            yield "exp of the negated operand", np.exp(-operand)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()
+
+
+def _tensor(array: Any) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _name(func: Any) -> str:
+    """Return the plain name of a function of torch; "" for attributes, and for what no code calls."""
+    name = str(getattr(func, "__name__", ""))
+    if name in ("__get__", "__set__", "__setitem__") or name.endswith("_like"):
+        return ""
+    name = name.strip("_").removeprefix("i")
+    others = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "sub", "multiply": "mul"}
+    return others.get(name, name)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [one for part in value for one in _flat(part)] if isinstance(value, (tuple, list)) else []

@@ -1,0 +1,257 @@
+"""Changes of one operation that ports get wrong, in NumPy: other axes, orders, branches, functions and numbers.
+
+In: the operands of one operation of a side. Out: the results of other operations in its place, with a description. A
+side runs on with each, to see whether it then agrees with the other side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..hints.layers import ACTIVATIONS
+
+Array = np.ndarray[Any, Any]
+
+Numbers = Callable[[Array], Array]
+
+BUDGET = 1 << 27
+"""Work of all runs for one difference, in elements; it is counted, not timed, so that a busy machine tries as much."""
+
+PER_OPERATION = 1000
+"""Elements whose time an operation takes in addition."""
+
+MOST_VALUES = 1 << 22
+"""Most elements of the values that are kept of a run."""
+
+MOST_PARTS = 4
+"""Most parts whose orders are all tried; of more, two are exchanged."""
+
+MOST_ORDERS = 24
+"""Most orders of axes that are tried."""
+
+FIT = 1e-9
+"""Largest difference of two results that agree, relative to the largest value."""
+
+ENOUGH = 8
+"""Fewest elements that a number in code is solved for: with fewer, any number fits."""
+
+STEPS = 12
+"""Most steps of Newton's method for a number in code."""
+
+DIGITS = 3
+"""Most digits of a number that code holds, unless the other side's code holds it."""
+
+
+def orders(count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the orders of some parts that are not their own, two exchanged parts first."""
+    own = tuple(range(count))
+    for left, right in itertools.combinations(own, 2):
+        order = list(own)
+        order[left], order[right] = right, left
+        yield f"parts {left} and {right} of {count} exchanged", tuple(order)
+    if 2 < count <= MOST_PARTS:
+        for order_of_all in itertools.permutations(own):
+            if sum(map(int.__ne__, order_of_all, own)) > 2:
+                yield f"its {count} parts in the order {order_of_all}", order_of_all
+
+
+def axis_orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield other orders of the axes of an array that give the same shape."""
+    made = [shape[axis] for axis in axes]
+    for left, right in itertools.combinations(range(len(axes)), 2):
+        order = list(axes)
+        order[left], order[right] = order[right], order[left]
+        if [shape[axis] for axis in order] == made and made[left] > 1:
+            yield tuple(order)
+    if len(axes) <= MOST_PARTS:
+        for other in itertools.permutations(range(len(axes))):
+            if sum(map(int.__ne__, other, axes)) > 2 and [shape[axis] for axis in other] == made:
+                yield other
+
+
+def softmaxes(logits: Array, axes: Sequence[int], *, is_log: bool) -> Iterator[tuple[str, Array]]:
+    """Yield softmaxes over other axes."""
+    for axis in range(logits.ndim):
+        if (axis,) != tuple(axes):
+            shifted = logits - logits.max(axis=axis, keepdims=True)
+            total = np.exp(shifted).sum(axis=axis, keepdims=True)
+            over = f"a softmax over axis {axis} of {logits.ndim} for axis {', '.join(map(str, axes))}"
+            yield over, shifted - np.log(total) if is_log else np.exp(shifted) / total
+
+
+def reductions(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield other axes to reduce."""
+    for count in range(1, operand.ndim + 1):
+        for other in itertools.combinations(range(operand.ndim), count):
+            if other != tuple(sorted(axes)):
+                yield f"a reduction of axes {list(other)} for {sorted(axes)}", other
+
+
+def functions(name: str, operand: Array, plain: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the results of other functions of one array, and the array itself."""
+    yield f"no {name}", operand
+    others: dict[str, Numbers] = {
+        **ACTIVATIONS,
+        "exp": np.exp,
+        "sin": np.sin,
+        "cos": np.cos,
+        "square": np.square,
+        "sqrt": np.sqrt,
+        "softplus": lambda x: np.logaddexp(x, 0),
+        "1 / sqrt": lambda x: 1 / np.sqrt(x),
+    }
+    for other, function in others.items():
+        value = function(operand)
+        if value.shape == plain.shape and not np.array_equal(value, plain):
+            yield f"{other} for {name}", value
+
+
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+WORDS = {"add": "addition", "sub": "subtraction", "mul": "multiplication", "div": "division"}
+
+
+def binaries(kind: str, left: Array, right: Array, plain: Array) -> Iterator[tuple[str, Array]]:
+    """Yield other results of an operation with two operands: one of them alone, exchanged, or another operation."""
+    word = WORDS.get(kind, kind)
+    for name, operand in (("second", left), ("first", right)):
+        if operand.shape == plain.shape:
+            yield f"no {word} of its {name} operand", operand
+    if kind in ("sub", "div"):
+        yield f"the operands of the {word} exchanged", BINARY[kind](right, left)
+    for other in {"add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",)}.get(kind, ()):
+        yield f"{WORDS[other]} for {word}", BINARY[other](left, right)
+    if kind == "mul" and left is right:
+        return
+    if kind in ("add", "mul", "sub", "div"):
+        yield f"the second operand of the {word} negated", BINARY[kind](left, -right)
+
+
+COMPARISONS = {
+    "gt": (np.greater, ("ge", "lt", "le")),
+    "ge": (np.greater_equal, ("gt", "le", "lt")),
+    "lt": (np.less, ("le", "gt", "ge")),
+    "le": (np.less_equal, ("lt", "ge", "gt")),
+}
+"""Comparison -> its function, and those that ports take for it."""
+
+SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def comparisons(kind: str, left: Array, right: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the results of other comparisons."""
+    for other in COMPARISONS[kind][1]:
+        yield f"{SIGNS[other]} for {SIGNS[kind]}", COMPARISONS[other][0](left, right)
+    if left.dtype.kind in "iu" and right.dtype.kind in "iu":
+        for shift in (1, -1):
+            yield (
+                f"a bound {abs(shift)} {'higher' if shift > 0 else 'lower'}",
+                COMPARISONS[kind][0](left, right + shift),
+            )
+
+
+def shifts(operand: Array, axis: int, shift: int) -> Iterator[tuple[str, Array]]:
+    """Yield an array rolled by other numbers of positions."""
+    size = operand.shape[axis]
+    near = [-shift % size, 0, *range(1, min(size, 8))]
+    for other in dict.fromkeys(near):
+        if other != shift % size:
+            signed = other if 2 * other <= size else other - size
+            of = shift if 2 * shift <= size else shift - size
+            yield f"a shift by {signed} for {of} along axis {axis}", np.roll(operand, other, axis)
+
+
+@dataclasses.dataclass
+class Budget:
+    """Counts the work that is left."""
+
+    left: float = BUDGET
+
+    def spend(self, work: float) -> bool:
+        """Take some work; return False if too little is left."""
+        self.left -= work
+        return self.left >= 0
+
+
+def apart(first: Sequence[Array], second: Sequence[Array]) -> Array | None:
+    """Return the differences of two lists of results, relative to the largest of each; None if shapes differ."""
+    if len(first) != len(second) or any(one.shape != two.shape for one, two in zip(first, second, strict=True)):
+        return None
+    parts = [np.zeros(0)]
+    for one, two in zip(first, second, strict=True):
+        if one.dtype.kind in "fc":
+            scale = max(float(np.abs(two).max(initial=0.0)), 1e-300)
+            parts.append(np.ravel(one - two) / scale)
+        elif not np.array_equal(one, two):
+            return None
+    return np.concatenate(parts)
+
+
+def agree(first: Sequence[Array], second: Sequence[Array]) -> bool:
+    """Return whether two lists of results are the same but for rounding in float64."""
+    rest = apart(first, second)
+    return rest is not None and rest.size > 0 and bool((np.abs(rest) <= FIT).all())
+
+
+def solved(number: float, rest: Callable[[float], Array | None]) -> float | None:
+    """Return the number in code for which a difference vanishes, by Newton's method; None if no step brings it nearer.
+
+    Args:
+        number: the number in the code.
+        rest: number -> differences; None where the code fails.
+    """
+    best = rest(number)
+    if best is None or best.size < ENOUGH:
+        return None
+    at = number
+    for _ in range(STEPS):
+        step = 1e-6 * (abs(at) or 1.0)
+        moved = rest(at + step)
+        if moved is None:
+            return None
+        slope = (moved - best) / step
+        square = float(np.real(np.vdot(slope, slope)))
+        if not square or not math.isfinite(square):
+            return None
+        change = float(np.real(np.vdot(slope, best))) / square
+        new = rest(at - change)
+        if new is None or not np.isfinite(new).all():
+            return None
+        if np.abs(new).max() <= FIT:
+            return _polished(at - change, rest)
+        if np.abs(new).max() > 0.5 * np.abs(best).max():
+            return None
+        at, best = at - change, new
+    return None
+
+
+def _polished(number: float, rest: Callable[[float], Array | None]) -> float | None:
+    """Return a number of few digits next to a solved one that fits as well; None if none does.
+
+    A number that no one would write is a sign that something else is wrong.
+    """
+    for value in (float(f"{number:.{DIGITS}g}"), *_roots(number)):
+        rounded = rest(value)
+        if rounded is not None and np.abs(rounded).max() <= FIT:
+            return value
+    return None
+
+
+def _roots(number: float) -> Iterator[float]:
+    """Yield the root of a whole number, or one over it, next to a number."""
+    for square, power in ((number * number, 0.5), (1 / number / number if number else 0.0, -0.5)):
+        if 1 < round(square) < 1 << 14 and abs(square - round(square)) < 1e-6 * square:
+            yield math.copysign(round(square) ** power, number)
