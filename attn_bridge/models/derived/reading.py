@@ -31,7 +31,7 @@ from ..handwritten.grouped import (
 )
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
-from ..reading.model_config import ConfigFile
+from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
@@ -325,7 +325,7 @@ class FamilyReader:
                 written[source.key] = _written(name, getattr(attention.position, name, value), source)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
-        return written
+        return nested(written)
 
     def _write_attention(
         self, config: DecoderConfig

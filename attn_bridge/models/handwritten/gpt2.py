@@ -124,9 +124,12 @@ def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | 
     }
 
 
+MODEL_TYPES = ("gpt2", "gpt-sw3")
+"""Model types that `transformers` runs with the classes of GPT-2: its config and its model."""
+
 FAMILIES = (
     Family(
-        ("gpt2",),
+        MODEL_TYPES,
         read_gpt2,
         {
             "vocab_size": 50257,
@@ -177,7 +180,7 @@ LAYOUT = Layout(
     settings=TIE,
     defaults={"tie": 1},
     whole=True,
-    model_types=("gpt2",),
+    model_types=MODEL_TYPES,
     form="a Conv1D, as transformers saves it",
 )
 

@@ -14,6 +14,8 @@ from ...validation import MAX_INDEX
 class ConfigFile:
     """A ``config.json``, with the defaults of its family for missing keys.
 
+    A key with a dot, such as ``attn_config.clip_qkv``, is the key of a nested mapping.
+
     Args:
         given: the file as a dict.
         model_type: its ``model_type``.
@@ -32,10 +34,20 @@ class ConfigFile:
         self.aliases = dict(aliases or {})
 
     def __contains__(self, key: str) -> bool:
+        outer, _, inner = key.partition(".")
+        if inner:
+            return inner in self.mapping(outer)
         return any(name in self.given for name in (key, *self.aliases.get(key, ())))
 
     def get(self, key: str) -> Any:
-        """Return the value of a key as it is; null is None, as in the file."""
+        """Return the value of a key as it is; null is None, as in the file.
+
+        Raises:
+            TypeError: a key with a dot, whose first part is not a mapping.
+        """
+        outer, _, inner = key.partition(".")
+        if inner:
+            return self.mapping(outer).get(inner, self.defaults.get(key))
         for name in (key, *self.aliases.get(key, ())):
             if name in self.given:
                 return self.given[name]
@@ -150,6 +162,15 @@ def as_number(label: str, value: object) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{label} ({value}) must be finite")
     return float(value)
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys as in a file: those with a dot in the nested mapping that `ConfigFile` reads them from."""
+    written: dict[str, Any] = {}
+    for key, value in keys.items():
+        outer, _, inner = key.partition(".")
+        written[outer] = {**written.get(outer, {}), inner: value} if inner else value
+    return written
 
 
 def _shown(value: object) -> str:

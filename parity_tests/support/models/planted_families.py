@@ -67,7 +67,13 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "activation of the head", constant("model.head_activation", "quick_gelu")
     if "position.dim" in fields:
         yield "rotary channels not read", constant("position.dim", 4)
+    none = {name: source for name, source in fields.items() if not name.startswith("position.")}
     if "position.kinds" in fields:
+        yield "no positions", dataclasses.replace(description, fields=none)
+    if "position.alibi" in fields:
+        rotary = {"position.kinds": fields["position.kinds"], "position.theta": KeySource(value=10000.0)}
+        yield "rotary positions, not ALiBi", dataclasses.replace(description, fields={**none, **rotary})
+    elif "position.kinds" in fields:
         pairing = fields.get("position.pairing", KeySource(value="half")).value
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
         if "position.nested" in fields:
@@ -82,8 +88,6 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         if "position.dim" not in fields:
             partial = fields.get("position.partial", KeySource(value=False)).value
             yield "rotary part", constant("position.partial", not partial)
-        none = {name: source for name, source in fields.items() if not name.startswith("position.")}
-        yield "no positions", dataclasses.replace(description, fields=none)
         if len(fields["position.kinds"].value) == 1:
             yield "positions in all layers", constant("position.kinds", ("full_attention", "sliding_attention"))
     if fields["layers.rule"].value != "full":
@@ -100,7 +104,14 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "no latent of queries", constant("attention.query_dim", 22)
     if "tie_word_embeddings" not in description.fixed:
         yield "tied head", constant("model.tie", True)
-    for name in ("attention.scale", "attention.softcap", "attention.gate", "model.logit_softcap", "model.logit_scale"):
+    for name in (
+        "attention.scale",
+        "attention.softcap",
+        "attention.clip",
+        "attention.gate",
+        "model.logit_softcap",
+        "model.logit_scale",
+    ):
         if name in fields:
             yield f"without {name}", with_field(name, None)
     if "model.scale_switch" in fields:

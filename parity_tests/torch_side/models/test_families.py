@@ -15,6 +15,7 @@ import torch_attn
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.models import families
 from attn_bridge.models.derived import known
+from attn_bridge.models.handwritten import gpt2
 from attn_bridge.specs.position import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
@@ -84,6 +85,13 @@ def test_short_and_full_configs_mean_the_same(name, index):
     spellings = [brief, json.loads(config.to_json_string()), config.to_dict()]
     specs = [families.find_layer(spelling, index).config for spelling in spellings]
     assert specs[0] == specs[1] == specs[2]
+
+
+def test_model_types_of_gpt2_are_run_by_its_classes():
+    auto = transformers.models.auto
+    configs, models = auto.configuration_auto.CONFIG_MAPPING, auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    classes = {(configs[name], models[name]) for name in gpt2.MODEL_TYPES}
+    assert classes == {(transformers.GPT2Config, "GPT2LMHeadModel")}
 
 
 # ---- what attention gives

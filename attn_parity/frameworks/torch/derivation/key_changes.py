@@ -21,7 +21,9 @@ _SIZES = {
     "sliding_window": (3, 6, 1, None),
     **dict.fromkeys(COUNTS, (12,)),
     "moe_norm_min": (0.9,),
+    "max_seq_len": (128,),
 }
+"""Other values of keys; a table of distances (``max_seq_len``) that is shorter than the sample is out of use."""
 STRETCHED: dict[str, str | float] = {"rope_type": "dynamic", "factor": 3.0, "alpha": 50.0, "rope_theta": 900.0}
 """Rotary positions whose ``alpha`` stretches the base in some models."""
 
@@ -58,7 +60,7 @@ IGNORED = frozenset(
 
 def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
     """Yield other values of a key, of its kind."""
-    usual = subject.keys().get(key, subject.defaults.get(key))
+    usual = subject.usual(key)
     if key in _SIZES:
         yield from (value for value in _SIZES[key] if value != usual)
     elif key == "rope_parameters" and is_nested(subject.defaults.get(key)):
@@ -107,7 +109,7 @@ def _structural(subject: ModelClass, change: Mapping[str, object]) -> bool:
 def _switches(subject: ModelClass, change: Mapping[str, object]) -> bool:
     """Return whether a change switches something on or off, rather than sets a number."""
     ((key, value),) = change.items()
-    usual = subject.keys().get(key, subject.defaults.get(key))
+    usual = subject.usual(key)
     return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
 
 

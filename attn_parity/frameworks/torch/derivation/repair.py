@@ -59,7 +59,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         renamed = {**description.renamed.get(key, {}), value: meant}
         return dataclasses.replace(description, renamed={**description.renamed, key: renamed})
     defaults = subject.defaults
-    usual = subject.keys().get(key, defaults.get(key))
+    usual = subject.usual(key)
     of_pattern = dict(description.fixed_pattern)
     if description.pattern and key not in description.fixed_pattern and key != "layer_types":
         kinds = [description.kind_of(layer, LAYERS) for layer in range(LAYERS)]
@@ -85,8 +85,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         with contextlib.suppress(proof.WrongError):
             if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
                 return switched
-    width = subject.keys()[inner_key(subject, "hidden_size")]
-    if proof.as_file(subject.config(subject.keys())).get(key) == width and key not in description.same:
+    if key not in description.same and _is_width(subject, description, key):
         return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
@@ -96,8 +95,27 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
+def _is_width(subject: ModelClass, description: Description, key: str) -> bool:
+    """Return whether the class computes what the description does where a key has the width of the model.
+
+    Both change together: a number that equals the width of the usual instance by chance is not the width.
+    """
+    inner = inner_key(subject, "hidden_size")
+    if proof.as_file(subject.config(subject.keys())).get(key) != subject.keys()[inner]:
+        return False
+    same = dataclasses.replace(description, same={**description.same, key: "hidden_size"})
+    try:
+        return all(
+            proof.try_change(subject, FamilyReader(same, layout_of(same)), {inner: width, key: width}) == "equal"
+            for width in (96, 12)
+        )
+    except proof.WrongError:
+        return False
+
+
 def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
     """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
+    description = _with_canonical_names(subject, description)
     used = {key for source in description.fields.values() for key in (source.key, source.times)}
     used |= description.fixed.keys()
     used |= description.same.keys()
@@ -127,6 +145,20 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
     return tidied
 
 
+def _with_canonical_names(subject: ModelClass, description: Description) -> Description:
+    """Return the description with the keys that a class has two names of under those that it reads them by."""
+    name = subject.canonical
+    fields = {
+        field: dataclasses.replace(source, key=name(source.key), times=name(source.times), less=name(source.less))
+        for field, source in description.fields.items()
+    }
+    renamed = {
+        table: {name(key): value for key, value in getattr(description, table).items()}
+        for table in ("fixed", "fixed_pattern", "same", "renamed")
+    }
+    return dataclasses.replace(description, fields=fields, required=tuple(map(name, description.required)), **renamed)
+
+
 _USUAL = {
     *((f"attention.{name}", False) for name in ("qkv_bias", "out_bias", "sinks")),
     *(("feed_forward.bias", False), ("feed_forward.gated", True), ("block.norms", "pre"), ("position.pairing", "half")),
@@ -141,8 +173,8 @@ def _is_same(subject: ModelClass, parts: Structure, description: Description, la
     """Return whether another layout reads all tensors of a class as its own does."""
     own = layout_of(description)
     flags = {source.key for source in parts.flags.values() if source.key} | {"tie_word_embeddings"}
-    flags -= description.fixed.keys()
-    for changes in ({}, *({key: not subject.keys().get(key, subject.defaults.get(key))} for key in sorted(flags))):
+    flags = {key for key in flags if subject.canonical(key) not in description.fixed}
+    for changes in ({}, *({key: not subject.usual(key)} for key in sorted(flags))):
         keys = subject.keys(**changes)
         try:
             shapes = subject.shapes(keys)

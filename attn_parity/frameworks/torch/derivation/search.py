@@ -53,11 +53,13 @@ def _scales(subject: ModelClass) -> Iterator[Choice]:
     """Yield the choices of scales, from keys that the class reads."""
 
     def keyed(field: str, key: str, *powers: float) -> Iterator[Choice]:
-        if key in subject.read and isinstance(subject.keys().get(key, subject.defaults.get(key)), int | float):
-            yield _alternatives(*({field: KeySource(key=key, power=power)} for power in powers), {})
+        for name in sorted(subject.read):
+            if name.rpartition(".")[2] == key and isinstance(subject.usual(name), int | float):
+                yield _alternatives(*({field: KeySource(key=name, power=power)} for power in powers), {})
 
     yield from keyed("attention.scale", "attention_multiplier", 1.0)
     yield from keyed("attention.scale", "query_pre_attn_scalar", -0.5)
+    yield from keyed("attention.scale", "softmax_scale", 1.0)
     if not {"attention_multiplier", "query_pre_attn_scalar"} & subject.read:
         yield _alternatives({}, {"attention.scale": _constant(1.0)})
     yield from keyed("attention.softcap", "attn_logit_softcapping", 1.0)

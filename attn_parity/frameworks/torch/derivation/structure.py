@@ -354,9 +354,8 @@ def _flags(
     sources: dict[str, KeySource] = {}
     fixed: dict[str, tuple[Any, ...]] = {}
     every = set(shapes)
-    defaults = subject.defaults
     for key in sorted(subject.read):
-        value = subject.keys().get(key, defaults.get(key))
+        value = subject.usual(key)
         if not isinstance(value, bool):
             continue
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_bridge.models.reading.model_config import nested
 from attn_bridge.printable import printable
 
 from ..running.promotion import promoted
@@ -74,6 +75,7 @@ _ODD: dict[str, Any] = {
     "attn_logit_softcapping": 1.3,
     "final_logit_softcapping": 1.1,
     "clip_qkv": 0.4,
+    "softmax_scale": 0.41,
     "router_jitter_noise": 0.2,
     **dict.fromkeys(
         ("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"), 1.3
@@ -124,6 +126,12 @@ class ModelClass:
     def defaults(self) -> dict[str, Any]:
         """The values of a config that is made without keys."""
         defaults: dict[str, Any] = self.config_class().to_dict()
+        defaults |= {
+            f"{outer}.{inner}": value
+            for outer in self.nested
+            for inner, value in defaults[outer].items()
+            if inner not in _common_keys()
+        }
         if not dataclasses.is_dataclass(self.config_class):
             return defaults
         plain = {field.name: field.default for field in dataclasses.fields(self.config_class)}
@@ -131,9 +139,14 @@ class ModelClass:
         return {key: None if key in _RESOLVED and plain.get(key) is None else value for key, value in defaults.items()}
 
     @property
+    def nested(self) -> list[str]:
+        """Keys whose values are configs; a key of these has both names with a dot."""
+        return nested_keys(self.config_class)
+
+    @property
     def odd(self) -> list[str]:
         """Keys of a tiny instance that scale or clip something."""
-        return [key for key in self.sizes if key in _ODD]
+        return [key for key in self.sizes if key.rpartition(".")[2] in _ODD]
 
     @property
     def mixed_layers(self) -> list[str]:
@@ -146,8 +159,7 @@ class ModelClass:
     @property
     def own_keys(self) -> set[str]:
         """The keys that the class of configs adds to those of all models; some only decide other keys."""
-        common = importlib.import_module("transformers").PreTrainedConfig()
-        return self.defaults.keys() - common.to_dict().keys()
+        return self.defaults.keys() - _common_keys() - set(self.nested)
 
     def canonical(self, key: str) -> str:
         """Return the name under which a description reads a key: that of most families, where a class renames it."""
@@ -157,7 +169,11 @@ class ModelClass:
     def keys(self, **changes: object) -> dict[str, Any]:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}
-        return {key: value for key, value in keys.items() if value is not ABSENT}
+        return nested({key: value for key, value in keys.items() if value is not ABSENT})
+
+    def usual(self, key: str) -> Any:
+        """Return the value of a key in the usual instance: that of its sizes, or the default."""
+        return self.sizes.get(key, self.defaults.get(key))
 
     def fitting(self, fixed: Mapping[str, tuple[object, ...]]) -> ModelClass:
         """Return the class without the keys of its usual instance that a description refuses.
@@ -165,7 +181,7 @@ class ModelClass:
         Args:
             fixed: key -> the values that the description accepts.
         """
-        sizes = {key: value for key, value in self.sizes.items() if value in fixed.get(key, (value,))}
+        sizes = {key: value for key, value in self.sizes.items() if value in fixed.get(self.canonical(key), (value,))}
         return self if sizes == self.sizes else dataclasses.replace(self, sizes=sizes, kept={})
 
     def config(self, keys: Mapping[str, Any]) -> Any:
@@ -262,6 +278,7 @@ def find(model_type: str) -> ModelClass:
             with contextlib.suppress(Exception):  # a class that has one kind of layer alone
                 read |= _keys_read(subject, subject.keys(layer_types=subject.mixed_layers))
         odd = {key: value for key, value in _ODD.items() if key in read and hasattr(base, key)}
+        odd |= {key: _ODD[end] for key in read if (end := key.rpartition(".")[2]) in _ODD and key in subject.defaults}
         subject = dataclasses.replace(subject, sizes={**sizes, **odd}, read=read)
         for key in sorted(read & subject.defaults.keys()):
             if subject.defaults[key] is False and _adds_norms(subject, key):
@@ -284,6 +301,18 @@ def find(model_type: str) -> ModelClass:
     return subject
 
 
+def nested_keys(config_class: Any) -> list[str]:
+    """Return the keys of a class of configs whose values are configs too, if it makes them from nothing."""
+    made = config_class().to_dict()
+    return [key for key in getattr(config_class, "sub_configs", {}) if isinstance(made.get(key), dict)]
+
+
+@functools.cache
+def _common_keys() -> frozenset[str]:
+    """Return the keys of every config, whatever its class."""
+    return frozenset(importlib.import_module("transformers").PreTrainedConfig().to_dict()) | {"model_type"}
+
+
 def _adds_norms(subject: ModelClass, key: str) -> bool:
     """Return whether a key that is false switches norms on, and nothing else."""
     try:
@@ -301,12 +330,18 @@ def _adds_norms(subject: ModelClass, key: str) -> bool:
 def _keys_read(subject: ModelClass, keys: Mapping[str, object]) -> set[str]:
     """Return the keys of the config that an instance reads."""
     config = subject.config(keys)
-    with _recorded(type(config)) as seen, promoted(), torch.no_grad():
+    parts = {key: type(getattr(config, key)) for key in subject.nested}
+    with contextlib.ExitStack() as stack:
+        seen = stack.enter_context(_recorded(type(config)))
+        inner = {key: stack.enter_context(_recorded(part)) for key, part in parts.items()}
+        stack.enter_context(promoted())
+        stack.enter_context(torch.no_grad())
         model = subject.model_class(config).eval().double()
         model(torch.tensor([[3, 5, 4, 7, 6, 9]]))
+    seen |= {f"{outer}.{key}" for outer, keys in inner.items() for key in keys} & subject.defaults.keys()
     ignored = {"to_dict", "model_type", "dtype", "torch_dtype", "architectures", "use_cache", "return_dict"}
     names = getattr(subject.config_class, "attribute_map", {})
-    return {names.get(key, key) for key in seen if not key.startswith("_")} - ignored
+    return {names.get(key, key) for key in seen if not key.startswith("_")} - ignored - parts.keys()
 
 
 @contextlib.contextmanager

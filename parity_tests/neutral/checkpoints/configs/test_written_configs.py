@@ -60,6 +60,7 @@ UNUSUAL = {
     "attention_bias": True,
     "attention_dropout": 0.2,
     "attention_multiplier": 0.3,
+    "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.6},
     "attn_logit_softcapping": 5.0,
     "attn_pdrop": 0.15,
     "clip_qkv": 0.5,
@@ -114,6 +115,7 @@ ENCODERS = (
 ONLY = {
     **{name: {"tie_word_embeddings": True} for name in ENCODERS},
     "gpt_neox": {"rope_theta": None},
+    "internlm3": {"attention_bias": False},
     "afmoe": {"attention_bias": False},
     "aria_text": {"hidden_act": "silu"},
     "olmoe": {"clip_qkv": None},
