@@ -11,7 +11,7 @@ from typing import Any
 
 from ... import whole_files
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
+from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
@@ -30,7 +30,7 @@ from ..handwritten.grouped import (
     write_windows,
 )
 from ..layout import Layout
-from ..reading.decoders import NAMES, activation_of, attention_of, inverse, write_sizes
+from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
@@ -323,9 +323,17 @@ class FamilyReader:
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":
                 written[source.key] = _written(name, getattr(attention.position, name, value), source)
+            elif name in _ACTIVATED and source.key and value is not None:
+                written[source.key] = self._activation_name(source.key, value)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         return nested(written)
+
+    def _activation_name(self, key: str, activation: Activation) -> str:
+        """Return the name that a file of the family has for an activation."""
+        own = self.description.renamed.get(key, {})
+        names = (theirs for theirs, usual in own.items() if ACTIVATIONS.get(usual) == activation)
+        return next(names, NAMES[activation])
 
     def _write_attention(
         self, config: DecoderConfig
@@ -350,8 +358,6 @@ class FamilyReader:
 
 
 def _written(name: str, value: Any, source: KeySource) -> Any:
-    if name in ("activation", "head_activation"):
-        return NAMES[value]
     if name == "pairing":
         return value == "interleaved"
     if source.power == 1.0 or value is None:
@@ -360,6 +366,7 @@ def _written(name: str, value: Any, source: KeySource) -> Any:
     return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
 
 
+_ACTIVATED = ("activation", "head_activation")
 _FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch", "scale_switch")
 _COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
@@ -374,7 +381,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),
     "position_offset": lambda config, key: config.integer(key, 0),
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
-    **dict.fromkeys(("activation", "head_activation"), lambda config, key: activation_of(config, key)),
+    **dict.fromkeys(_ACTIVATED, lambda config, key: activation_of(config, key)),
 }
 
 

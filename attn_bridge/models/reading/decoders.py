@@ -36,7 +36,7 @@ Part = TypeVar("Part")
 MAX_LAYERS = 4096
 """Maximum blocks of a model; a config with more is broken."""
 
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -52,7 +52,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 """Their name of an activation -> ours; those by tanh differ in how they are rounded alone."""
 
-NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 """Our name of an activation -> the usual one of theirs."""
 
 
@@ -63,11 +63,11 @@ def activation_of(config: ConfigFile, key: str = "hidden_act") -> Activation:
         ValueError: the activation is unknown.
     """
     value = config.get(key)
-    if not isinstance(value, str) or value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in ACTIVATIONS:
         raise ValueError(
-            f"{key} ({printable(repr(value))}) of {config.model_type} must be one of {', '.join(_ACTIVATIONS)}"
+            f"{key} ({printable(repr(value))}) of {config.model_type} must be one of {', '.join(ACTIVATIONS)}"
         )
-    return _ACTIVATIONS[value]
+    return ACTIVATIONS[value]
 
 
 def read_feed_forward(config: ConfigFile, *, width: str = "intermediate_size", bias: str = "") -> FeedForwardConfig:

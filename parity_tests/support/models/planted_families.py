@@ -125,6 +125,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             "logits multiplied, not divided",
             with_field("model.logit_scale", dataclasses.replace(source, power=-source.power)),
         )
+    if any(source.key in description.renamed for source in fields.values()):
+        yield "own names not read", dataclasses.replace(description, renamed={})
     yield "activation not read", constant("feed_forward.activation", "quick_gelu")
     if any(row.ours[0].endswith("ff.fc1.weight") for row in description.rows):
         yield "gate order", _swapped(description, "ff.fc1", "ff.fc2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -12,6 +13,7 @@ import torch
 
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
 from attn_bridge.specs.feed_forward import Activation
 from attn_bridge.weights.rows import Row
 
@@ -150,11 +152,16 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
             f"{child} ({parts.classes.get(child, '')}): no key of its width is known; the nearest is {WIDTHS[0]}"
         )
     activations = [KeySource(key=key) for key in acts] or [_constant(name) for name in get_args(Activation)]
+    plain: Choice = _alternatives(*({"feed_forward.activation": one} for one in activations))
+    renamed = [
+        ({"feed_forward.activation": KeySource(key=key)}, {"renamed": one})
+        for key, one in _renamed(subject, parts, acts)
+    ]
     choices = [
         *_positions(subject, parts),
         *_norms(subject, parts),
         *_scales(subject),
-        _alternatives(*({"feed_forward.activation": one} for one in activations)),
+        (*renamed, *plain),
         _alternatives(*({"block.norms": _constant(one)} for one in parts.placements)),
     ]
     if names:
@@ -170,6 +177,22 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
     if "gate_up" in names:
         choices.append((({}, {"gate_first": True}), ({}, {"gate_first": False})))
     return choices
+
+
+def _renamed(
+    subject: ModelClass, parts: Structure, keys: Sequence[str]
+) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
+    """Yield keys of an activation with the other name of their value, where a class has names of its own.
+
+    OpenAI's GPT calls ``gelu`` the activation that is ``gelu_new`` elsewhere.
+    """
+    table = importlib.import_module("transformers").activations.ACT2FN
+    kinds = set(parts.classes.values())
+    for key in keys:
+        usual = subject.usual(key)
+        if usual in table and type(table[usual]).__name__ not in kinds:
+            others = (name for name in ACTIVATION_NAMES if name in table and type(table[name]).__name__ in kinds)
+            yield from ((key, {key: {usual: name}}) for name in others)
 
 
 def _widths(subject: ModelClass, parts: Structure) -> Iterator[KeySource]:
@@ -267,9 +290,10 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
     probes = _probes(subject)
     first: Description | None = None
     for fields, arguments in _proposals(_choices(subject, parts)):
+        renamed = arguments.pop("renamed", {})
         written = rows.rows(parts, **arguments)
         description = dataclasses.replace(
-            base, fields={**base.fields, **fields}, rows=written, prefixes=_prefixes(parts, written)
+            base, fields={**base.fields, **fields}, rows=written, prefixes=_prefixes(parts, written), renamed=renamed
         )
         first = first or description
         if all(_is_equal(description, *probe) for probe in probes):
