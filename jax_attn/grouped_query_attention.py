@@ -22,6 +22,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -61,8 +62,9 @@ class GroupedQueryAttention(nnx.Module):
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
         self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
-            self.q_norm = RMSNorm(**config.norm_arguments("q_norm"), **options)
-            self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
+            norm = LayerNorm if config.has_layer_norms else RMSNorm
+            self.q_norm = norm(**config.norm_arguments("q_norm"), **options)
+            self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
         if config.sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
         if isinstance(config.position, RelativeBias):

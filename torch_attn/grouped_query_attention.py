@@ -21,6 +21,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
@@ -63,8 +64,9 @@ class GroupedQueryAttention(Resettable):
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
         self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
-            self.q_norm = RMSNorm(**config.norm_arguments("q_norm"), **options)
-            self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
+            norm = LayerNorm if config.has_layer_norms else RMSNorm
+            self.q_norm = norm(**config.norm_arguments("q_norm"), **options)
+            self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
         if isinstance(config.position, RelativeBias):

@@ -77,6 +77,8 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "out_proj.bias": ("output",),
     "q_norm.scale": ("query norm",),
     "k_norm.scale": ("key norm",),
+    "q_norm.shift": ("query norm",),
+    "k_norm.shift": ("key norm",),
     "sinks": ("heads",),
     "relative_bias": ("", "heads"),
     **{f"lambda_{letter}{number}": ("head",) for letter in "qk" for number in (1, 2)},

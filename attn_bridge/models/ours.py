@@ -60,6 +60,7 @@ TOGETHER = (
     ("W_query.weight", "W_key.weight", "W_value.weight"),
     ("W_query.bias", "W_value.bias"),
     ("q_norm.scale", "k_norm.scale"),
+    ("q_norm.shift", "k_norm.shift"),
     (
         *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
         *("key_norm.scale", "key_norm.shift"),

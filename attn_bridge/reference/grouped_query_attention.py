@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
-from ..specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
+from ..specs import Alibi, GroupedQueryAttentionConfig, LayerNormConfig, RelativeBias, Rotary
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
+from .layer_norm import reference as layer_norm
 from .rms_norm import rms_norm
 from .rotary import number, rotate
 
@@ -64,11 +66,22 @@ def reference(
 def _norms(
     config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], query: np.ndarray, key: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    eps, unit_offset = config.qk_norm.eps, config.qk_norm.unit_offset
-    return (
-        rms_norm(query, parameters["q_norm.scale"], eps=eps, unit_offset=unit_offset),
-        rms_norm(key, parameters["k_norm.scale"], eps=eps, unit_offset=unit_offset),
-    )
+    return _norm(config, parameters, query, "q_norm"), _norm(config, parameters, key, "k_norm")
+
+
+def _norm(
+    config: GroupedQueryAttentionConfig,
+    parameters: Mapping[str, np.ndarray],
+    heads: np.ndarray,
+    name: Literal["q_norm", "k_norm"],
+) -> np.ndarray:
+    arguments = config.norm_arguments(name)
+    if not config.has_layer_norms:
+        eps, unit_offset = arguments["eps"], arguments["unit_offset"]
+        return rms_norm(heads, parameters[f"{name}.scale"], eps=eps, unit_offset=unit_offset)
+    own = {key: parameters[f"{name}.{key}"] for key in ("scale", "shift")}
+    normalised, _ = layer_norm(LayerNormConfig(**arguments), own, heads)
+    return normalised
 
 
 def _bias(

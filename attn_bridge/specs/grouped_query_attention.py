@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..masks import Mask, causal, chunked, full, prefix, sliding_window
 from ..printable import printable
 from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear, matrix, vector
+from .base import LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
+from .layer_norm import LayerNormConfig
 from .model import below
 from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -21,24 +22,28 @@ from .rms_norm import RMSNormConfig
 
 @dataclasses.dataclass(frozen=True)
 class QKNorm:
-    """Root mean square norms of query and key (arXiv 2010.04245).
+    """Norms of query and key (arXiv 2010.04245), root mean square norms by default.
 
     Attributes:
         scope: ``"head"`` norms each head (Qwen3, Gemma 3), ``"full"`` the whole projection before it is split (OLMo).
         eps: constant added to the mean square.
         unit_offset: whether the scale counts from 1 (Gemma).
         rotated: whether the norms are of rotated heads (HunYuan); before any rotary position otherwise.
+        kind: ``"rms"`` divides by the root mean square, ``"layer"`` takes off the mean as well and adds a shift
+            (Persimmon).
     """
 
     scope: Literal["head", "full"] = "head"
     eps: float = 1e-6
     unit_offset: bool = False
     rotated: bool = False
+    kind: Literal["rms", "layer"] = dataclasses.field(default="rms", metadata={LATER: True})
 
     def __post_init__(self) -> None:
-        scopes = get_args(Literal["head", "full"])
-        if self.scope not in scopes:
-            raise ValueError(f"scope ({printable(repr(self.scope))}) must be one of {', '.join(map(repr, scopes))}")
+        for field, names in (("scope", ("head", "full")), ("kind", ("rms", "layer"))):
+            value = getattr(self, field)
+            if value not in names:
+                raise ValueError(f"{field} ({printable(repr(value))}) must be one of {', '.join(map(repr, names))}")
         norm = RMSNormConfig(1, self.eps, self.unit_offset)  # checks them
         object.__setattr__(self, "eps", norm.eps)
         if not isinstance(self.rotated, bool):
@@ -128,12 +133,17 @@ class GroupedQueryAttentionConfig(Config):
         return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
 
     def norm_arguments(self, name: Literal["q_norm", "k_norm"]) -> dict[str, Any]:
-        """Return the arguments of the `RMSNorm` of query or key."""
+        """Return the arguments of the `RMSNorm` or `LayerNorm` of query or key."""
         assert self.qk_norm is not None, "asked for where there are norms"
         query_width, key_width, head_dim, _ = self._sizes
         full = query_width if name == "q_norm" else key_width
         width = full if self.qk_norm.scope == "full" else head_dim
         return {"emb_dim": width, "eps": self.qk_norm.eps, "unit_offset": self.qk_norm.unit_offset}
+
+    @property
+    def has_layer_norms(self) -> bool:
+        """Whether the norms of query and key are `LayerNorm`, not `RMSNorm`."""
+        return self.qk_norm is not None and self.qk_norm.kind == "layer"
 
     def window(self, rolling: bool) -> int | None:
         """Return how many tokens a cache has to keep: None for all, else those that the mask shows.
@@ -155,7 +165,8 @@ class GroupedQueryAttentionConfig(Config):
         query_width, key_width, head_dim, d_out = self._sizes
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
-        norms = {name: RMSNormConfig(**self.norm_arguments(name)) for name in names}
+        norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
+        norms = {name: norm_class(**self.norm_arguments(name)) for name in names}
         of_head = self.qk_norm is not None and self.qk_norm.scope == "head"
         kinds = {"q_norm": "head_dim" if of_head else heads, "k_norm": "head_dim" if of_head else kv_heads}
         return (
@@ -280,6 +291,11 @@ EXAMPLES = (
         "hunyuan",
         GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), qk_norm=QKNorm(rotated=True)),
         dtypes=("float64", "float32"),
+    ),
+    Example(
+        "persimmon",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(dim=2), qk_norm=QKNorm(kind="layer")),
+        mask="padding",
     ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),

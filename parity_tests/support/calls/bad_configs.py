@@ -193,6 +193,7 @@ RULES: tuple[BadConfig, ...] = (
     ),
     BadConfig("GroupedQueryAttentionConfig", {"mask": None}, TypeError, "mask must be a Mask, got NoneType"),
     _choices("QKNorm", "scope", "'head', 'full'"),
+    _choices("QKNorm", "kind", "'rms', 'layer'"),
     *_positive("QKNorm", "eps"),
     BadConfig("QKNorm", {"unit_offset": 1}, TypeError, "unit_offset must be a bool, got int"),
     BadConfig("QKNorm", {"rotated": 1}, TypeError, "rotated must be a bool, got int"),

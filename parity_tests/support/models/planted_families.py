@@ -45,6 +45,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             dataclasses.replace(description, fields={**rest, "norm.kind": KeySource(value="rms")}),
         )
     yield "eps not read", constant("norm.eps", 1e-6)
+    if "qk_norm.kind" in fields:
+        rows = tuple(row for row in description.rows if not row.ours[0].endswith(("q_norm.shift", "k_norm.shift")))
+        yield "mean of q and k not taken off", dataclasses.replace(with_field("qk_norm.kind", None), rows=rows)
     if "qk_norm.scope" in fields:
         yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
         if fields["qk_norm.scope"].value == "head":

@@ -145,6 +145,13 @@ GROUPED = (
         SCALES,
         qk_norm=specs.QKNorm(eps=1.0, unit_offset=True),
     ),
+    # Heads of one channel are 0 without their mean: scores are products of the shifts, the same for all keys.
+    piece(
+        "layer norm of heads",
+        [1 / 2, 1 / 2],
+        SCALES | {"q_norm.shift": np.array([2.0]), "k_norm.shift": np.array([3.0])},
+        qk_norm=specs.QKNorm(eps=1.0, kind="layer"),
+    ),
     Case(
         "norm of all heads",
         TWO.replace(qk_norm=specs.QKNorm("full", eps=1.0)),

@@ -26,6 +26,7 @@ SIZES = (WIDTH, 6, 2, 4)
 
 CONFIGS = {
     "rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(), qkv_bias=True),
+    "norms with means": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(kind="layer")),
     "norms behind rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(rotated=True)),
     "alibi, window": GroupedQueryAttentionConfig(*SIZES, position=Alibi(), mask=masks.sliding_window(3), sinks=True),
     "relative bias, window": GroupedQueryAttentionConfig(

@@ -42,6 +42,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
         elif role in ("q_norm", "k_norm"):
             is_switched = bool(structure.flags["qk_norm.switch"].key)
             yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",), optional=is_switched)
+            if structure.has_shifts(role):
+                yield Row(f"{theirs}.bias", (f"{OURS}att.{role}.shift",), optional=is_switched)
         else:
             yield from _linear(structure, theirs, join(child, name), f"{OURS}att.{role}")
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):

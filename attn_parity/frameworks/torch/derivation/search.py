@@ -94,6 +94,7 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         width = parts.shapes[f"{parts.front}{parts.layers}.0.{child}.{names['q_norm']}.weight"]
         scope = "full" if width[0] > parts.head_dim else "head"
         plain: Fields = {"qk_norm.scope": _constant(scope), "qk_norm.eps": eps[0]}
+        plain |= {"qk_norm.kind": _constant("layer")} if parts.has_shifts("q_norm") else {}
         rotated = ({**plain, "qk_norm.rotated": _constant(True)},) if scope == "head" else ()
         yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)}, *rotated)
 

@@ -122,6 +122,11 @@ class Structure:
         shape = self.shapes[f"{self.front}{self.layers}.0.{name}.weight"]
         return shape[::-1] if self.classes.get(name) == TURNED else shape
 
+    def has_shifts(self, role: str) -> bool:
+        """Return whether the norms of query or key (``q_norm``, ``k_norm``) add a shift, as `LayerNorm` does."""
+        child, names = self.attention
+        return f"{self.front}{self.layers}.0.{join(child, names[role])}.bias" in self.tensors
+
     @property
     def is_usual(self) -> bool:
         """Whether embeddings, blocks and head have the names of Llama."""
@@ -331,6 +336,8 @@ def _flags(
         fields |= {join(attention[0], "sinks"): "attention.sinks"}
     norm_names = [name for role, name in attention[1].items() if role in ("q_norm", "k_norm")]
     fields |= {f"{join(attention[0], name)}.weight": "qk_norm.switch" for name in norm_names}
+    shifts = [f"{join(attention[0], name)}.bias" for name in norm_names]
+    fields |= {name: "qk_norm.switch" for name in shifts if f"{path}0.{name}" in shapes}
     fields |= {f"{join(feed_forward[0], name)}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
     fields |= {f"{name}.bias": "norm.bias" for name in norms}
     if experts is not None:
