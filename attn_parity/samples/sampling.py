@@ -7,6 +7,7 @@ same pair is judged on the same samples wherever and whenever it runs.
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -227,13 +228,17 @@ def draw_weights(
         return dict(zip(parameters, pool.map(draw, parameters), strict=True))
 
 
+VARIANCE = re.compile(r"(moving|running)_var(iance)?$|var_ema\b")
+"""Names of variances of Keras and Haiku, among the weights of a function, whose roles are unknown."""
+
+
 def _is_positive(array: Array) -> bool:
     return bool((array >= 0).all() and array.any())
 
 
 def _draw_weight(random: np.random.Generator, name: str, parameter: SideWeight) -> Array:
     shape = parameter.shape
-    if parameter.role == "statistic":
+    if parameter.role == "statistic" or (not parameter.owner and VARIANCE.search(name)):
         is_mean = name.rpartition(".")[2].endswith("mean")
         return np.asarray(0.5 * random.normal(size=shape) if is_mean else random.uniform(0.5, 2.0, size=shape))
     if len(shape) == 0:

@@ -94,9 +94,24 @@ def initialised(module):
     return module, module.init(jax.random.key(0), X)
 
 
+def keras_dropout(weights, x):
+    """Return a dropout as Keras runs it: random numbers of a state among the weights."""
+    key = jax.random.wrap_key_data(weights["dropout/seed_generator_state"])
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0.0)
+
+
+def keras_norm(weights, x):
+    """Return a batch norm of Keras in eval mode, whose variance is among the weights of a function."""
+    return x / jnp.sqrt(weights["batch_normalization/moving_variance"])
+
+
 FAULTS = {
     "determinism: a draw": ("determinism", Drawing),
     "determinism: statistics": ("determinism", Averaging),
+    "determinism: a draw of Keras": (
+        "determinism",
+        lambda: parity.function(keras_dropout, {"dropout/seed_generator_state": jnp.zeros(2, "uint32")}),
+    ),
     "batch: statistics of a batch": ("batch", lambda: initialised(BatchNorm())),
     "rows: the first is special": (
         "rows",
@@ -141,15 +156,16 @@ def right_modules():
         "linen attention": lambda: initialised(linen.MultiHeadDotProductAttention(2)),
         "linen lstm": lambda: initialised(linen.RNN(linen.LSTMCell(2))),
         "linen convolution": lambda: initialised(linen.Conv(3, (3,))),
+        "keras norm": lambda: parity.function(keras_norm, {"batch_normalization/moving_variance": jnp.ones(4)}),
         "cumulative sum": lambda: parity.function(lambda _, x: jnp.cumsum(x, 1), {}, framework="jax"),
     }
 
 
 RIGHT = ("linear", "batch norm", "attention", "lstm", "linen dense", "linen batch norm", "linen attention")
-RIGHT += ("linen lstm", "linen convolution", "cumulative sum")
+RIGHT += ("linen lstm", "linen convolution", "keras norm", "cumulative sum")
 
 
-@some("name", RIGHT, always=("batch norm", "attention", "linen dense", "cumulative sum"))
+@some("name", RIGHT, always=("batch norm", "attention", "linen dense", "keras norm", "cumulative sum"))
 def test_stock_modules_break_no_law(name):
     report = parity.laws(right_modules()[name](), X).raise_for_broken()
     status = {law.name: law.status for law in report.laws}
