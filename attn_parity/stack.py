@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import re
@@ -147,6 +148,7 @@ def _framework(file: str) -> str:
     return next((name for room, name in _ROOMS.items() if room in runs), "")
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_calling(file: str) -> bool:
     return any(_is_below(file, _ROOT / package) for package in _CALLING)
 
@@ -155,6 +157,7 @@ def _is_below(file: str, source: Path) -> bool:
     return Path(file).is_relative_to(source)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_installed(file: str) -> bool:
     if file.startswith("<"):
         return True

@@ -1,4 +1,4 @@
-"""Change one operation of either side at the place of a fault, and run it again: with which change do both agree?"""
+"""Change one operation of either side at the place of a fault, and run it again until both sides agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Change one operation of a program at a time, and run on from it: with which change does a side agree?
+"""Change one operation of a program at a time, run on from it, and compare the results with the other side's.
 
 The float64 program is run once in NumPy, with all its values kept. A change replaces the results of one operation, and
 what depends on these is computed again. In loops every step has the change.
@@ -7,6 +7,7 @@ what depends on these is computed again. In loops every step has the change.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from ....hints.layers import ACTIVATIONS
 from ....sides.changes import (
     BINARY,
     COMPARISONS,
@@ -35,7 +37,7 @@ from ....sides.changes import (
     solved,
 )
 from ....sides.large import LargeWeight
-from ....stack import StackLine, written_at
+from ....stack import StackLine, user_line, written_at
 from .numpy_interpreter import Interpreter, inline
 
 Array = np.ndarray[Any, Any]
@@ -76,9 +78,23 @@ class Operation:
     @property
     def where(self) -> str:
         """``file:line`` in the user's code, "" if unknown."""
+        return written_at(self._lines())
+
+    @functools.cached_property
+    def site(self) -> tuple[object, ...]:
+        """Place in the user's code that calls for it: every run of this code has the same one."""
+        lines = self._lines()
+        line = user_line(lines, {})
+        if line is None:
+            return (id(self),)
+        codes, instructions = self.equation.source_info.traceback.raw_frames()
+        at = next(at for at, one in enumerate(lines) if one is line)
+        return codes[at], instructions[at]
+
+    def _lines(self) -> list[StackLine]:
         traceback = self.equation.source_info.traceback
         frames = [] if traceback is None else traceback.frames
-        return written_at([StackLine(one.file_name, one.line_num, one.function_name) for one in frames])
+        return [StackLine(one.file_name, one.line_num, one.function_name) for one in frames]
 
 
 class Program:
@@ -309,13 +325,13 @@ class ChangedPrograms(Interpreter):
 
 
 def _literals(operation: Operation) -> Iterator[tuple[int, float]]:
-    """Yield the numbers in code that an operation takes: position among its operands, or -1 for its power."""
-    if operation.name == "integer_pow":
+    """Yield position among its operands and value of the numbers in code that an operation takes."""
+    if operation.name in ("select_n", "clamp"):
         return
     for place, atom in enumerate(operation.operands):
-        if isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 and np.asarray(atom.val).dtype.kind == "f":
-            if np.isfinite(atom.val) and operation.name not in ("select_n", "clamp"):
-                yield place, float(atom.val)
+        is_number = isinstance(atom, core.Literal) and np.ndim(atom.val) == 0
+        if is_number and np.asarray(atom.val).dtype.kind == "f" and np.isfinite(atom.val):
+            yield place, float(atom.val)
 
 
 def _with_number(run: ChangedPrograms, operation: Operation, place: int, value: float) -> Results:
@@ -328,9 +344,43 @@ def _with_number(run: ChangedPrograms, operation: Operation, place: int, value: 
 
 
 def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[Change]:
-    """Yield the changes of a program, from its end: what comes last needs the fewest operations again."""
+    """Yield the changes of a program, from its end: what comes last needs the fewest operations again.
+
+    Code that runs several times, as that of a layer in every block, is changed everywhere.
+    """
+    repeated = _repeated(program)
+    made: dict[tuple[int, str], Change] = {}
+    for change in _single_changes(run, program):
+        made.setdefault((change.at, change.text), change)
+        if change.at not in repeated:
+            yield change
+    for change in list(made.values()):
+        group = repeated.get(change.at, ())
+        if group and change.at == group[0]:
+            others = [made[at, change.text] for at in group if (at, change.text) in made]
+            results = {at: result for other in others for at, result in other.results.items()}
+            yield Change(change.text, change.at, results)
+    yield from (change for change in made.values() if change.at in repeated)
+
+
+def _repeated(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return position of an operation -> the positions of all that the same code calls for, if it runs repeatedly."""
+    sites: dict[tuple[object, ...], list[int]] = {}
+    for at, operation in enumerate(program.operations):
+        sites.setdefault(operation.site, []).append(at)
+    repeated: dict[int, tuple[int, ...]] = {}
+    for positions in sites.values():
+        names = [program.operations[at].name for at in positions]
+        length = next(size for size in range(1, len(names) + 1) if names == (names[:size] * len(names))[: len(names)])
+        if length < len(names) and len(names) % length == 0:
+            groups = {first: tuple(positions[first::length]) for first in range(length)}
+            repeated |= {at: group for group in groups.values() for at in group}
+    return repeated
+
+
+def _single_changes(run: ChangedPrograms, program: Program) -> Iterator[Change]:
     for name, at, given, made in reversed(program.calls):
-        if not name.startswith("_") or name in ("_where",):
+        if name and not name.startswith("_"):
             yield from _of_call(program, name, at, given, made)
     for at in range(len(program.operations) - 1, -1, -1):
         operation = program.operations[at]
@@ -338,6 +388,52 @@ def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[Change]:
             if operation.name in kind:
                 yield from maker(run, program, at, operation)
     yield from _of_parts(run, program)
+    yield from _of_exchanged_numbers(run, program)
+    yield from _of_missing(run, program)
+
+
+def _of_missing(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+    """Yield functions of results that code leaves as they are."""
+    for at in range(len(program.operations) - 1, -1, -1):
+        operation = program.operations[at]
+        if operation.name in _ARITHMETIC and operation.equation.outvars[0].aval.dtype == np.float64:
+            for name in _MISSING:
+                function = ACTIVATIONS[name]
+
+                def results(
+                    read: Read, operation: Operation = operation, function: Callable[[Array], Array] = function
+                ) -> list[Any]:
+                    return [function(one) for one in run._plain(operation, read)]
+
+                yield Change(f"{name} of the result of {operation.name}", at, {at: results})
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
+
+_MISSING = ("ReLU", "SiLU", "GELU by erf", "tanh", "sigmoid")
+
+
+def _of_exchanged_numbers(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+    """Yield two numbers of one line exchanged."""
+    lines: dict[str, list[tuple[int, int, float]]] = {}
+    for at, operation in enumerate(program.operations):
+        for place, number in _literals(operation):
+            lines.setdefault(operation.where, []).append((at, place, number))
+    for numbers in lines.values():
+        for (at, place, number), (other, elsewhere, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
+            if number != another and at != other:
+                yield Change(
+                    f"{number:.6g} and {another:.6g} exchanged",
+                    at,
+                    {
+                        at: _with_number(run, program.operations[at], place, another),
+                        other: _with_number(run, program.operations[other], elsewhere, number),
+                    },
+                )
+
+
+MOST_NUMBERS = 6
+"""Most numbers of one line that are exchanged."""
 
 
 def _lazily(at: int, count: Callable[[Read], Iterator[tuple[str, Any]]], names: Sequence[str]) -> Iterator[Change]:
@@ -353,7 +449,7 @@ def _lazily(at: int, count: Callable[[Read], Iterator[tuple[str, Any]]], names: 
 def _sampled(count: Callable[..., Iterator[tuple[str, Any]]], shapes: Sequence[Any]) -> list[str]:
     """Return the names that a generator of results yields for operands of some shapes."""
     with np.errstate(all="ignore"):
-        return [text for text, _ in count(*(np.ones(one.shape, one.dtype) * 0.5 for one in shapes))]
+        return [text for text, _ in count(*(np.ones(one.shape, one.dtype) for one in shapes))]
 
 
 def _of_call(program: Program, name: str, at: int, given: Any, made: int) -> Iterator[Change]:
@@ -395,6 +491,9 @@ def _of_binary(run: ChangedPrograms, program: Program, at: int, operation: Opera
     if plain.dtype != np.float64:
         yield from _of_positions(run, program, at, operation)
         return
+    is_by_number = operation.name == "div" and isinstance(operation.operands[1], core.Literal)
+    if is_by_number and program.maker(operation.operands[0], "reduce_sum") is not None:
+        yield Change("a sum for the mean", at, {at: lambda read: [read(operation.operands[0])]})
     if operation.name in ("sub", "div"):
         yield from _of_softmax(program, at, operation)
 
@@ -557,6 +656,35 @@ def _of_padding(run: ChangedPrograms, program: Program, at: int, operation: Oper
         yield Change("padding on the other sides", at, {at: results})
 
 
+def _of_convolution(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+    """Yield convolutions with their padding shifted, and with a kernel that is flipped or transposed."""
+    padding = operation.params["padding"]
+    ways = [tuple((low + moved, high - moved) for low, high in padding) for moved in (1, -1)]
+    ways += [tuple((low + high, 0) for low, high in padding), tuple((0, low + high) for low, high in padding)]
+    for way in dict.fromkeys(ways):
+        if way != tuple(padding) and min(map(min, way)) >= 0:
+            other = operation.equation.replace(params={**operation.params, "padding": way})
+            yield Change(f"padding {list(way)} for {list(padding)}", at, {at: _with_equation(run, operation, other)})
+    axes = tuple(operation.params["dimension_numbers"].rhs_spec[2:])
+    if max((operation.equation.invars[1].aval.shape[axis] for axis in axes), default=1) > 1:
+        yield Change("the kernel flipped", at, {at: _with_kernel(run, operation, lambda one: np.flip(one, axes))})
+    if len(axes) == 2 and len({operation.equation.invars[1].aval.shape[axis] for axis in axes}) == 1:
+        turned = _with_kernel(run, operation, lambda one: one.swapaxes(*axes))
+        yield Change("the kernel with height and width exchanged", at, {at: turned})
+
+
+def _with_equation(run: ChangedPrograms, operation: Operation, other: Any) -> Results:
+    return lambda read: run._apply(other, [read(one) for one in operation.operands])
+
+
+def _with_kernel(run: ChangedPrograms, operation: Operation, change: Callable[[Array], Array]) -> Results:
+    def results(read: Read) -> list[Any]:
+        image, kernel = (read(one) for one in operation.operands)
+        return run._apply(operation.equation, [image, np.ascontiguousarray(change(kernel))])
+
+    return results
+
+
 def _of_cumulation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
     axis = operation.params["axis"]
 
@@ -576,11 +704,7 @@ def _of_cumulation(run: ChangedPrograms, program: Program, at: int, operation: O
 def _of_loop(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
     params = {**operation.params, "reverse": not operation.params["reverse"]}
     turned = operation.equation.replace(params=params)
-    yield Change(
-        "a loop from the other end",
-        at,
-        {at: lambda read: run._apply(turned, [read(one) for one in operation.operands])},
-    )
+    yield Change("a loop from the other end", at, {at: _with_equation(run, operation, turned)})
 
 
 def _of_reversal(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
@@ -598,6 +722,7 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[Change]]] = {
     ("dot_general",): _of_product,
     ("concatenate",): _of_concatenation,
     ("pad",): _of_padding,
+    ("conv_general_dilated",): _of_convolution,
     ("cumsum", "cumprod"): _of_cumulation,
     ("scan",): _of_loop,
     ("rev",): _of_reversal,
@@ -619,6 +744,22 @@ def _of_parts(run: ChangedPrograms, program: Program) -> Iterator[Change]:
             continue
         for text, order in orders(len(members)):
             yield Change(text, members[0][0], _exchanged(run, program, members, order))
+        numbers = [program.operations[at].results[place] for at, place in members]
+        for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
+            for at in program.takes.get(part, ()):
+                if at not in {at for at, _ in members}:
+                    results = {at: _with_other(run, program.operations[at], part, number)}
+                    yield Change(f"part {other} of {len(numbers)} for part {mine}", at, results)
+
+
+def _with_other(run: ChangedPrograms, operation: Operation, part: int, number: int) -> Results:
+    """Return the results of an operation that takes another value in the place of one."""
+
+    def results(read: Read) -> list[Any]:
+        operands = [number if isinstance(one, int) and one == part else one for one in operation.operands]
+        return run._apply(operation.equation, [read(one) for one in operands])
+
+    return results
 
 
 def _exchanged(

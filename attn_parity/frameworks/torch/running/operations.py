@@ -1,10 +1,10 @@
-"""Change the result of one call of torch at a time, and run again: with which change does a side agree?"""
+"""Change the result of one call of torch at a time, run again, and compare the results with the other side's."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,23 @@ from ....sides.changes import (
     solved,
 )
 from ....sides.subject import CannotPromoteError
-from ....stack import live, written_at
+from ....stack import live, user_line, written_at
 
 Array = np.ndarray[Any, Any]
 
 Ways = Iterator[tuple[str, Any]]
 
-WORK = 20
+WORK = 2
 """How many times the work of an operation in NumPy a call of torch is."""
+
+UNARY = frozenset(
+    (
+        *("relu", "relu6", "gelu", "silu", "elu", "selu", "celu", "mish", "softplus", "leaky_relu", "hardsigmoid"),
+        *("hardswish", "hardtanh", "tanh", "sigmoid", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg"),
+        *("abs", "erf", "reciprocal", "normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm"),
+    )
+)
+"""Functions of torch that others are tried for."""
 
 
 @dataclasses.dataclass
@@ -50,24 +59,26 @@ class TorchCall:
         kwargs: its arguments by keyword.
         result: its result.
         where: ``file:line`` in the user's code.
+        site: the place in the code that calls it: every run of this code has the same one.
     """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    where: str
+    where: str = ""
+    site: tuple[object, ...] = ()
 
 
 class ChangedCalls(TorchFunctionMode):
-    """While it is entered, records calls of torch, or changes the result of one.
+    """While it is entered, records calls of torch, or changes the results of some.
 
     Args:
-        at: number of the call that is changed; None records.
-        change: makes its result from the call.
+        at: numbers of the calls that are changed; none records.
+        change: makes its result from a call.
     """
 
-    def __init__(self, at: int | None = None, change: Callable[[TorchCall], Any] | None = None):
+    def __init__(self, at: Collection[int] = (), change: Callable[[TorchCall], Any] | None = None):
         super().__init__()
         self._at, self._change, self._number = at, change, 0
         self.calls: list[TorchCall] = []
@@ -79,19 +90,21 @@ class ChangedCalls(TorchFunctionMode):
         if not name:
             return func(*args, **kwargs)
         number, self._number = self._number, self._number + 1
-        if self._at is None:
+        if not self._at:
             before = [_copied(one) for one in args]
             result = func(*args, **kwargs)
-            where = written_at(live(sys._getframe(1)))
-            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), where))
+            lines = live(sys._getframe(1))
+            line = user_line(lines, {})
+            site = (number,) if line is None or line.frame is None else (line.frame.f_code, line.frame.f_lasti)
+            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), written_at(lines), site))
             self.elements += sum(one.numel() for one in _flat(result)) + 1
             if self.elements > MOST_VALUES:
                 raise CannotPromoteError("its values are too many to keep")
             return result
-        if number != self._at or self._change is None:
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        return self._change(TorchCall(name, args, kwargs, result, ""))
+        if number not in self._at or self._change is None:
+            return result
+        return self._change(TorchCall(name, args, kwargs, result))
 
 
 def found(
@@ -109,7 +122,7 @@ def found(
     if apart(plain, wanted[0]) is None:
         return []
 
-    def results(sample: int, at: int, change: Callable[[TorchCall], Any]) -> Sequence[Array] | None:
+    def results(sample: int, at: Collection[int], change: Callable[[TorchCall], Any]) -> Sequence[Array] | None:
         if not budget.spend(cost):
             return None
         try:
@@ -117,32 +130,37 @@ def found(
         except Exception:  # a change may make any call fail
             return None
 
-    def fits(at: int, change: Callable[[TorchCall], Any]) -> bool:
+    def fits(at: Collection[int], change: Callable[[TorchCall], Any]) -> bool:
         made = (results(sample, at, change) for sample in range(len(wanted)))
         return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
 
+    sites: dict[tuple[object, ...], list[int]] = {}
+    for number, call in enumerate(record.calls):
+        sites.setdefault((call.site, call.name), []).append(number)
+    groups = [group for numbers in sites.values() for group in dict.fromkeys((tuple(numbers), tuple(numbers[:1])))]
+    groups.sort(reverse=True)
     hits: dict[str, str] = {}
-    for at in range(len(record.calls) - 1, -1, -1):
-        call = record.calls[at]
+    for group in groups:
+        call = record.calls[group[0]]
         with np.errstate(all="ignore"):
             names = [text for text, value in ways_of(call)]
-        for text in names:
-            if fits(at, _change(text)):
-                hits.setdefault(call.where, text)
-                break
+        text = next((text for text in names if fits(group, _change(text))), None)
+        if text is not None:
+            hits.setdefault(call.where, text)
         if len(hits) > 1 or budget.left < 0:
             break
     if hits:
         return [(text, where) for where, text in hits.items()]
-    for at, call in enumerate(record.calls):
+    for group in groups:
+        call = record.calls[group[0]]
         for place, number in _numbers(call):
 
-            def rest(value: float, at: int = at, place: int = place) -> Array | None:
-                made = results(0, at, _with_number(place, value))
+            def rest(value: float, group: Collection[int] = group, place: int = place) -> Array | None:
+                made = results(0, group, _with_number(place, value))
                 return None if made is None else apart(made, wanted[0])
 
             value = solved(number, rest)
-            if value is not None and value != number and fits(at, _with_number(place, value)):
+            if value is not None and value != number and fits(group, _with_number(place, value)):
                 return [(f"{value:.6g} for {number:.6g}", call.where)]
     return []
 
@@ -211,7 +229,7 @@ def ways_of(call: TorchCall) -> Ways:
     elif name in ("sum", "mean") and plain.size:
         count = operand.size / plain.size
         yield ("a mean for the sum", plain / count) if name == "sum" else ("a sum for the mean", plain * count)
-    elif len(tensors) == 1 and operand.shape == plain.shape:
+    elif name in UNARY and operand.shape == plain.shape:
         yield from functions(name, operand, plain)
         if name == "exp":
             yield "exp of the negated operand", np.exp(-operand)
