@@ -205,8 +205,8 @@ def _may_be_gpt_bigcode(names: Mapping[str, Shape | None]) -> str:
     if not bias or any(name.endswith(".attn.bias") for name in names):
         return ""
     return (
-        f"{printable(bias)} may be of nanoGPT, or of GPTBigCode with multi_query=False, which orders the rows by heads; "
-        "--from nanogpt takes it as nanoGPT's, no layout takes the other's"
+        f"{printable(bias)} may be of nanoGPT, or of GPTBigCode with multi_query=False, which orders the rows by "
+        "heads; --from nanogpt takes it as nanoGPT's, no layout takes the other's"
     )
 
 

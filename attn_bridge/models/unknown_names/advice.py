@@ -133,8 +133,9 @@ def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, str]]) -> 
         patterns = dropped_for(names, layout, covered)
         if patterns:
             options = " ".join(f"--drop {shell_word(one)}" for one in patterns)
-            end = f" --from {layout.name}" if doubt else ""
-            return f"; without the other {len(names) - len(covered)}, names are those of {layout.name} ({options}{end}){f'; {doubt}' if doubt else ''}"
+            end, why = (f" --from {layout.name}", f"; {doubt}") if doubt else ("", "")
+            others = len(names) - len(covered)
+            return f"; without the other {others}, names are those of {layout.name} ({options}{end}){why}"
     return ""
 
 
