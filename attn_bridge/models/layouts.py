@@ -34,6 +34,7 @@ from .handwritten import (
     phi3,
     qwen3_moe,
     qwen3_next,
+    strangers,
 )
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
@@ -211,7 +212,7 @@ def detect(names: Iterable[str], model_type: object = None) -> Layout:
         raise LayoutError(f"{error}{_advice(shapes, model_type)}") from None
     except LayoutError as error:
         advised = _advice(shapes, model_type).removeprefix("; ")
-        raise LayoutError(f"{advised}; {error}" if advised else str(error)) from None
+        raise LayoutError(f"{advised}; {error}" if advised else strangers.why(shapes) or str(error)) from None
 
 
 def _shape_of(tensor: Any) -> Shape:

@@ -17,6 +17,9 @@ from .shards import ShardedReader, index_of
 from .sources import inside, open_file
 from .writing import TargetFile, dump_json, sync_folder
 
+SMALL = ("F4", "F6_E2M3", "F6_E3M2")
+"""Dtypes whose elements are smaller than a byte."""
+
 NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -101,6 +104,12 @@ class SafetensorsReader(Reader):
             if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
                 raise bad(self.path, f"the entry of {printable(name)} is not dtype, shape and data_offsets")
             code = entry["dtype"]
+            if code in SMALL:
+                raise bad(
+                    self.path,
+                    f"{printable(name)} has the dtype {code}, whose numbers are smaller than a byte, and is not read: "
+                    "convert the model that it was made of, or save its bytes (view(torch.uint8))",
+                )
             if not isinstance(code, str) or code not in NAMES:
                 raise bad(self.path, f"{printable(name)} has the unknown dtype {printable(code)}")
             info = TensorInfo(name, NAMES[code], check_shape(self.path, name, entry["shape"]))

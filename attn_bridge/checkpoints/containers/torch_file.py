@@ -162,7 +162,7 @@ SIZES = {
 """Size in nanoGPT's arguments -> key of `transformers`."""
 
 
-def _config_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
+def _config_of(values: Mapping[str, object]) -> dict[str, object] | None:
     """Return the config of `transformers` for a file of nanoGPT with biases, as GPT-2 has them; None for other files.
 
     Args:
@@ -217,7 +217,7 @@ class TorchReader(Reader):
         self._config = _config_of(contents.values)
 
     @property
-    def config(self) -> Mapping[str, Any] | None:
+    def config(self) -> Mapping[str, object] | None:
         """The config of a file of nanoGPT."""
         return self._config
 

@@ -24,8 +24,8 @@ def _may_be_roberta(names: Mapping[str, Shape | None]) -> str:
     if not shape or shape[0] != 1:
         return ""
     return (
-        f"{printable(name)} has one row, as in RoBERTa, XLM-R and their kind, whose positions begin after the "
-        "padding's (a config.json says which it is); --from hf-bert takes it as BERT's, whose positions begin at 0"
+        f"{printable(name)} has one row, as in RoBERTa and its kind, whose positions begin after the padding's (a "
+        "config.json says which it is); --from hf-bert takes it as BERT's, whose positions begin at 0"
     )
 
 

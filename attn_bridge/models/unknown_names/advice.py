@@ -134,8 +134,8 @@ def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, str]]) -> 
         if patterns:
             options = " ".join(f"--drop {shell_word(one)}" for one in patterns)
             end, why = (f" --from {layout.name}", f"; {doubt}") if doubt else ("", "")
-            others = len(names) - len(covered)
-            return f"; without the other {others}, names are those of {layout.name} ({options}{end}){why}"
+            count = len(names) - len(covered)
+            return f"; without the other {count}, names are those of {layout.name} ({options}{end}){why}"
     return ""
 
 

@@ -10,6 +10,8 @@ import types
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
@@ -249,3 +251,14 @@ def test_the_command_takes_the_container_and_names_what_it_skips(lost, tmp_path,
     assert run(["plan", str(path), str(tmp_path / "again"), "--source-format", "torch"]) == 0
     assert run(["plan", str(path), str(tmp_path / "again"), "--source-format", "tosh"]) == 2
     assert "the format tosh is unknown" in capsys.readouterr().err
+
+
+def test_a_tensor_in_parts_is_named(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        torch.save({"x": DTensor.from_local(torch.ones(3), mesh, [Replicate()])}, tmp_path / "x.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+    with pytest.raises(CheckpointError, match=r"x is a DTensor, .* full_state_dict=True"):
+        checkpoints.inspect(tmp_path / "x.pt")

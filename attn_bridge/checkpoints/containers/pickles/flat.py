@@ -35,6 +35,12 @@ OTHER_TENSORS = {
 }  # fmt: skip
 """Function of ``torch._utils`` that makes a tensor -> the reason why it is not read, and a remedy."""
 
+SHARD = (
+    "it is a DTensor, of which each rank saves its own part; save what get_model_state_dict (of "
+    "torch.distributed.checkpoint.state_dict) returns with full_state_dict=True, or a distributed checkpoint"
+)
+"""Reason why a tensor of FSDP2 or of tensor parallelism is not read, and a remedy."""
+
 MODULE = "; save the state_dict of what was saved as an object"
 """Advice for an object that holds tensors."""
 
@@ -161,6 +167,12 @@ def kind_of(value: object) -> str:
     return {Storage: "a storage", Members: "set"}.get(type(value), type(value).__name__)
 
 
+def _is_shard(value: object) -> bool:
+    return isinstance(value, Record) and any(
+        isinstance(one, Global) and one.name.endswith(".DTensor") for one in value.arguments
+    )
+
+
 class _Flattening:
     """Assigns dotted names to the contents of nested dicts, and numbers to those of lists with tensors."""
 
@@ -234,7 +246,8 @@ class _Flattening:
             self._check_new(check_name(self._path, name))
             kind = kind_of(value)
             reason = f"its pickle refers to {printable(kind)}"
-            self._contents.unread[name] = OTHER_TENSORS.get(kind.removeprefix("torch._utils."), reason)
+            reason = OTHER_TENSORS.get(kind.removeprefix("torch._utils."), reason)
+            self._contents.unread[name] = SHARD if _is_shard(value) else reason
         else:
             self._keep(value, name, depth)
 

@@ -136,7 +136,7 @@ def test_names_of_nanogpt_may_be_of_gptbigcode(head, prefix):
 def test_names_of_bert_with_one_type_of_tokens_may_be_of_roberta(tmp_path):
     arrays = made("hf-bert")
     arrays["embeddings.token_type_embeddings.weight"] = np.ones((1, 6), np.float32)
-    with pytest.raises(LayoutError, match=r"one row, as in RoBERTa, .* --from hf-bert takes it as BERT's"):
+    with pytest.raises(LayoutError, match=r"one row, as in RoBERTa .* --from hf-bert takes it as BERT's"):
         layouts.detect(arrays)
     assert layouts.detect(arrays, "bert").name == "hf-bert"
     with pytest.raises(LayoutError, match=r"\(--strip auto\. --from hf-bert\); .*as in RoBERTa"):
@@ -205,3 +205,50 @@ def test_shapes_of_a_model_that_its_config_makes_unlike_others_name_the_key(tmp_
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
     with pytest.raises(LayoutError, match=r"^config.json: multi_query \(False\) of gpt"):
         checkpoints.convert(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.transformer.h.0.attn.qkv.weight", "is of LitGPT: litgpt convert_from_litgpt gives"),
+        ("decoder.layers.1.self_attention.linear_qkv.weight", "is of Megatron: the export to transformers"),
+        ("language_model.encoder.layers.0.self_attention.query_key_value.weight", "is of Megatron: the export"),
+        ("decoder.blocks.0.cross_attn.query.weight", "is of OpenAI's whisper: convert"),
+        ("blocks.3.attn.W_Q", "is of TransformerLens, which"),
+        ("ema.shadow_params.0", "is of an average that torch_ema or diffusers' EMAModel saves as a list without names"),
+        ("tfbert/encoder/kernel:0", "is of TensorFlow, as in tf_model.h5"),
+    ],
+)
+def test_names_of_other_programs_have_a_remedy(name, message):
+    with pytest.raises(LayoutError) as caught:
+        layouts.detect({name: (4, 4), "some.other": (3,)})
+    assert str(caught.value).startswith(f"{name} {message}")
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3"])
+def test_numbers_smaller_than_a_byte_have_a_remedy(tmp_path, dtype):
+    count = {"F4": 4, "F6_E2M3": 6}[dtype]
+    header = json.dumps({"x": {"dtype": dtype, "shape": [8], "data_offsets": [0, count]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(count))
+    with pytest.raises(CheckpointError, match=rf"x has the dtype {dtype}, whose numbers .* or save its bytes"):
+        checkpoints.inspect(tmp_path / "x.safetensors")
+
+
+def test_a_norm_more_of_each_side_is_not_advised_away():
+    """mBART's final norms mark blocks that normalise in another place than BART's."""
+    arrays = made("hf-bart")
+    for side in ("encoder", "decoder"):
+        arrays |= {f"model.{side}.layer_norm.{one}": np.ones(6, np.float32) for one in ("weight", "bias")}
+    with pytest.raises(LayoutError, match=r"hf-bart comes closest, but does not know .*layer_norm") as caught:
+        layouts.detect(arrays)
+    assert "--drop" not in str(caught.value)
+
+
+def test_a_side_of_an_encoder_and_decoder_is_not_advised_as_a_model():
+    below = {name.removeprefix("biogpt."): array for name, array in made("hf-biogpt").items()}
+    half = {f"model.encoder.{name}": array for name, array in below.items()}
+    with pytest.raises(LayoutError, match=r"--strip model\.encoder\."):
+        layouts.detect(half)
+    with pytest.raises(LayoutError) as caught:
+        layouts.detect(half | {"model.decoder.layers.0.encoder_attn.q_proj.weight": np.ones((6, 6), np.float32)})
+    assert "--strip" not in str(caught.value)
