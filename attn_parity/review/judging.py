@@ -130,6 +130,7 @@ def _from(pair: ManifestPair, folder: Path, avoid: Path) -> str:
         except (ImportError, ValueError):
             continue
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
-        if any(place and Path(place).resolve().is_relative_to(avoid) for place in places):
+        # The origin of a module of the standard library may be a word: "frozen", "built-in".
+        if any(Path(place).is_absolute() and Path(place).resolve().is_relative_to(avoid) for place in places):
             return top
     return ""

@@ -194,6 +194,16 @@ def test_changed_verdicts_are_named_with_what_else_changed():
     ]
 
 
+def test_a_module_of_the_standard_library_is_not_taken_for_one_of_the_working_tree(tmp_path, monkeypatch):
+    [pair] = manifest.parse(PAIR)
+    pair = dataclasses.replace(pair, first="os:_exit", second="os:_exit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "run", lambda *words, **limits: Ending("exit", 2, "error: it was run"))
+    (tmp_path / "scratch").mkdir()
+    result = judging.judge(pair, tmp_path / "export", tmp_path / "scratch", seconds=1.0, avoid=tmp_path)
+    assert result.message == "it was run"
+
+
 # ---- reports that judged code may have written
 
 
