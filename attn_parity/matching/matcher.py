@@ -9,8 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.module_weights import check_same_meaning, own_rules
@@ -34,6 +37,7 @@ from ..pairing import (
     suited,
     whole,
 )
+from ..pairing.patterns import Way
 from ..results.findings import Side
 from ..samples import calls
 from ..sides.folded import FoldedSubject, folds
@@ -84,6 +88,8 @@ def _found(pair: Pair, sides: tuple[object, object], rules: object, trials: Tria
         pairing = matcher.with_state(pairing)
     pair.notes += state.notes(pair, matcher.carrying.state, pairing)
     pair.notes += _renamed(pairing, matcher.trials)
+    pairing, on_squares = _squares(pair, pairing)
+    pair.notes += on_squares
     return pairing
 
 
@@ -100,6 +106,48 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
     if layers:
         pairs = state.listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
+
+
+SQUARES = ("... -> ...", "a b -> b a")
+"""The ways that a square matrix can lie."""
+
+
+def _squares(pair: Pair, pairing: Pairing) -> tuple[Pairing, list[str]]:
+    """Settle how bare square matrices lie that only trial runs turned, and return notes on them.
+
+    A trial run can't tell a conversion that transposes from code that does. If the second side holds the first's
+    numbers, the user's own conversion shows it. Else the note says what the verdict rests on.
+    """
+    notes, matches = [], []
+    for match in pairing.matches:
+        matches.append(match)
+        if match.how != "probe" or not _is_bare_square(match):
+            continue
+        first, second = (match.tensor(side).take(pair.held[side]) for side in SIDES)
+        fits = [array.shape == second.shape and np.array_equal(array, second) for array in (first, first.T)]
+        is_turned = not np.array_equal(match.carry(first, "first"), first)
+        name, other, label = match.first.name, match.second.name, pair.shown["second"]
+        if fits[0] != fits[1] and fits[1] != is_turned:
+            pattern = SQUARES[fits[1]]
+            matches[-1] = Way(pattern).match(match.first, match.second, match.how)
+            notes.append(
+                f"{label} holds {name} {'transposed' if fits[1] else 'as it is'} as {other}, and is judged so, "
+                f"although the outputs agree {'as it is' if fits[1] else 'transposed'}"
+            )
+        elif is_turned and fits[0] == fits[1]:
+            notes.append(
+                f"{name} goes into {other} of {label} transposed: trial runs alone support that, and as it is the "
+                f"sides differ; if your conversion copies it, give rules=, --rules: {rule_of(name, other)}"
+            )
+    return dataclasses.replace(pairing, matches=tuple(matches)), notes
+
+
+def _is_bare_square(match: Match) -> bool:
+    """Return whether two whole square matrices are parameters of their own, not weights of a layer."""
+    first, second = match.first, match.second
+    is_square = first.shape == second.shape and len(first.shape) == 2 and first.shape[0] == first.shape[1]
+    words = {re.split(r"[./]", one.source)[-1] for one in (first, second)}
+    return is_square and first.cut is None and second.cut is None and not words & set(LEAVES)
 
 
 def _layer_of(tensor: Tensor) -> str:

@@ -243,7 +243,7 @@ def _polished(number: float, rest: Callable[[float], Array | None]) -> float | N
 
     A number that no one would write is a sign that something else is wrong.
     """
-    for value in (float(f"{number:.{DIGITS}g}"), *_roots(number)):
+    for value in (*(float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1)), *_roots(number)):
         rounded = rest(value)
         if rounded is not None and np.abs(rounded).max() <= FIT:
             return value

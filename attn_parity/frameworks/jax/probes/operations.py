@@ -567,29 +567,32 @@ def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Op
     size = int(np.prod([operand.shape[axis] for axis in axes]))
     source = operation.operands[0]
 
-    def of(function: Any, times: float = 1.0) -> Results:
-        return lambda read: [function(read(source), axis=tuple(axes)) * times]
-
     kinds = {"reduce_sum": "sum", "reduce_max": "maximum", "reduce_min": "minimum"}
     own = kinds[operation.name]
-    for name, function, times in (("sum", np.sum, 1.0), ("mean", np.sum, 1 / size), ("maximum", np.max, 1.0)):
+    ways: tuple[tuple[str, Any, float], ...] = (
+        ("sum", np.sum, 1.0),
+        ("mean", np.sum, 1 / size),
+        ("maximum", np.max, 1.0),
+    )
+    for name, function, times in ways:
         if name != own:
-            yield Change(f"a {name} for the {own}", at, {at: of(function, times)})
+            made = _reduced(function, source, tuple(axes), times, keepdims=False)
+            yield Change(f"a {name} for the {own}", at, {at: made})
     if own == "sum":
         yield Change("a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]})
-    function = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
+    same: Any = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
     keeps = [at for at in program.takes.get(operation.results[0], ()) if _keeps_axes(program.operations[at], operand)]
     for text, other in reductions(np.broadcast_to(0.0, operand.shape), axes):
         others = int(np.prod([operand.shape[axis] for axis in other]))
         for times in dict.fromkeys((1.0, size / others)):
-            kept = function_of(function, source, other, times, keepdims=True)
+            kept = _reduced(same, source, other, times, keepdims=True)
             if keeps:
                 yield Change(text, at, dict.fromkeys(keeps, kept))
             else:
-                yield Change(text, at, {at: function_of(function, source, other, times, keepdims=False)})
+                yield Change(text, at, {at: _reduced(same, source, other, times, keepdims=False)})
 
 
-def function_of(function: Any, source: Any, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
+def _reduced(function: Any, source: Any, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
     """Return a reduction of a value as a change."""
     return lambda read: [function(read(source), axis=axes, keepdims=keepdims) * times]
 
@@ -603,11 +606,11 @@ def _of_transpose(run: ChangedPrograms, program: Program, at: int, operation: Op
     axes = [int(axis) for axis in operation.params["permutation"]]
     shape = operation.equation.invars[0].aval.shape
     for order in itertools.islice(axis_orders(axes, shape), MOST_ORDERS):
-        yield Change(
-            f"axes in the order {order} for {tuple(axes)}",
-            at,
-            {at: lambda read, order=order: [read(operation.operands[0]).transpose(order)]},
-        )
+
+        def results(read: Read, order: tuple[int, ...] = order) -> list[Any]:
+            return [read(operation.operands[0]).transpose(order)]
+
+        yield Change(f"axes in the order {order} for {tuple(axes)}", at, {at: results})
 
 
 def _of_product(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:

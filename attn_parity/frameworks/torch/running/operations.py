@@ -43,7 +43,21 @@ UNARY = frozenset(
     (
         *("relu", "relu6", "gelu", "silu", "elu", "selu", "celu", "mish", "softplus", "leaky_relu", "hardsigmoid"),
         *("hardswish", "hardtanh", "tanh", "sigmoid", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg"),
-        *("abs", "erf", "reciprocal", "normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm"),
+        *(
+            "abs",
+            "pow",
+            "log10",
+            "log2",
+            "log1p",
+            "expm1",
+            "erf",
+            "reciprocal",
+            "normalize",
+            "layer_norm",
+            "rms_norm",
+            "group_norm",
+            "instance_norm",
+        ),
     )
 )
 """Functions of torch that others are tried for."""
@@ -153,15 +167,15 @@ def found(
         return [(text, where) for where, text in hits.items()]
     for group in groups:
         call = record.calls[group[0]]
-        for place, number in _numbers(call):
+        for place, own in _numbers(call):
 
             def rest(value: float, group: Collection[int] = group, place: int = place) -> Array | None:
                 made = results(0, group, _with_number(place, value))
                 return None if made is None else apart(made, wanted[0])
 
-            value = solved(number, rest)
-            if value is not None and value != number and fits(group, _with_number(place, value)):
-                return [(f"{value:.6g} for {number:.6g}", call.where)]
+            value = solved(own, rest)
+            if value is not None and value != own and fits(group, _with_number(place, value)):
+                return [(f"{value:.6g} for {own:.6g}", call.where)]
     return []
 
 
@@ -184,7 +198,7 @@ def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
 def _with_number(place: int, value: float) -> Callable[[TorchCall], Any]:
     def change(call: TorchCall) -> Any:
         operands = [value if at == place else one for at, one in enumerate(call.args)]
-        left, right = (one.detach().cpu().numpy() if isinstance(one, Tensor) else one for one in operands)
+        left, right = (_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in operands)
         return _tensor(np.asarray(BINARY[call.name](left, right)))
 
     return change

@@ -1,0 +1,116 @@
+"""Operations of a JAX program that are changed one at a time: the change with which the results are those wanted."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_parity.frameworks.jax.probes.operations import ChangedPrograms
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(2, 3, 4))
+
+
+def softmax(x, axis):
+    exponentials = jnp.exp(x - x.max(axis, keepdims=True))
+    return exponentials / exponentials.sum(axis, keepdims=True)
+
+
+def recurrent(x, order):
+    def step(state, row):
+        parts = jnp.split(jnp.tile(row, 4) * jnp.arange(1.0, 17.0), 4, axis=-1)
+        forget, given, new, shown = (parts[part] for part in order)
+        state = jax.nn.sigmoid(forget) * state + jax.nn.sigmoid(given) * jnp.tanh(new)
+        return state, shown * state
+
+    return jax.lax.scan(step, jnp.zeros(x.shape[1:]), x)[1]
+
+
+def decayed(x, sign):
+    return x * jnp.exp(-jnp.exp(sign * jnp.arange(4.0)))
+
+
+def windows(x, axes):
+    return x.reshape(2, 3, 2, 2).transpose(axes).reshape(2, 3, 4)
+
+
+def normed(x, axes, eps):
+    return x / jnp.sqrt((x**2).sum(axes, keepdims=True) + eps)
+
+
+def weighted(x, high, low):
+    return (high * x + low * (1 - x)) * x
+
+
+def gated(x, part):
+    parts = jnp.split(x, 4, axis=-1)
+    return (parts[0] + parts[part]) * parts[1]
+
+
+FAULTS = {
+    "a softmax over axis 2 of 3 for axis 1": (lambda x: softmax(x, -1), lambda x: softmax(x, 1)),
+    "parts 2 and 3 of 4 exchanged": (lambda x: recurrent(x, (0, 1, 2, 3)), lambda x: recurrent(x, (0, 1, 3, 2))),
+    "exp of the negated operand": (lambda x: decayed(x, -1.0), lambda x: decayed(x, 1.0)),
+    "axes in the order (0, 1, 2, 3) for (0, 1, 3, 2)": (
+        lambda x: windows(x, (0, 1, 2, 3)),
+        lambda x: windows(x, (0, 1, 3, 2)),
+    ),
+    "a reduction of axes [2] for [1, 2]": (lambda x: normed(x, 2, 1e-3), lambda x: normed(x, (1, 2), 1e-3)),
+    "1e-06 for 0.01": (lambda x: normed(x, 2, 1e-6), lambda x: normed(x, 2, 1e-2)),
+    "0.75 and 0.25 exchanged": (lambda x: weighted(x, 0.25, 0.75), lambda x: weighted(x, 0.75, 0.25)),
+    "part 2 of 4 for part 3": (lambda x: gated(x, 2), lambda x: gated(x, 3)),
+    "a shift by -1 for 1 along axis 1": (lambda x: jnp.roll(x, -1, 1), lambda x: jnp.roll(x, 1, 1)),
+    "positions 1 lower": (lambda x: x * jnp.arange(4), lambda x: x * jnp.arange(1, 5)),
+    "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
+    "a sum for the mean": (lambda x: x.sum(1), lambda x: x.mean(1)),
+    "no addition of its second operand": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),
+    "SiLU for relu": (lambda x: jax.nn.silu(x) * 2, lambda x: jax.nn.relu(x) * 2),
+    "ReLU of the result of mul": (lambda x: jax.nn.relu(x * 2) + 1, lambda x: x * 2 + 1),
+    "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
+}
+
+
+def changes(right, wrong, x=X, others=()):
+    with jax.enable_x64(True):
+        closed = jax.make_jaxpr(wrong)(x)
+        first, *more = (ChangedPrograms(closed, [one]) for one in (x, *others))
+        return first.found([[np.asarray(right(one))] for one in (x, *others)], more)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_changes_are_found(fault):
+    right, wrong = FAULTS[fault]
+    assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_changes_name_their_line():
+    ((_, where),) = changes(lambda x: jnp.sin(x), lambda x: jnp.cos(x))
+    assert "test_changed_operations.py:" in where
+
+
+def test_code_that_runs_repeatedly_is_changed_everywhere():
+    def layers(x, function):
+        for _ in range(3):
+            x = function(x + 1.0)
+        return x
+
+    texts = [text for text, _ in changes(lambda x: layers(x, jnp.sin), lambda x: layers(x, jnp.cos))]
+    assert texts == ["sin for cos"]
+
+
+def test_a_change_that_fits_one_input_alone_is_not_named():
+    def right(x):
+        return x * 3
+
+    def wrong(x):
+        return x * x * x * 2.0
+
+    ones = np.ones(())
+    assert changes(right, wrong, ones)
+    assert not changes(right, wrong, ones, [np.full((), 7.0)])
+
+
+def test_nothing_is_named_where_no_change_fits():
+    assert not changes(lambda x: jnp.sin(x * x[::-1]) + 5, lambda x: jnp.cos(x) * x)

@@ -1,0 +1,61 @@
+"""Calls of torch that are changed one at a time: the change with which the results are those wanted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from attn_parity.frameworks.torch.running.operations import ChangedCalls, found
+
+X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def recurrent(x, with_bonus):
+    state, outputs = torch.zeros_like(x[:, 0]), []
+    for step in range(x.shape[1]):
+        row = x[:, step]
+        outputs.append(torch.exp(row + 0.5 if with_bonus else row) * state)
+        state = state * 0.25 + row
+    return torch.stack(outputs, 1)
+
+
+FAULTS = {
+    "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
+    "a softmax over axis 1 of 3 for axis 2": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
+    "parts 0 and 1 of 2 exchanged": (
+        lambda x: x.chunk(2, -1)[1].sin() * x.chunk(2, -1)[0],
+        lambda x: torch.mul(*(part.sin() if at == 0 else part for at, part in enumerate(x.chunk(2, -1)))),
+    ),
+    "the shift the other way": (lambda x: x.roll((-1, 1), (1, 2)), lambda x: x.roll((1, -1), (1, 2))),
+    "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
+    "SiLU for gelu": (functional.silu, functional.gelu),
+    "exp of the negated operand": (lambda x: torch.exp(-x) * 2, lambda x: torch.exp(x) * 2),
+    "2.5 for 1.5": (lambda x: x / (x * x + 2.5), lambda x: x / (x * x + 1.5)),
+    ">= for >": (lambda x: x * (x.round() >= 0), lambda x: x * (x.round() > 0)),
+    "positions 1 lower": (lambda x: x * torch.arange(4), lambda x: x * torch.arange(1, 5)),
+}
+
+
+def changes(right, wrong):
+    def run(sample: int, calls: ChangedCalls):
+        with calls:
+            outputs = wrong(X * (1 + sample))
+        return [outputs.numpy()]
+
+    return found(run, [[right(X * (1 + sample)).numpy()] for sample in range(2)])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_changes_are_found(fault):
+    right, wrong = FAULTS[fault]
+    assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_changes_name_their_line():
+    ((_, where),) = changes(lambda x: x.sin(), lambda x: x.cos())
+    assert "test_changed_calls.py:" in where
+
+
+def test_nothing_is_named_where_no_change_fits():
+    assert not changes(lambda x: x.sin() * x.flip(0) + 5, lambda x: x.cos() * x)
