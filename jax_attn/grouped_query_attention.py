@@ -23,7 +23,7 @@ from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
-from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
+from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
@@ -151,6 +151,8 @@ class GroupedQueryAttention(nnx.Module):
             key = apply_rotary(key, cos, sin, config.position.pairing)
         if rotated:
             query, key = self.q_norm(query), self.k_norm(key)
+        if config.temperature is not None:
+            query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
         return query, key, value
 
     def _bias(

@@ -13,7 +13,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
 
 from .signatures import DType
 
@@ -95,6 +95,22 @@ def alibi_bias(
     slopes = jnp.asarray(Alibi().slopes(num_heads), dtype)
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     return -slopes[:, None, None] * distance[..., None, :, :].astype(dtype)
+
+
+def apply_temperature(
+    query: Float[Array, "B T H D"], temperature: Temperature, positions: Int[Array, "... T"], dtype: DType
+) -> Float[Array, "B T H D"]:
+    """Multiply queries by the factor of their positions.
+
+    Args:
+        query: ``(B, T, H, D)``.
+        temperature: rate and interval of the growth.
+        positions: integers ``(T,)`` or ``(B, T)``; those of padding may be negative, and count as 0.
+        dtype: float32 or float64, in which the factor is computed.
+    """
+    steps = jnp.maximum(positions + temperature.offset, 0) // temperature.interval
+    factor = (1.0 + temperature.rate * jnp.log1p(steps.astype(dtype))).astype(query.dtype)[..., None, None]
+    return query * factor
 
 
 def relative_buckets(

@@ -22,7 +22,7 @@ from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
-from .positions import alibi_bias, apply_rotary, relative_bias, relative_buckets, rotary_tables
+from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
@@ -159,6 +159,8 @@ class GroupedQueryAttention(Resettable):
             key = apply_rotary(key, cos, sin, config.position.pairing)
         if rotated:
             query, key = self.q_norm(query), self.k_norm(key)
+        if config.temperature is not None:
+            query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
         return query, key, value
 
     def _bias(

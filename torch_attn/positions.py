@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
 
 from .shards import is_sharded, on_parts
 from .signatures import DType
@@ -107,6 +107,22 @@ def alibi_bias(
     slopes = torch.as_tensor(Alibi().slopes(num_heads), device=query_positions.device).to(dtype)
     distance = query_positions[..., :, None] - key_positions[..., None, :]
     return -slopes[:, None, None] * distance[..., None, :, :].to(dtype)
+
+
+def apply_temperature(
+    query: Float[Tensor, "B T H D"], temperature: Temperature, positions: Int[Tensor, "... T"], dtype: DType
+) -> Float[Tensor, "B T H D"]:
+    """Multiply queries by the factor of their positions.
+
+    Args:
+        query: ``(B, T, H, D)``.
+        temperature: rate and interval of the growth.
+        positions: integers ``(T,)`` or ``(B, T)``; those of padding may be negative, and count as 0.
+        dtype: float32 or float64, in which the factor is computed.
+    """
+    steps = torch.clamp(positions + temperature.offset, min=0) // temperature.interval
+    factor = (1.0 + temperature.rate * torch.log1p(steps.to(dtype))).to(query.dtype)[..., None, None]
+    return on_parts(torch.mul, query, factor)
 
 
 def relative_buckets(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..specs import Alibi, GroupedQueryAttentionConfig, LayerNormConfig, RelativeBias, Rotary
+from ..specs import Alibi, GroupedQueryAttentionConfig, LayerNormConfig, RelativeBias, Rotary, Temperature
 from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
 from .layer_norm import reference as layer_norm
 from .rms_norm import rms_norm
@@ -44,6 +44,8 @@ def reference(
         query, key = (rotate(heads, config.position, positions) for heads in (query, key))
     if norm is not None and norm.rotated:
         query, key = _norms(config, parameters, query, key)
+    if config.temperature is not None:
+        query = query * _factors(config.temperature, positions)[..., None, :, None]
     # Query head h reads key/value head h // (heads per group).
     shared = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
     context, weights = attend(
@@ -82,6 +84,13 @@ def _norm(
     own = {key: parameters[f"{name}.{key}"] for key in ("scale", "shift")}
     normalised, _ = layer_norm(LayerNormConfig(**arguments), own, heads)
     return normalised
+
+
+def _factors(temperature: Temperature, positions: np.ndarray) -> np.ndarray:
+    """Return the factor of the query at each position, as Llama 4's report and code have it."""
+    latest = positions.max(0) if positions.ndim == 3 else positions
+    steps = np.floor(np.maximum(as_double(latest) + temperature.offset, 0.0) / temperature.interval)
+    return 1.0 + temperature.rate * np.log(1.0 + steps)
 
 
 def _bias(

@@ -41,7 +41,7 @@ from .encoder_decoder_model import (
 from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
-from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
@@ -114,6 +114,7 @@ __all__ = [
     "SimpleSelfAttentionConfig",
     "SparseIndexedAttentionConfig",
     "StackConfig",
+    "Temperature",
     "Variant",
     "YaRNScaling",
     "find_variant",

@@ -16,7 +16,7 @@ from ..validation import check_number
 from .base import LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
 from .layer_norm import LayerNormConfig
 from .model import below
-from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
+from .position import MAX_DISTANCE, Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
 
 
@@ -53,6 +53,38 @@ class QKNorm:
 
 
 @dataclasses.dataclass(frozen=True)
+class Temperature:
+    """A factor of the queries that grows with their position: ``1 + rate * log(1 + (position + offset) // interval)``.
+
+    Models trained on short texts attend more sharply over long ones with it (Llama 4, Ministral 3).
+
+    Attributes:
+        rate: growth per logarithm of the number of intervals.
+        interval: positions between two steps, such as the context of pretraining.
+        offset: added to positions, which count from 0 (1 in Llama 4).
+    """
+
+    rate: float
+    interval: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("rate", self.rate)
+        if not 0 <= self.rate < math.inf:
+            raise ValueError(f"rate ({self.rate}) must not be negative, and finite")
+        object.__setattr__(self, "rate", float(self.rate))
+        for name, least in (("interval", 1), ("offset", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} of Temperature must be an integer, got {type(value).__name__}")
+            if not least <= value <= MAX_DISTANCE:
+                raise ValueError(
+                    f"{name} of Temperature ({printable(value)}) must be at least {least} and at most {MAX_DISTANCE}"
+                )
+            object.__setattr__(self, name, value.__index__())
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupedQueryAttentionConfig(Config):
     """Sizes, biases, and the pieces that a model adds to attention.
 
@@ -74,6 +106,7 @@ class GroupedQueryAttentionConfig(Config):
         dropout: rate at which attention weights are dropped in training.
         clip: queries, keys and values are clipped to ``[-clip, clip]`` as they come from their projections (OLMo, MPT).
         key_bias: whether key has a bias; `qkv_bias` by default (Whisper has all but this one).
+        temperature: a factor of the queries that grows with their position, behind norms and rotation.
     """
 
     d_in: int
@@ -93,6 +126,7 @@ class GroupedQueryAttentionConfig(Config):
     dropout: float = 0.0
     clip: float | None = None
     key_bias: bool | None = None
+    temperature: Temperature | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -107,7 +141,8 @@ class GroupedQueryAttentionConfig(Config):
         self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate")
         self._require_rates("dropout")
         positions = (Rotary, Alibi, RelativeBias)
-        for name, kinds in (("position", positions), ("qk_norm", (QKNorm,)), ("mask", (Mask,))):
+        pieces = (("position", positions), ("qk_norm", (QKNorm,)), ("temperature", (Temperature,)), ("mask", (Mask,)))
+        for name, kinds in pieces:
             value = getattr(self, name)
             if not isinstance(value, kinds) and (value is not None or name == "mask"):
                 names = [kind.__name__ for kind in kinds] + (["None"] if name != "mask" else [])
@@ -296,6 +331,12 @@ EXAMPLES = (
         "persimmon",
         GroupedQueryAttentionConfig(*_SIZES, position=Rotary(dim=2), qk_norm=QKNorm(kind="layer")),
         mask="padding",
+    ),
+    Example(
+        "ministral3",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), temperature=Temperature(0.7, 2)),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
     ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),

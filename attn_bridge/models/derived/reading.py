@@ -12,7 +12,7 @@ from typing import Any
 from ... import whole_files
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig
-from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -103,6 +103,7 @@ class FamilyReader:
         qk_norm = self.part(config, "qk_norm")
         if not qk_norm.pop("switch", True):
             qk_norm = {}
+        temperature = self.part(config, "temperature")
         sizes = read_sizes(config)
         if "attention.head_dim" not in self.description.fields:
             sizes["head_dim"] = None
@@ -117,6 +118,7 @@ class FamilyReader:
                 config, kind, _shared_width(config) if sizes["head_dim"] is None else sizes["head_dim"]
             ),
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
+            temperature=Temperature(**temperature) if temperature else None,
             mask=mask_of(config, layer, kind),
         )
         return attention_layer(layer, spec, {"transformers": self._table(spec)}, self._prefix(layer))
@@ -191,6 +193,8 @@ class FamilyReader:
         if not source.key:
             return source.value
         name = field.partition(".")[2]
+        if source.key.startswith(_ROTARY) and config.mapping("rope_scaling"):  # which goes before, as in read_rotary
+            source = dataclasses.replace(source, key=source.key.replace(_ROTARY, _SCALING))
         renamed = self.description.renamed.get(source.key, {})
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
@@ -283,6 +287,7 @@ class FamilyReader:
         parts = {
             "attention": attention,
             "qk_norm": getattr(attention, "qk_norm", None),
+            "temperature": getattr(attention, "temperature", None),
             "position": attention.position,
             "norm": first.norm,
             "block": first,
@@ -327,7 +332,11 @@ class FamilyReader:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
-        return nested(written)
+        rotary = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
+        scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
+        scaling |= {key.removeprefix(_ROTARY): value for key, value in rotary.items()}
+        written |= {"rope_scaling": scaling} if rotary else {}
+        return nested({key: value for key, value in written.items() if key not in rotary})
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""
@@ -366,6 +375,9 @@ def _written(name: str, value: Any, source: KeySource) -> Any:
     return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
 
 
+_ROTARY, _SCALING = "rope_parameters.", "rope_scaling."
+"""Beginnings of keys of rotary positions, by their newer and their older name."""
+
 _ACTIVATED = ("activation", "head_activation")
 _FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch", "scale_switch")
 _COUNTS = ("shared", "first", "last", "step")
@@ -376,6 +388,8 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense"), ConfigFile.get),
+    "rate": ConfigFile.number,
+    "interval": ConfigFile.integer,
     "head_dim": ConfigFile.integer_or_none,
     **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
     **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),

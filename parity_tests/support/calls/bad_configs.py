@@ -54,6 +54,7 @@ VALID: dict[str, Any] = {
         specs.Router(),
         specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2),
         specs.QKNorm(),
+        specs.Temperature(0.1, 8),
         ROTARY,
         specs.LinearScaling(2.0),
         specs.NTKScaling(2.0, 8),
@@ -121,6 +122,7 @@ OWN_RULES = {
     ("FeedForwardConfig", "dropout"),
     ("LightningAttentionConfig", "decay_rates"),
     ("Mamba2Config", "min_step"),
+    *(("Temperature", name) for name in ("rate", "interval", "offset")),
     ("QKNorm", "eps"),
     ("QKNorm", "unit_offset"),
     ("QKNorm", "rotated"),
@@ -189,7 +191,12 @@ RULES: tuple[BadConfig, ...] = (
     ),
     *_kinds(
         "GroupedQueryAttentionConfig",
-        {"position": "Rotary or Alibi or RelativeBias or None", "qk_norm": "QKNorm or None", "mask": "Mask"},
+        {
+            "position": "Rotary or Alibi or RelativeBias or None",
+            "qk_norm": "QKNorm or None",
+            "temperature": "Temperature or None",
+            "mask": "Mask",
+        },
     ),
     BadConfig("GroupedQueryAttentionConfig", {"mask": None}, TypeError, "mask must be a Mask, got NoneType"),
     _choices("QKNorm", "scope", "'head', 'full'"),
@@ -307,6 +314,15 @@ RULES: tuple[BadConfig, ...] = (
     BadConfig(
         "RelativeBias", {"max_distance": 9.0}, TypeError, "max_distance of RelativeBias must be an integer, got float"
     ),
+    *_relations(
+        "Temperature",
+        ({"rate": -0.5}, "rate (-0.5) must not be negative, and finite"),
+        ({"interval": 0}, "interval of Temperature (0) must be at least 1 and at most 2147483647"),
+        ({"offset": -1}, "offset of Temperature (-1) must be at least 0 and at most 2147483647"),
+    ),
+    BadConfig("Temperature", {"rate": "x"}, TypeError, "rate must be a number, got str"),
+    BadConfig("Temperature", {"interval": 2.0}, TypeError, "interval of Temperature must be an integer, got float"),
+    BadConfig("Temperature", {"offset": True}, TypeError, "offset of Temperature must be an integer, got bool"),
     BadConfig("RelativeBias", {"bidirectional": 1}, TypeError, "bidirectional of RelativeBias must be a bool, got int"),
     *(
         row

@@ -117,6 +117,10 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     ):
         if name in fields:
             yield f"without {name}", with_field(name, None)
+    if "temperature.rate" in fields:
+        plain = {name: source for name, source in fields.items() if not name.startswith("temperature.")}
+        yield "queries do not grow", dataclasses.replace(description, fields=plain)
+        yield "positions of the growth from 1", constant("temperature.offset", 1)
     if "model.scale_switch" in fields:
         yield "scale of embeddings not switched", with_field("model.scale_switch", None)
     for name in ("model.embedding_scale", "block.residual_scale"):

@@ -16,7 +16,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import masks
 from attn_bridge.reference.grouped_query_attention import reference
-from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, RelativeBias, Rotary
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, RelativeBias, Rotary, Temperature
 
 from ...support.calls import cover
 
@@ -27,6 +27,7 @@ SIZES = (WIDTH, 6, 2, 4)
 CONFIGS = {
     "rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(), qkv_bias=True),
     "norms with means": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(kind="layer")),
+    "temperature": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), temperature=Temperature(0.6, 2, 1)),
     "norms behind rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(rotated=True)),
     "alibi, window": GroupedQueryAttentionConfig(*SIZES, position=Alibi(), mask=masks.sliding_window(3), sinks=True),
     "relative bias, window": GroupedQueryAttentionConfig(

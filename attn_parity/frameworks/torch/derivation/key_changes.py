@@ -27,6 +27,9 @@ _SIZES = {
 STRETCHED: dict[str, str | float] = {"rope_type": "dynamic", "factor": 3.0, "alpha": 50.0, "rope_theta": 900.0}
 """Rotary positions whose ``alpha`` stretches the base in some models."""
 
+GROWTH = "llama_4_scaling_beta"
+"""Key in rotary parameters of the rate at which queries grow with their position."""
+
 _ROTARY: tuple[dict[str, Any], ...] = (
     STRETCHED,
     {"rope_type": "default", "rope_theta": 500.0},
@@ -67,8 +70,9 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         for kind, values in itertools.product(subject.defaults[key], _ROTARY):
             yield {**subject.defaults[key], kind: values}
     elif key == "rope_parameters":
-        yield from _ROTARY
         plain = subject.defaults.get(key)
+        growing = {"original_max_position_embeddings": 4, GROWTH: 0.7} if GROWTH in (plain or {}) else {}
+        yield from ({**growing, **values} for values in _ROTARY)
         if isinstance(plain, dict) and "original_max_position_embeddings" in plain:
             # Factors that grow with the position begin beyond the original context, which samples must pass.
             yield {**plain, "original_max_position_embeddings": 4}
@@ -121,6 +125,11 @@ LEGACY: tuple[dict[str, Any], ...] = (
 )
 """Keys of older files."""
 
+GROWING: dict[str, Any] = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4, GROWTH: 0.6}
+}
+"""Keys of an older file whose queries grow with their position."""
+
 
 def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
     """Return changes of the usual config: each key that an instance reads or its config declares, and older ones."""
@@ -136,7 +145,10 @@ def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
         if one.keys() != other.keys() and (_structural(subject, one) or _structural(subject, other))
     ]
     single += [{key: ABSENT} for key in sorted(subject.sizes) if key not in IGNORED]
-    return single + (list(LEGACY) if "rope_parameters" in subject.read else [])
+    if "rope_parameters" not in subject.read:
+        return single
+    grows = GROWTH in (subject.defaults.get("rope_parameters") or {})
+    return single + list(LEGACY) + ([GROWING] if grows else [])
 
 
 def mixed(subject: ModelClass, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:

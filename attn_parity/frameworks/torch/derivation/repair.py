@@ -152,11 +152,15 @@ def _with_canonical_names(subject: ModelClass, description: Description) -> Desc
         field: dataclasses.replace(source, key=name(source.key), times=name(source.times), less=name(source.less))
         for field, source in description.fields.items()
     }
-    renamed = {
-        table: {name(key): value for key, value in getattr(description, table).items()}
-        for table in ("fixed", "fixed_pattern", "same", "renamed")
-    }
-    return dataclasses.replace(description, fields=fields, required=tuple(map(name, description.required)), **renamed)
+    return dataclasses.replace(
+        description,
+        fields=fields,
+        fixed={name(key): values for key, values in description.fixed.items()},
+        fixed_pattern={name(key): values for key, values in description.fixed_pattern.items()},
+        same={name(key): other for key, other in description.same.items()},
+        renamed={name(key): names for key, names in description.renamed.items()},
+        required=tuple(map(name, description.required)),
+    )
 
 
 _USUAL = {

@@ -20,7 +20,7 @@ from attn_bridge.weights.rows import Row
 from ..running.promotion import promoted
 from . import experts as mixtures
 from . import latent, proof, rows, structure
-from .key_changes import STRETCHED, is_nested
+from .key_changes import GROWTH, STRETCHED, is_nested
 from .structure import Structure
 from .subject import LAYERS, DerivationError, ModelClass
 
@@ -94,7 +94,7 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         width = parts.shapes[f"{parts.front}{parts.layers}.0.{child}.{names['q_norm']}.weight"]
         scope = "full" if width[0] > parts.head_dim else "head"
         plain: Fields = {"qk_norm.scope": _constant(scope), "qk_norm.eps": eps[0]}
-        plain |= {"qk_norm.kind": _constant("layer")} if parts.has_shifts("q_norm") else {}
+        plain = {**plain, "qk_norm.kind": _constant("layer")} if parts.has_shifts("q_norm") else plain
         rotated = ({**plain, "qk_norm.rotated": _constant(True)},) if scope == "head" else ()
         yield _alternatives(plain, {**plain, "qk_norm.unit_offset": _constant(True)}, *rotated)
 
@@ -125,7 +125,12 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         alibi = {"position.kinds": _constant((FULL, SLIDING)), "position.alibi": _constant(True)}
         yield _alternatives({}, *(() if parts.outside.positions else (alibi,)))
         return
-    base: Fields = {"position.theta": _constant(float(rotary.get("rope_theta", 10000.0)))}
+    if GROWTH in rotary:
+        keys = {"rate": GROWTH, "interval": "original_max_position_embeddings"}
+        yield _alternatives(
+            {f"temperature.{name}": KeySource(key=f"rope_parameters.{key}") for name, key in keys.items()}
+        )
+    base: Fields = {"position.theta": _constant(_missing_base(subject, rotary))}
     if is_nested(rotary):
         base = {"position.nested": _constant(True)}
     usual: Fields = {"position.kinds": _constant((FULL, SLIDING)), **base}
@@ -142,6 +147,15 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     if not is_nested(rotary):
         yield _alternatives({}, {"position.alpha": _constant(True)})
     yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
+
+
+def _missing_base(subject: ModelClass, rotary: Mapping[str, Any]) -> float:
+    """Return the base of rotary parameters that name none, which may be another than that of a config without any."""
+    try:
+        filled = subject.config_class(rope_parameters={"rope_type": "default"}).rope_parameters
+        return float(filled["rope_theta"])
+    except Exception:  # a class that refuses them reads no file without a base
+        return float(rotary.get("rope_theta", 10000.0))
 
 
 def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -186,7 +187,8 @@ class ModelClass:
 
     def config(self, keys: Mapping[str, Any]) -> Any:
         """Return the config of a config.json with these keys."""
-        config = self.config_class.from_dict(dict(keys))
+        # A copy: classes write their defaults, such as rope_theta, into mappings inside the file.
+        config = self.config_class.from_dict(copy.deepcopy(dict(keys)))
         config._attn_implementation = "eager"
         return config
 

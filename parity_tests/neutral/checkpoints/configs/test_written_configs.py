@@ -121,6 +121,7 @@ ONLY = {
     "olmoe": {"clip_qkv": None},
     "qwen2_moe": {"use_sliding_window": False},
     "cwm": {"partial_rotary_factor": 1.0},
+    "ministral3": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
     **{name: {"hidden_act": "silu"} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax")},
