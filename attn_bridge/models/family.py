@@ -189,6 +189,7 @@ class Family:
         read: from a config and the index of a layer to its attention.
         defaults: key -> default of `transformers` for a missing key.
         aliases: other names of a key that files have.
+        keys: usual key -> the key that holds its value, where the usual one is about another part of the model.
         depth: key of the number of layers.
         block: from a config, a layer's index and its attention to the whole block; None if we have no such block.
         model: from a config to the parts in front of the blocks and after them.
@@ -202,6 +203,7 @@ class Family:
     read: Callable[[ConfigFile, int], AttentionLayer]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     depth: str = "num_hidden_layers"
     block: Block | None = None
     model: Model = read_llama_model

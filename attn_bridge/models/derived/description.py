@@ -17,7 +17,8 @@ Written = bool | int | float | str | list[Any] | dict[str, Any]
 _ROW_DEFAULTS: dict[str, Any] = {
     field.name: {} if field.name == "sizes" else field.default
     for field in dataclasses.fields(Row)
-    if field.name in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "branch")
+    if field.name
+    in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "branch", "reason")
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
@@ -68,6 +69,8 @@ class Description:
         prefixes: the values of ``{prefix}`` in the rows, the usual one first; () are those of Llama.
         defaults: key -> the default of `transformers`.
         aliases: other names of a key that files have.
+        keys: usual key -> the key that holds its value, where the usual one is about another part of the model, as the
+            encoder in front of a decoder.
         fields: field of ours, as ``part.name`` -> its source.
         pattern: kinds of the layers where a config has no ``layer_types``, repeated over all layers.
         first: kinds of the first layers, which go before the pattern.
@@ -87,6 +90,7 @@ class Description:
     prefixes: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, KeySource] = dataclasses.field(default_factory=dict)
     pattern: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
@@ -163,6 +167,7 @@ def _lines(description: Description) -> Iterator[str]:
         "defaults": description.defaults,
         "renamed": description.renamed,
         "same": description.same,
+        "keys": description.keys,
         "aliases": {key: list(names) for key, names in description.aliases.items()},
         **{
             name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}
@@ -183,7 +188,7 @@ def _lines(description: Description) -> Iterator[str]:
 
 def _row_table(row: Row) -> dict[str, Any]:
     values = {key: getattr(row, key) for key, usual in _ROW_DEFAULTS.items() if getattr(row, key) != usual}
-    return {"theirs": row.theirs, "ours": row.ours, **values}
+    return {"theirs": row.theirs, **({"ours": row.ours} if row.ours else {}), **values}
 
 
 def _source(source: KeySource) -> Written:

@@ -84,6 +84,7 @@ class FamilyReader:
             self.attention,
             description.defaults,
             aliases=description.aliases,
+            keys=description.keys,
             block=self.block,
             model=self.model,
             write=self.write,
@@ -199,7 +200,7 @@ class FamilyReader:
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
             keys = {**config.given, source.key: renamed[word]}
-            config = ConfigFile(keys, config.model_type, config.defaults, config.aliases)
+            config = config.with_given(keys)
         read = _READ.get(name)
         if source.times:
             return config.integer(source.key, 0) * config.integer(source.times, 0)
@@ -308,7 +309,10 @@ class FamilyReader:
                 else {}
             ),
             **{key: values[0] for key, values in self.description.fixed.items()},
-            **dict.fromkeys(self.description.same, config.emb_dim),
+            **{
+                key: config.vocab_size if other == "vocab_size" else config.emb_dim
+                for key, other in self.description.same.items()
+            },
         }
         if "layers.switch" in self.description.fields:
             written[self.description.fields["layers.switch"].key] = masks.get("sliding_window") is not None
@@ -336,7 +340,7 @@ class FamilyReader:
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in rotary.items()}
         written |= {"rope_scaling": scaling} if rotary else {}
-        return nested({key: value for key, value in written.items() if key not in rotary})
+        return nested({self.description.keys.get(key, key): written[key] for key in written.keys() - rotary.keys()})
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""
@@ -404,6 +408,9 @@ def _shared_width(config: ConfigFile) -> int:
     return config.integer("hidden_size") // config.integer("num_attention_heads")
 
 
+_TIED = KeySource(key="tie_word_embeddings")
+
+
 def layout_of(description: Description) -> Layout:
     """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
@@ -411,16 +418,23 @@ def layout_of(description: Description) -> Layout:
     aliases = description.aliases
     # A file's own name of a key goes before the usual one, which the defaults have.
     settings = {
-        name: tuple(other for key in keys for other in (*aliases.get(key, ()), key))
+        name: tuple(
+            other
+            for usual in keys
+            for key in (description.keys.get(usual, usual),)
+            for other in (*aliases.get(key, ()), key)
+        )
         for name, keys in SETTINGS.items()
         if name in used
     }
     defaults: dict[str, int] = {}
     if {APART, TOGETHER} <= {row.branch for row in description.rows}:
         settings, defaults = {**settings, **FUSED}, {"fused": 0}
-    of_experts = [row.theirs for row in description.rows if ".experts." in row.ours[0]]
+    of_experts = [row.theirs for row in description.rows if row.ours and ".experts." in row.ours[0]]
     # A file of a family whose experts have other names has these marks in none of its tensors.
     marks = (".experts.",) if of_experts and all(".experts." in name for name in of_experts) else ()
+    # Without a key the head is never tied, whatever a config holds.
+    tie = TIE if description.fields.get("model.tie", _TIED).key else {}
     if not description.prefixes:
         return decoder(
             description.layout,
@@ -436,7 +450,7 @@ def layout_of(description: Description) -> Layout:
         title,
         description.rows,
         prefixes=description.prefixes,
-        settings={**TIE, **settings},
+        settings={**tie, **settings},
         defaults={"tie": 0, **defaults},
         whole=True,
         marks=marks,

@@ -306,4 +306,4 @@ def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family,
             "that of another decoder from transformers"
         )
     family = FAMILIES[name]
-    return family, ConfigFile(keys, name, family.defaults, family.aliases)
+    return family, ConfigFile(keys, name, family.defaults, family.aliases, family.keys)

@@ -197,7 +197,7 @@ def read_bamba(config: ConfigFile, layer: int) -> AttentionLayer:
         return read_layer(config, layer, f"model.layers.{layer}.mamba.", Keys())
     bias = config.flag("attention_bias")
     keys = {**config.given, "partial_rotary_factor": _PARTIAL}
-    half = ConfigFile(keys, config.model_type, config.defaults, config.aliases)
+    half = config.with_given(keys)
     position = read_rotary(half, head_dim_of(config), partial=True)
     spec = GroupedQueryAttentionConfig(**read_sizes(config), qkv_bias=bias, out_bias=bias, position=position)
     return attention_layer(layer, spec, {"transformers": SPLIT})

@@ -21,6 +21,7 @@ class ConfigFile:
         model_type: its ``model_type``.
         defaults: key -> default of `transformers`; without one, a missing key is None.
         aliases: other names of a key that files have.
+        keys: usual key -> the key that holds its value, where the usual one is about another part of the model.
     """
 
     def __init__(
@@ -29,15 +30,24 @@ class ConfigFile:
         model_type: str,
         defaults: Mapping[str, Any],
         aliases: Mapping[str, tuple[str, ...]] | None = None,
+        keys: Mapping[str, str] | None = None,
     ):
         self.given, self.model_type, self.defaults = given, model_type, defaults
-        self.aliases = dict(aliases or {})
+        self.aliases, self.keys = dict(aliases or {}), dict(keys or {})
 
     def __contains__(self, key: str) -> bool:
         outer, _, inner = key.partition(".")
         if inner:
             return inner in self.mapping(outer)
-        return any(name in self.given for name in (key, *self.aliases.get(key, ())))
+        return any(name in self.given for name in self._names(key))
+
+    def with_given(self, given: Mapping[str, Any]) -> ConfigFile:
+        """Return another file of the same family."""
+        return ConfigFile(given, self.model_type, self.defaults, self.aliases, self.keys)
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        key = self.keys.get(key, key)
+        return (key, *self.aliases.get(key, ()))
 
     def get(self, key: str) -> Any:
         """Return the value of a key as it is; null is None, as in the file.
@@ -48,10 +58,10 @@ class ConfigFile:
         outer, _, inner = key.partition(".")
         if inner:
             return self.mapping(outer).get(inner, self.defaults.get(key))
-        for name in (key, *self.aliases.get(key, ())):
+        for name in self._names(key):
             if name in self.given:
                 return self.given[name]
-        return self.defaults.get(key)
+        return self.defaults.get(self.keys.get(key, key))
 
     def integer(self, key: str, least: int = 1) -> int:
         """Return an integer of at least `least`.

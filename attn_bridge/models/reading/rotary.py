@@ -203,7 +203,7 @@ def make_nested_rotary(
     As in `transformers`, their original context length comes only from their own values, and ``truncate`` is ignored.
     """
     config_values = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
-    inner = ConfigFile(config_values, config.model_type, config.defaults, config.aliases)
+    inner = config.with_given(config_values)
     return make_rotary(inner, head_dim, {**values, "truncate": True}, base, part, pairing)
 
 

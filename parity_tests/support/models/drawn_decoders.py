@@ -75,7 +75,9 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
 def own_keys(model_type: str) -> dict[str, Any]:
     """Return the keys that a family of 4 heads takes other values of than most."""
     keys: dict[str, Any] = {"num_key_value_heads": 4} if model_type.startswith(LATENT) else {}
-    return keys | OWN_KEYS.get(model_type, {})
+    family = families.FAMILIES.get(model_type)
+    of_decoder = {key: SIZES[usual] for usual, key in (family.keys if family else {}).items()}
+    return keys | of_decoder | OWN_KEYS.get(model_type, {})
 
 
 def draw(model_type: str, seed: int) -> DecoderConfig:

@@ -135,7 +135,7 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     if any(source.key in description.renamed for source in fields.values()):
         yield "own names not read", dataclasses.replace(description, renamed={})
     yield "activation not read", constant("feed_forward.activation", "quick_gelu")
-    if any(row.ours[0].endswith("ff.fc1.weight") for row in description.rows):
+    if any(name.endswith("ff.fc1.weight") for row in description.rows for name in row.ours):
         yield "gate order", _swapped(description, "ff.fc1", "ff.fc2")
     if "experts.num_experts" in fields:
         yield from _of_experts(description)
@@ -146,6 +146,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     for key in description.same:
         rest = {name: other for name, other in description.same.items() if name != key}
         yield f"other {key} not refused", dataclasses.replace(description, same=rest)
+    for usual, key in description.keys.items():
+        keys = {**description.keys, usual: key.replace("decoder", "encoder")}
+        yield f"{usual} of the encoder", dataclasses.replace(description, keys=keys)
     for key in description.required:
         yield f"null of {key} not refused", dataclasses.replace(description, required=())
 

@@ -13,7 +13,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
-from attn_bridge.models.rows.decoder import EMBEDDINGS
+from attn_bridge.models.rows.decoder import EMBEDDINGS, PREFIXES
 from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, structure, subject, survey
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
 from attn_parity.frameworks.torch.running.promotion import promoted
@@ -34,11 +34,13 @@ def with_rows(description):
     """Return a description with rows of its own, where it uses another family's layout."""
     if description.rows:
         return description
-    rows = tuple(row for row in known.layout_for(description).rows if row.ours and row not in EMBEDDINGS)
-    return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows)
+    layout = known.layout_for(description)
+    rows = tuple(row for row in layout.rows if row.check is None and row not in EMBEDDINGS)
+    prefixes = () if layout.prefixes == PREFIXES else layout.prefixes
+    return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows, prefixes=prefixes)
 
 
-ALWAYS = ("starcoder2", "cohere", "exaone4", "hy_v3", "glm4_moe_lite", "phimoe", "opt", "roberta")
+ALWAYS = ("starcoder2", "cohere", "exaone4", "hy_v3", "glm4_moe_lite", "phimoe", "opt", "roberta", "mbart", "marian")
 
 
 @some("name", list(BY_NAME), ALWAYS)
@@ -83,6 +85,8 @@ QUICK = (
         "flint: last layer like the others",
     ),
     *("qwen2_moe: without the gate of shared layers", "mellum: rotary kinds exchanged"),
+    *("mbart: num_attention_heads of the encoder", "mbart: num_hidden_layers of the encoder"),
+    *("mbart: scale of embeddings not switched", "marian: sums elsewhere", "bigbird_pegasus: tied head"),
 )
 
 
@@ -137,6 +141,7 @@ def test_proof_refuses_window_off_by_one(name, monkeypatch):
         ("nosuch", r"^model_type \(nosuch\) has no causal language model in transformers "),
         ("apertus", r"^mlp.act_fn \(XIELUActivation\): alpha_n has no place in ours; the nearest is mlp"),
         ("bitnet", r"^mlp.ffn_sub_norm \(BitNetRMSNorm\): weight has no place in ours; the nearest is mlp.up_proj$"),
+        ("prophetnet", r"^no attention layers of ours among self_attn \(ProphetNetNgramSelfAttention\), "),
         ("roc_bert", r"^roc_bert.embeddings.shape_embed \(Embedding\): a part besides blocks that ours lack$"),
     ],
 )

@@ -15,6 +15,8 @@ _SIZES = {
     "intermediate_size": (24, 56),
     "num_hidden_layers": (2, 6),
     "num_attention_heads": (2, 8),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers"), (2, 6)),
+    **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads"), (2, 8)),
     "num_key_value_heads": (1, 4, None),
     "head_dim": (8, 32, None),
     "vocab_size": (61,),

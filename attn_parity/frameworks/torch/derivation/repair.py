@@ -85,8 +85,8 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         with contextlib.suppress(proof.WrongError):
             if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
                 return switched
-    if key not in description.same and _is_width(subject, description, key):
-        return dataclasses.replace(description, same={**description.same, key: "hidden_size"})
+    if key not in description.same and (size := _size_of(subject, description, key)):
+        return dataclasses.replace(description, same={**description.same, key: size})
     if key in description.fixed:
         raise DerivationError(f"{key} ({changes[key]}): it changes the numbers, and refusing it does not help")
     default = defaults.get(key)
@@ -95,22 +95,24 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
     return dataclasses.replace(description, fixed={**description.fixed, key: values if key not in EPS else (usual,)})
 
 
-def _is_width(subject: ModelClass, description: Description, key: str) -> bool:
-    """Return whether the class computes what the description does where a key has the width of the model.
+def _size_of(subject: ModelClass, description: Description, key: str) -> str:
+    """Return the size that a key has to equal for the class to compute what the description does; "" if none.
 
     Both change together: a number that equals the width of the usual instance by chance is not the width.
     """
-    inner = inner_key(subject, "hidden_size")
-    if proof.as_file(subject.config(subject.keys())).get(key) != subject.keys()[inner]:
-        return False
-    same = dataclasses.replace(description, same={**description.same, key: "hidden_size"})
-    try:
-        return all(
-            proof.try_change(subject, FamilyReader(same, layout_of(same)), {inner: width, key: width}) == "equal"
-            for width in (96, 12)
-        )
-    except proof.WrongError:
-        return False
+    usual = subject.keys()
+    value = proof.as_file(subject.config(usual)).get(key)
+    for size in ("hidden_size", "vocab_size"):
+        inner = inner_key(subject, size)
+        if key == size or inner not in usual or value != usual[inner]:
+            continue
+        same = dataclasses.replace(description, same={**description.same, key: size})
+        reader = FamilyReader(same, layout_of(same))
+        with contextlib.suppress(proof.WrongError):
+            changes = [{inner: number, key: number} for number in (4 * value, value // 2)]
+            if all(proof.try_change(subject, reader, change) == "equal" for change in changes):
+                return size
+    return ""
 
 
 def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
@@ -118,7 +120,7 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
     description = _with_canonical_names(subject, description)
     used = {key for source in description.fields.values() for key in (source.key, source.times)}
     used |= description.fixed.keys()
-    used |= description.same.keys()
+    used |= description.same.keys() | set(description.keys.values())
     used |= description.fixed_pattern.keys() | {
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
         *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),

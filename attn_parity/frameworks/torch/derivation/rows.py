@@ -13,6 +13,9 @@ from . import latent, outside
 from .structure import DENSE, SLOTS, TURNED, Structure, join
 from .subject import LAYERS
 
+CROSS = "attention to an encoder, which a decoder alone does not run"
+"""Why tensors of cross attention are left out."""
+
 
 def rows(structure: Structure, *, fused: str = "stacked", gate_first: bool = True) -> tuple[Row, ...]:
     """Return the rows of all tensors but, of models named as Llama is, embeddings and head.
@@ -48,6 +51,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
             yield from _linear(structure, theirs, join(child, name), f"{OURS}att.{role}")
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
         yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
+    for name in structure.cross:
+        yield Row(f"{layer}{name}.{{rest}}", reason=CROSS)
     child, names = structure.feed_forward
     gated = "gate" in names or "gate_up" in names
     ours = {"gate": "fc1", "up": "fc2", "down": "fc3"} if gated else {"up": "layers.0", "down": "layers.2"}

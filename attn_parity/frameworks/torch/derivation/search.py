@@ -29,7 +29,7 @@ MOST_DEVIATIONS = 3
 
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "afn", "activation")
-WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim")
 SWITCH = "use_sliding_window"
 """Key that switches the window of all layers on."""
 
@@ -381,7 +381,9 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         if not parts.feed_forward[1]:
             fields.pop("feed_forward.bias", None)
     fields |= parts.outside.fields
-    fields["model.tie"] = KeySource(key="tie_word_embeddings")
+    tied = subject.shapes(subject.keys(tie_word_embeddings=True))
+    may_tie = f"{parts.outside.head}.weight" not in tied
+    fields["model.tie"] = KeySource(key="tie_word_embeddings") if may_tie else _constant(False)
     if parts.is_latent:
         fields |= latent.fields(subject)
     elif "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
@@ -395,7 +397,8 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         subject.model_type,
         subject.model_class.__name__,
         f"hf-{subject.model_type.replace('_', '-')}",
-        aliases={outer: (inner,) for outer, inner in names.items()},
+        aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
+        keys=subject.decoder_keys,
         fields=fields,
         fixed=parts.fixed,
         pattern=pattern,

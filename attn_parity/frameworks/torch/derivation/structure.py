@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -78,6 +79,7 @@ class Structure:
         flags: field -> key of the flag that switches its tensors, or whether they are there.
         fixed: flags that switch something else -> their usual value.
         experts: those of blocks that have them; None for a model without.
+        cross: names in a block of the attention to an encoder and its norm, which a decoder alone does not run.
         may_lack_shared: whether a model may have experts without layers that every token goes to.
         may_be_direct: whether queries may be projected from the input itself where keys and values have a latent.
     """
@@ -95,6 +97,7 @@ class Structure:
     flags: Mapping[str, KeySource]
     fixed: Mapping[str, tuple[Any, ...]]
     experts: Experts | None = None
+    cross: tuple[str, ...] = ()
     may_lack_shared: bool = False
     may_be_direct: bool = False
 
@@ -162,6 +165,7 @@ def read(subject: ModelClass) -> Structure:
     block = blocks[sparse[0]] if sparse else blocks[0]
     order = [name for name in _calls(model, block) if not (sparse and name == "shared_mlp")]
     classes = {name: type(one).__name__ for name, one in block.named_modules() if name}
+    cross = _cross(block, order)
     roles = latent.ROLES if latent.is_in(block) else ATTENTION
     attention = _part(block, order, roles, ("W_query", "fused"), "attention")
     experts = None
@@ -176,7 +180,7 @@ def read(subject: ModelClass) -> Structure:
             feed_forward = _part(dense, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward")
             classes |= {name: type(one).__name__ for name, one in dense.named_modules() if name}
     else:
-        feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward", attention[0])
+        feed_forward = _part(block, order, FEED_FORWARD, ("up", "gate_up"), "feed-forward", (attention[0], *cross))
     quiet = [name for name in order if "dropout" not in classes[name].lower()]
     leaves = quiet if sparse else _leaves(model, block)
     norms, placements = _norms(leaves, attention, (experts.child, {}) if experts else feed_forward, classes)
@@ -185,7 +189,8 @@ def read(subject: ModelClass) -> Structure:
     flags, fixed, tensors = _flags(subject, shapes, f"{path}.", norms, attention, feed_forward, around, experts)
     structure = Structure(
         front, layers, around, attention, feed_forward, norms, placements, classes,
-        tensors, shapes, flags, fixed, experts, experts is not None and _may_lack_shared(subject, experts, shapes),
+        tensors, shapes, flags, fixed, experts, cross,
+        experts is not None and _may_lack_shared(subject, experts, shapes),
         roles is latent.ROLES and latent.may_be_direct(subject, attention[0]),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
@@ -226,6 +231,14 @@ def _calls(model: nn.Module, block: nn.Module) -> list[str]:
     return _order(model, dict(block.named_children()))
 
 
+def _cross(block: nn.Module, order: list[str]) -> tuple[str, ...]:
+    """Return the names of a block's submodules that run on the output of an encoder alone."""
+    if "encoder_hidden_states" not in inspect.signature(block.forward).parameters:
+        return ()
+    idle = [name for name, one in block.named_children() if name not in order and any(True for _ in one.parameters())]
+    return tuple(idle)
+
+
 def _order(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
     order: list[str] = []
     handles = [
@@ -255,7 +268,7 @@ def _part(
     roles: Mapping[str, tuple[str, ...]],
     needed: tuple[str, ...],
     what: str,
-    taken: str = "",
+    taken: tuple[str, ...] = (),
 ) -> tuple[str, dict[str, str]]:
     """Return the child of a block with layers of the needed roles, and role -> name in it; "" is the block itself."""
     names = {name: role for role, some in roles.items() for name in some}
@@ -264,7 +277,7 @@ def _part(
         for name, module in block.get_submodule(child).named_modules():
             ends = [".".join(name.split(".")[-length:]) for length in (2, 1)]
             role = next((names[end] for end in ends if end in names), None)
-            is_taken = not child and taken and name.startswith(taken)
+            is_taken = not child and name.startswith(tuple(filter(None, taken)))
             if role is not None and not is_taken and any(True for _ in module.parameters(recurse=False)):
                 by_role.setdefault(role, name)
         if any(role in by_role for role in needed):
@@ -396,6 +409,8 @@ def _check_all_known(structure: Structure, path: str) -> None:
         if hit is None:
             continue
         module, _, leaf = hit[1].rpartition(".")
+        if hit[1].startswith(tuple(f"{one}." for one in structure.cross)):
+            continue
         if re.sub(r"\.experts\.\d+\.", ".experts.{j}.", hit[1]) in inner or (
             hit[1].endswith(".bias") and (f"{module}.weight" in inner)
         ):

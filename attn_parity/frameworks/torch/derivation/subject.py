@@ -26,9 +26,12 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exper
 
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), 40),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 40),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers", "encoder_layers", "num_encoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"), 2),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     "head_dim": 16,
     "rotary_dim": 8,
@@ -59,8 +62,14 @@ _SIZES: dict[str, Any] = {
 
 The window is shorter than the samples. A fourth of a head is an even number of channels, which may turn alone. Widths
 of experts are unlike all others, and two experts make a group. So are widths of latents, whose layers have as many keys
-as queries and no other width of a head.
+as queries and no other width of a head. An encoder is as deep as the decoder, whose cache some classes make as deep.
 """
+
+_OF_DECODERS = {
+    "num_hidden_layers": ("decoder_layers", "num_decoder_layers"),
+    "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads"),
+}
+"""Usual key -> its names in configs of encoders with a decoder, where the usual one is about the encoder."""
 
 LATENT = "kv_lora_rank"
 """Key of the width of the latent that keys and values are made of."""
@@ -92,6 +101,7 @@ _RESOLVED = (
     "word_embed_proj_dim",
     "ffn_hidden_size",
     "num_kv_heads",
+    "decoder_vocab_size",
 )
 """Numbers that a class without a default computes from others of the same config."""
 
@@ -143,6 +153,17 @@ class ModelClass:
     def nested(self) -> list[str]:
         """Keys whose values are configs; a key of these has both names with a dot."""
         return nested_keys(self.config_class)
+
+    @property
+    def decoder_keys(self) -> dict[str, str]:
+        """Usual key -> the key of the decoder, where the class has one that is not another name of the usual key."""
+        names = getattr(self.config_class, "attribute_map", {})
+        return {
+            usual: key
+            for usual, keys in _OF_DECODERS.items()
+            for key in keys
+            if key in self.sizes and names.get(usual) != key
+        }
 
     @property
     def odd(self) -> list[str]:
@@ -249,15 +270,18 @@ def find(model_type: str) -> ModelClass:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) or _of_whole(model_type)
     if architecture is None:
         raise DerivationError(
             f"model_type ({printable(model_type)}) has no causal language model in transformers "
             f"{transformers.__version__}"
         )
     try:
-        config_class = CONFIG_MAPPING[model_type]
         model_class = getattr(transformers, architecture)
+        config_class = CONFIG_MAPPING[model_type]
+        if "text_config" in config_class.sub_configs and "text_config" not in model_class.config_class.sub_configs:
+            config_class = model_class.config_class  # the class runs the text model of a multimodal one
+            model_type = config_class.model_type
         base = config_class()
         sizes = {
             key: value
@@ -272,7 +296,7 @@ def find(model_type: str) -> ModelClass:
         subject = ModelClass(model_type, config_class, model_class, sizes)
         try:
             subject.check()
-        except TypeError:  # a class that compares tokens with the one of padding needs a number
+        except (TypeError, ValueError):  # a class that compares tokens with the one of padding needs a number
             sizes = {key: value for key, value in sizes.items() if key != "pad_token_id"}
             subject = dataclasses.replace(subject, sizes=sizes)
         read = frozenset(_keys_read(subject, subject.keys()))
@@ -313,6 +337,18 @@ def nested_keys(config_class: Any) -> list[str]:
 def _common_keys() -> frozenset[str]:
     """Return the keys of every config, whatever its class."""
     return frozenset(importlib.import_module("transformers").PreTrainedConfig().to_dict()) | {"model_type"}
+
+
+def _of_whole(model_type: str) -> str | None:
+    """Return the causal class of a multimodal model with a text model of this type; None where no model has one."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    for name, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        text = CONFIG_MAPPING[name].sub_configs.get("text_config")
+        if getattr(text, "model_type", None) == model_type:
+            return architecture
+    return None
 
 
 def _adds_norms(subject: ModelClass, key: str) -> bool:
