@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from .processes.sharded_attention import calls, deviations, memory
+from ..support.calls import cover
+from .processes.sharded_attention import MESHES, METHODS, calls, deviations, memory
 
 CASES = {
-    "few scores": (tuple(calls())[::2], False),
-    "few scores of other kinds": (tuple(calls())[1::2], False),
-    "in blocks, balanced": (("causal", "rows that see nothing"), True),
+    "few scores": (tuple(calls()), False),
+    "in blocks, balanced": (("causal", "rows that see nothing", "window"), True),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_call_that_devices_share_is_the_plain_one(case):
+@cover.some("whole", [False, True], always=[False])
+def test_a_call_that_devices_share_is_the_plain_one(case, whole):
     names, as_many = CASES[case]
-    found = deviations(names, as_many=as_many)
-    assert len(found) == 4 * 3 * len(names)
+    found = deviations(names, as_many=as_many, whole=whole)
+    assert len(found) == len(MESHES) * (len(METHODS) if whole else 1) * len(names)
     assert {name: one for name, one in found.items() if not one <= 1e-12} == {}
 
 

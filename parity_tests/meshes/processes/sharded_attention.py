@@ -63,15 +63,20 @@ def calls() -> dict[str, tuple[dict[str, Any], dict[str, int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a process runs: names of calls, and whether as many scores are computed, in blocks and balanced."""
+    """What a process runs: names of calls, whether as many scores are computed, in blocks and balanced, and all of it.
+
+    Without `whole`, each call runs once on each mesh, by a method that moves on with the calls: all pairs of a call, a
+    mesh and a method run, from three calls on.
+    """
 
     names: tuple[str, ...]
     as_many: bool
+    whole: bool
 
 
-def deviations(names: tuple[str, ...], *, as_many: bool) -> dict[str, float]:
+def deviations(names: tuple[str, ...], *, as_many: bool, whole: bool) -> dict[str, float]:
     """Return the largest difference of each call, mesh and method, as a part of the largest value or of 1."""
-    (found,) = workers.run(run, [Task(names, as_many)], 1)
+    (found,) = workers.run(run, [Task(names, as_many, whole)], 1)
     return found
 
 
@@ -89,10 +94,10 @@ def run(task: Task) -> dict[str, float]:
         balance.LEAST_TOKENS = part.SMALL_BLOCK = 1
         ring.PARTS, ring.LEAST_PART = 2, 1
     found = {}
-    for name in task.names:
+    for turn, name in enumerate(task.names):
         plain = _results(name, None)
-        for sizes in MESHES:
-            for method in METHODS:
+        for place, sizes in enumerate(MESHES):
+            for method in METHODS if task.whole else [METHODS[(turn + place) % len(METHODS)]]:
                 mesh = meshes.simulate(sizes, 0, None)  # type: ignore[arg-type]  # no folder is used
                 sharding = Sharding.on(mesh, **{role: role for role in sizes}, method=method)
                 shared = _results(name, sharding)
