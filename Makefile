@@ -66,6 +66,10 @@ check site newest $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV
 check site newest $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 check site newest $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
+# A process of a test imports what others have compiled already: images of containers often have Python keep no bytecode,
+# which costs each process more than half a second, and each collection of a lane ten.
+check site newest $(TESTS): export PYTHONDONTWRITEBYTECODE =
+
 # Workers share the cores: threads of torch that wait for work must not keep a core busy meanwhile.
 site $(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
 
