@@ -155,7 +155,11 @@ def table(lanes: Mapping[str, Mapping[str, Cost]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, and the dearest files with ``--files``; with ``--write`` store the seconds of each file."""
+    """Print the table, and the dearest files with ``--files``; with ``--write`` store the seconds of these files.
+
+    What is stored of other files stays, unless they are gone. A file that runs in several lanes has the sum of those
+    that are given.
+    """
     parser = argparse.ArgumentParser(prog="python -m parity_tests.costs", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="what pytest --costs wrote, LANE.json")
     parser.add_argument("--files", type=int, default=0, metavar="N", help="also print the N dearest files of each lane")
@@ -172,8 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for tests in lanes.values():
             for file, cost in by_file(tests).items():
                 total[file] += cost.cpu
-        stored = {file: round(seconds, 1) for file, seconds in sorted(total.items())}
-        STORED.write_text(json.dumps(stored, indent=0) + "\n", encoding="utf-8")
+        stored = {file: round(seconds, 1) for file, seconds in total.items()}
+        known: dict[str, float] = json.loads(STORED.read_text(encoding="utf-8")) if STORED.is_file() else {}
+        kept = {file: seconds for file, seconds in known.items() if (STORED.parents[1] / file).is_file()}
+        STORED.write_text(json.dumps(dict(sorted((kept | stored).items())), indent=0) + "\n", encoding="utf-8")
     return 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from .. import affected
+from .. import affected, costs
 from ..power import ordering
 
 TESTS = "parity_tests/neutral"
@@ -43,3 +45,15 @@ def test_a_style_sheet_stands_for_the_modules_of_its_folder(edges):
 
 def test_a_file_outside_of_the_packages_reaches_nothing(edges):
     assert affected.nearest_first(["README.md"], edges) == []
+
+
+def test_costs_of_other_files_stay_unless_they_are_gone(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setattr(costs, "STORED", tmp_path / "tests" / "costs.json")
+    for name in ("kept", "measured"):
+        (tmp_path / "tests" / f"{name}.py").touch()
+    costs.STORED.write_text(json.dumps({"tests/gone.py": 1.0, "tests/kept.py": 2.0, "tests/measured.py": 3.0}))
+    row = [1, 0.25, 0.0, 0.0, 0.0, 0]  # tests and processor seconds first
+    (tmp_path / "lane.json").write_text(json.dumps({f"tests/measured.py::{name}": row for name in "ab"}))
+    costs.main([str(tmp_path / "lane.json"), "--write"])
+    assert json.loads(costs.STORED.read_text()) == {"tests/kept.py": 2.0, "tests/measured.py": 0.5}
