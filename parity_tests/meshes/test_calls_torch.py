@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from attn_parity import workers
-
+from ..support.processes import crew
 from .processes import sharded_calls
 
 JOB = (("tensor", 2), ("context", 2))
@@ -17,8 +16,7 @@ METHODS = ("all_gather", "ring", "ulysses")
 @pytest.fixture(scope="module")
 def distances(tmp_path_factory):
     job = sharded_calls.Job(JOB, METHODS, tmp_path_factory.mktemp("mesh"))
-    jobs = [dataclasses.replace(job, rank=rank) for rank in range(4)]
-    return next(iter(workers.run(sharded_calls.run_job, jobs, 4, lambda one: f"process {one.rank}")))
+    return crew.run(sharded_calls.run_job, [dataclasses.replace(job, rank=rank) for rank in range(4)])[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,6 +12,8 @@ from attn_parity.adapters import load_adapter
 from attn_parity.check.mesh.cases import mesh_cases
 from attn_parity.check.mesh.run import build
 
+from ...support.processes import crew
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -30,11 +32,12 @@ def counts(framework: backends.Framework, sizes: dict[str, int], method: str, ca
     devices = 1
     for size in sizes.values():
         devices *= size
+    if framework == "torch":
+        return crew.on_a_mesh(
+            count, devices, lambda folder, rank: Task("torch", tuple(sizes.items()), method, case, folder, rank)
+        )[0]
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(framework, tuple(sizes.items()), method, case, Path(folder))
-        tasks = [dataclasses.replace(task, rank=rank) for rank in range(devices if framework == "torch" else 1)]
-        of_ranks = list(workers.run(count, tasks, len(tasks)))
-    return of_ranks[0]
+        return next(workers.run(count, [Task("flax", tuple(sizes.items()), method, case, Path(folder))], 1))
 
 
 def count(task: Task) -> dict[str, int]:

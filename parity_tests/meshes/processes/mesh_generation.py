@@ -15,6 +15,8 @@ from attn_parity.adapters import load_adapter
 from attn_parity.check.mesh.cases import mesh_cases
 from attn_parity.check.mesh.run import build
 
+from ...support.processes import crew
+
 PROMPT, NEW = 5, 6
 
 
@@ -41,10 +43,12 @@ class Generated:
 def generated(framework: backends.Framework, sizes: dict[str, int], cases: list[str]) -> list[dict[str, Generated]]:
     """Return what each process found, by case."""
     devices = int(np.prod(list(sizes.values())))
+    if framework == "torch":
+        return crew.on_a_mesh(
+            run, devices, lambda folder, rank: Task("torch", tuple(sizes.items()), tuple(cases), folder, rank)
+        )
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(framework, tuple(sizes.items()), tuple(cases), Path(folder))
-        tasks = [dataclasses.replace(task, rank=rank) for rank in range(devices if framework == "torch" else 1)]
-        return list(workers.run(run, tasks, len(tasks)))
+        return list(workers.run(run, [Task("flax", tuple(sizes.items()), tuple(cases), Path(folder))], 1))
 
 
 def run(task: Task) -> dict[str, Generated]:

@@ -27,6 +27,8 @@ from attn_parity.check.mesh.cases import MeshCase, mesh_cases
 from attn_parity.check.mesh.run import build
 from attn_parity.commands.check import parse_mesh
 
+from ...support.processes import crew
+
 Sizes = tuple[tuple[str, int], ...]
 
 
@@ -75,10 +77,11 @@ def run(framework: backends.Framework, meshes: list[Sizes], methods: list[str], 
     for devices, some in by_devices:
         with tempfile.TemporaryDirectory() as folder:
             batch = mesh_matrix.Batch(framework, devices, tuple(some), tuple(methods), tuple(cases), Path(folder))
-            count = devices if framework == "torch" else 1
-            batches = [dataclasses.replace(batch, rank=rank) for rank in range(count)]
-            of_ranks = list(workers.run(mesh_matrix.run_batch, batches, count, lambda one: f"process {one.rank}"))
-            found += of_ranks[0]
+            if framework == "torch":
+                batches = [dataclasses.replace(batch, rank=rank) for rank in range(devices)]
+                found += crew.run(mesh_matrix.run_batch, batches)[0]
+            else:
+                found += next(workers.run(mesh_matrix.run_batch, [batch], 1))
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_parity import workers
 from attn_parity.adapters import load_adapter
+
+from ...support.processes import crew
 
 SHAPES = {"rows.weight": (7, 5), "grid.weight": (8, 6), "few.weight": (2, 3), "cube.weight": (4, 5, 6), "bias": (9,)}
 """Name -> shape: sizes that don't divide by the devices, fewer rows than devices, three axes."""
@@ -30,9 +30,7 @@ class Task:
 
 def run(saved: Path, loaded: Path) -> list[dict[str, bool]]:
     """Save `values` from each mesh to a folder of its name, load a checkpoint, and return which found it right."""
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = [Task(Path(folder), rank, saved, loaded) for rank in range(4)]
-        return list(workers.run(save_and_load, tasks, len(tasks)))
+    return crew.on_a_mesh(save_and_load, 4, lambda folder, rank: Task(folder, rank, saved, loaded))
 
 
 def values() -> dict[str, Any]:

@@ -16,6 +16,8 @@ from attn_bridge import backends, parity
 from attn_parity import workers
 from attn_parity.adapters import load_adapter
 
+from ...support.processes import crew
+
 WIDTH, HEADS, HEAD_DIM = 12, 4, 4
 
 
@@ -41,9 +43,10 @@ class Judged:
 
 def judged(framework: backends.Framework, fault: str) -> list[Judged]:
     """Compare the plain module with the sharded one, and return what each process was told."""
+    if framework == "torch":
+        return crew.on_a_mesh(judge_torch, 4, lambda folder, rank: Task("torch", folder, rank, fault))
     with tempfile.TemporaryDirectory() as folder:
-        tasks = [Task(framework, Path(folder), rank, fault) for rank in range(4 if framework == "torch" else 1)]
-        return list(workers.run(judge_torch if framework == "torch" else judge_flax, tasks, len(tasks)))
+        return list(workers.run(judge_flax, [Task("flax", Path(folder), 0, fault)], 1))
 
 
 def _said(plain: Any, sharded: Any) -> Judged:
@@ -113,9 +116,7 @@ def judge_flax(task: Task) -> Judged:
 
 def refused(wrapper: str) -> list[str]:
     """Return what each process is told of a module that torch's wrappers share out."""
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = [Task("torch", Path(folder), rank, wrapper) for rank in range(2)]
-        return list(workers.run(refuse, tasks, len(tasks)))
+    return crew.on_a_mesh(refuse, 2, lambda folder, rank: Task("torch", folder, rank, wrapper))
 
 
 def refuse(task: Task) -> str:
@@ -183,9 +184,7 @@ def judge_torch(task: Task) -> Judged:
 
 def tables_moved() -> list[tuple[float, float]]:
     """Return what each process finds of a sharded module with a table: its output's error, and how far it moves."""
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = [Task("torch", Path(folder), rank, "") for rank in range(2)]
-        return list(workers.run(move_tables, tasks, len(tasks)))
+    return crew.on_a_mesh(move_tables, 2, lambda folder, rank: Task("torch", folder, rank, ""))
 
 
 def move_tables(task: Task) -> tuple[float, float]:

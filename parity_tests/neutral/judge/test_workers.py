@@ -14,6 +14,7 @@ import pytest
 
 from attn_parity import workers
 
+from ...support.processes import crew
 from . import worker_tasks
 
 ROOT = Path(__file__).parents[3]
@@ -149,3 +150,16 @@ def _is_alive(process: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_crew_of_tests_stays_for_the_next_call_until_a_task_fails():
+    first = crew.run(worker_tasks.echo, ["a", "b"])
+    assert [task for _, task in first] == ["a", "b"]
+    assert crew.run(worker_tasks.echo, ["c"]) == [(first[0][0], "c")]
+    with pytest.raises(ValueError, match="no such thing"):
+        crew.run(worker_tasks.fail, ["fine", "value"])
+    second = crew.run(worker_tasks.echo, ["d", "e"])
+    assert not {process for process, _ in first} & {process for process, _ in second}
+    with pytest.raises(workers.WorkerDiedError, match="was ended by SIGKILL while it ran killed"):
+        crew.run(worker_tasks.fail, ["fine", "killed"])
+    crew.end()
