@@ -174,13 +174,14 @@ def as_number(label: str, value: object) -> float:
     return float(value)
 
 
-def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+def nested(keys: Mapping[str, object]) -> dict[str, object]:
     """Return keys as in a file: those with a dot in the nested mapping that `ConfigFile` reads them from."""
-    written: dict[str, Any] = {}
+    inside: dict[str, dict[str, object]] = {}
     for key, value in keys.items():
         outer, _, inner = key.partition(".")
-        written[outer] = {**written.get(outer, {}), inner: value} if inner else value
-    return written
+        if inner:
+            inside.setdefault(outer, {})[inner] = value
+    return {key: value for key, value in keys.items() if "." not in key} | inside
 
 
 def _shown(value: object) -> str:

@@ -119,7 +119,9 @@ def _switches(subject: ModelClass, change: Mapping[str, object]) -> bool:
     return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
 
 
-LEGACY: tuple[dict[str, Any], ...] = (
+Keys = dict[str, Any]
+
+LEGACY: tuple[Keys, ...] = (
     {"rope_theta": 333.0},
     {"rope_theta": 333.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
     {"rope_theta": 333.0, "partial_rotary_factor": 0.5},
@@ -127,7 +129,7 @@ LEGACY: tuple[dict[str, Any], ...] = (
 )
 """Keys of older files."""
 
-GROWING: dict[str, Any] = {
+GROWING: Keys = {
     "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4, GROWTH: 0.6}
 }
 """Keys of an older file whose queries grow with their position."""

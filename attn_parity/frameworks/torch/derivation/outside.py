@@ -162,7 +162,8 @@ def _probes(subject: ModelClass, name: str) -> Iterator[tuple[str, int, int]]:
     for key in sorted({key for key, value in {**subject.defaults, **subject.sizes}.items() if _is_count(value)}):
         if key in ("hidden_size", "d_model", "n_embd", "vocab_size"):
             continue
-        value = int(subject.usual(key) or 0) + 8
+        usual_value = subject.usual(key)
+        value = (usual_value if isinstance(usual_value, int) else 0) + 8
         try:
             rows = subject.shapes(subject.keys(**{key: value}))[name][0]
         except Exception:  # a value that the class refuses changes nothing

@@ -96,7 +96,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
 
 
 def _size_of(subject: ModelClass, description: Description, key: str) -> str:
-    """Return the size that a key has to equal for the class to compute what the description does; "" if none.
+    """Return the size with which the class and the description compute the same when a key has it too; "" if none.
 
     Both change together: a number that equals the width of the usual instance by chance is not the width.
     """

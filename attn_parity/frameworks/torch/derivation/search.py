@@ -130,7 +130,7 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         yield _alternatives(
             {f"temperature.{name}": KeySource(key=f"rope_parameters.{key}") for name, key in keys.items()}
         )
-    base: Fields = {"position.theta": _constant(_missing_base(subject, rotary))}
+    base: Fields = {"position.theta": _constant(_missing_base(subject, float(rotary.get("rope_theta", 10000.0))))}
     if is_nested(rotary):
         base = {"position.nested": _constant(True)}
     usual: Fields = {"position.kinds": _constant((FULL, SLIDING)), **base}
@@ -149,13 +149,13 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
 
 
-def _missing_base(subject: ModelClass, rotary: Mapping[str, Any]) -> float:
+def _missing_base(subject: ModelClass, usual: float) -> float:
     """Return the base of rotary parameters that name none, which may be another than that of a config without any."""
     try:
         filled = subject.config_class(rope_parameters={"rope_type": "default"}).rope_parameters
         return float(filled["rope_theta"])
     except Exception:  # a class that refuses them reads no file without a base
-        return float(rotary.get("rope_theta", 10000.0))
+        return usual
 
 
 def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
@@ -197,7 +197,7 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
 def _renamed(
     subject: ModelClass, parts: Structure, keys: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
-    """Yield keys of an activation with the other name of their value, where a class has names of its own.
+    """Yield keys of an activation with the usual name of their value, where a class uses other names.
 
     OpenAI's GPT calls ``gelu`` the activation that is ``gelu_new`` elsewhere.
     """
@@ -205,7 +205,7 @@ def _renamed(
     kinds = set(parts.classes.values())
     for key in keys:
         usual = subject.usual(key)
-        if usual in table and type(table[usual]).__name__ not in kinds:
+        if isinstance(usual, str) and usual in table and type(table[usual]).__name__ not in kinds:
             others = (name for name in ACTIVATION_NAMES if name in table and type(table[name]).__name__ in kinds)
             yield from ((key, {key: {usual: name}}) for name in others)
 

@@ -152,7 +152,8 @@ class ModelClass:
     @property
     def nested(self) -> list[str]:
         """Keys whose values are configs; a key of these has both names with a dot."""
-        return nested_keys(self.config_class)
+        made = self.config_class().to_dict()
+        return [key for key in getattr(self.config_class, "sub_configs", {}) if isinstance(made.get(key), dict)]
 
     @property
     def decoder_keys(self) -> dict[str, str]:
@@ -193,7 +194,7 @@ class ModelClass:
         keys = {"model_type": self.model_type, **self.sizes, **changes}
         return nested({key: value for key, value in keys.items() if value is not ABSENT})
 
-    def usual(self, key: str) -> Any:
+    def usual(self, key: str) -> object:
         """Return the value of a key in the usual instance: that of its sizes, or the default."""
         return self.sizes.get(key, self.defaults.get(key))
 
@@ -325,12 +326,6 @@ def find(model_type: str) -> ModelClass:
             f"{architecture}: no tiny instance can be made ({type(error).__name__}: {line})"
         ) from error
     return subject
-
-
-def nested_keys(config_class: Any) -> list[str]:
-    """Return the keys of a class of configs whose values are configs too, if it makes them from nothing."""
-    made = config_class().to_dict()
-    return [key for key in getattr(config_class, "sub_configs", {}) if isinstance(made.get(key), dict)]
 
 
 @functools.cache
