@@ -34,13 +34,12 @@ from .handwritten import (
     phi3,
     qwen3_moe,
     qwen3_next,
-    strangers,
 )
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
 from .scope import Scoped
-from .unknown_names import advice
+from .unknown_names import advice, strangers
 
 __all__ = [
     "DecodedTensors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..printable import printable
+from ...printable import printable
 
 _PROGRAMS = (
     (r"transformer\.h\.\d+\.attn\.(qkv|attn)\.weight", "LitGPT: litgpt convert_from_litgpt gives its weights the "
