@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 from jax import Array
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from jax_attn.implementations import blocked
 from jax_attn.random import TorchRngs
@@ -50,7 +51,7 @@ def drawn_from(
         ModuleFailedError: dropout inside the context cannot take given masks.
     """
 
-    def _keep(key: Any, p: Any, shape: Any) -> Array:
+    def _keep(key: object, p: ArrayLike, shape: Sequence[int] | int | None) -> Array:
         if source is None:
             raise ModuleFailedError("dropout=False, but the Flax module draws a dropout mask by itself")
         if type(key).__name__ == "BatchTracer":
@@ -64,14 +65,18 @@ def drawn_from(
         sizes = jnp.shape(p) if shape is None else (shape,) if isinstance(shape, int) else tuple(map(int, shape))
         return jnp.asarray(source.draw(sizes, probability, *(asking(owners) or ("", ""))))
 
-    def _bernoulli(key: object, p: object = 0.5, shape: object = None, *args: object, **kwargs: object) -> Array:
+    def _bernoulli(
+        key: object, p: ArrayLike = 0.5, shape: Sequence[int] | int | None = None, *args: object, **kwargs: object
+    ) -> Array:
         return _keep(key, p, shape)
 
-    def _of_a_stream(stream: object, p: object = 0.5, shape: object = None, *args: object, **kwargs: object) -> Array:
+    def _of_a_stream(
+        stream: object, p: ArrayLike = 0.5, shape: Sequence[int] | int | None = None, *args: object, **kwargs: object
+    ) -> Array:
         return _keep(None, p, shape)
 
     own = original(jax.random, "bernoulli")
-    patches: list[tuple[Any, str, Callable[..., Any]]] = [
+    patches: list[tuple[object, str, Callable[..., object]]] = [
         (jax.random, "bernoulli", _bernoulli),
         (nnx.RngStream, "bernoulli", _of_a_stream),
         (nnx.Rngs, "bernoulli", _of_a_stream),
@@ -87,7 +92,7 @@ def drawn_from(
         yield
 
 
-def _always(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+def _always(replacement: Callable[..., object]) -> Callable[[object], Callable[..., object]]:
     """Return a function that replaces any function by `replacement`."""
     return lambda _: replacement
 
@@ -101,7 +106,7 @@ def _prepare(module: nnx.Module) -> None:
             child.rngs = nnx.data(nnx.Rngs(dropout=0).dropout)
 
 
-def _draws_more(closed: Any) -> bool:
+def _draws_more(closed: core.ClosedJaxpr) -> bool:
     """Whether a traced program draws random numbers other than the given masks."""
     return "random_bits[" in str(closed.jaxpr)
 

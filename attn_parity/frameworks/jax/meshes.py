@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -61,7 +60,7 @@ def double_precision() -> contextlib.AbstractContextManager[None]:
     return jax.enable_x64(True)
 
 
-def results(module: nnx.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
+def results(module: nnx.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Return the output of a call, and the gradients of inputs and parameters, whole, by name.
 
     Args:
@@ -73,7 +72,9 @@ def results(module: nnx.Module, inputs: Mapping[str, np.ndarray], seed: int) -> 
     sources = {name: one for name, one in inputs.items() if one.dtype.kind == "f"}
     fixed = {name: one for name, one in inputs.items() if name not in sources}
 
-    def loss(weights: Any, sources: Any, rest: Any, fixed: Any) -> Any:
+    def loss(
+        weights: nnx.State, sources: dict[str, jax.Array], rest: nnx.State, fixed: dict[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         output = nnx.merge(graphdef, weights, rest)(**sources, **fixed)
         cotangent = np.random.default_rng(seed).normal(size=output.shape)
         return (output * cotangent.astype(output.dtype)).sum(), output
@@ -90,10 +91,10 @@ def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray], *, backwar
     """Return how often each collective occurs in the compiled program of a call, optionally with its backward pass."""
     graphdef, weights, rest = nnx.split(module, nnx.Param, ...)
 
-    def run(weights: Any, rest: Any, inputs: Any) -> Any:
+    def run(weights: nnx.State, rest: nnx.State, inputs: dict[str, jax.Array]) -> jax.Array:
         return nnx.merge(graphdef, weights, rest)(**inputs)
 
-    def loss(weights: object, rest: object, inputs: object) -> Any:
+    def loss(weights: nnx.State, rest: nnx.State, inputs: dict[str, jax.Array]) -> jax.Array:
         return run(weights, rest, inputs).sum()
 
     program = jax.jit(jax.value_and_grad(loss) if backward else run)

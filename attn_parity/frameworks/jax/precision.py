@@ -27,17 +27,17 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu
 """Packages that bring JAX its devices."""
 
 
-def _reader(name: str) -> Callable[[], Any]:
+def _reader(name: str) -> Callable[[], object]:
     return lambda: getattr(jax.config, f"jax_{name}")
 
 
-def _everywhere(name: str) -> Any:
+def _everywhere(name: str) -> object:
     """Return the value for the process, which a context of this thread hides here."""
     with ThreadPoolExecutor(1) as fresh:
         return fresh.submit(_reader(name)).result()
 
 
-def _holder(name: str) -> Callable[[Any], AbstractContextManager[None]]:
+def _holder(name: str) -> Callable[[object], AbstractContextManager[None]]:
     """Return a context manager that sets a value, for the process and for a context of this thread."""
 
     @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _holder(name: str) -> Callable[[Any], AbstractContextManager[None]]:
     return hold
 
 
-def _config(name: str, meaning: str, safe: Any, **others: Any) -> Switch:
+def _config(name: str, meaning: str, safe: object, **others: Any) -> Switch:
     return Switch(
         name=name,
         meaning=meaning,
@@ -66,7 +66,7 @@ def _config(name: str, meaning: str, safe: Any, **others: Any) -> Switch:
     )
 
 
-def _remark(name: str, meaning: str, safe: Any = None, **others: Any) -> Switch:
+def _remark(name: str, meaning: str, safe: object = None, **others: Any) -> Switch:
     """Return a setting that `strict` leaves alone: it chooses the computation or a way of debugging."""
     by_hand = "" if safe is None else f"jax.config.update('jax_{name}', {safe!r})"
     return Switch(name=name, meaning=meaning, safe=safe, read=_reader(name), by_hand=by_hand, fails=False, **others)

@@ -42,8 +42,8 @@ class _Entry:
 
     path: str
     skeleton: Any
-    inputs: list[Any]
-    outputs: list[Any] = dataclasses.field(default_factory=list)
+    inputs: list[Array | np.ndarray]
+    outputs: list[Array | np.ndarray] = dataclasses.field(default_factory=list)
     end: int = 0
 
 
@@ -61,7 +61,14 @@ class Tape:
         self.entries.clear()
         self.notes.clear()
 
-    def call(self, path: str, original: Callable[..., Any], args: Any, kwargs: Any, method: str = "__call__") -> Any:
+    def call(
+        self,
+        path: str,
+        original: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        method: str = "__call__",
+    ) -> object:
         """Call a submodule and record its inputs and outputs."""
         if path in self.running:
             return original(*args, **kwargs)
@@ -100,7 +107,7 @@ class Tape:
             raise ModuleFailedError(f"{path} is called with other arrays than before")
         return substitute
 
-    def _noted(self, leaf: object, number: int, kind: str, position: int) -> Any:
+    def _noted(self, leaf: Array | np.ndarray, number: int, kind: str, position: int) -> Array | np.ndarray:
         if not isinstance(leaf, Array):  # known, and perhaps needed as it is
             self.notes[number, kind, position] = np.asarray(leaf)
             return leaf
@@ -143,29 +150,29 @@ def _names(arrays: Sequence[Array]) -> tuple[str, ...]:
 
 
 @jax.custom_vjp
-def _added(x: object, added: object) -> Any:
+def _added(x: Array, added: Array) -> Array:
     """Hand an array on, and add something to the gradient that comes back."""
     return x
 
 
-def _added_forward(x: object, added: object) -> Any:
+def _added_forward(x: Array, added: Array) -> tuple[Array, Array]:
     return x, added
 
 
-def _added_backward(added: Any, gradient: Any) -> Any:
+def _added_backward(added: Array, gradient: Array) -> tuple[Array, Array]:
     return gradient + added, jnp.zeros_like(added)
 
 
 _added.defvjp(_added_forward, _added_backward)
 
 
-def _with_gradient(leaf: object, added: object) -> Any:
+def _with_gradient(leaf: Array | np.ndarray, added: np.ndarray | None) -> Array | np.ndarray:
     if added is None or not isinstance(leaf, Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return _added(leaf, jnp.asarray(added, leaf.dtype))
 
 
-def _with_values(path: str, result: object, substitute: Substitute) -> Any:
+def _with_values(path: str, result: object, substitute: Substitute) -> object:
     leaves = [leaf for _, leaf in flatten(result, is_jax_array)]
     if len(leaves) != len(substitute.outputs):
         raise ModuleFailedError(f"{path} returns other arrays than before")
@@ -196,14 +203,16 @@ class _Held:
         return "tape"
 
 
-def note(value: object, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+def note(value: Array, *, tape: _Held, key: tuple[int, str, int]) -> Array:
     """Run the operation: keep the first value, as `jax.checkpoint` runs a call again for its gradient."""
     if key[1] != "tangent":
         tape.tape.notes.setdefault(key, np.array(value))
     return value
 
 
-def _tangent(primals: Sequence[Any], tangents: Sequence[Any], *, tape: _Held, key: tuple[int, str, int]) -> Any:
+def _tangent(
+    primals: Sequence[Array], tangents: Sequence[Array | ad.Zero], *, tape: _Held, key: tuple[int, str, int]
+) -> tuple[Array, Array | ad.Zero]:
     (value,), (tangent,) = primals, tangents
     after = _note.bind(value, tape=tape, key=key)
     if type(tangent) is ad.Zero or key[1] != "output" or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -211,13 +220,15 @@ def _tangent(primals: Sequence[Any], tangents: Sequence[Any], *, tape: _Held, ke
     return after, _note.bind(tangent, tape=tape, key=(key[0], "tangent", key[2]))
 
 
-def _transposed(cotangent: object, _value: object, *, tape: _Held, key: tuple[int, str, int]) -> Any:
+def _transposed(
+    cotangent: Array | ad.Zero, _value: object, *, tape: _Held, key: tuple[int, str, int]
+) -> list[Array | ad.Zero]:
     if type(cotangent) is ad.Zero:
         return [cotangent]
     return [_note.bind(cotangent, tape=tape, key=(key[0], "gradient", key[2]))]
 
 
-def _batched(values: Sequence[object], axes: Sequence[object], **_: object) -> Any:
+def _batched(values: Sequence[Array], axes: Sequence[int], **_: object) -> tuple[Array, int]:
     return values[0], axes[0]
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from jax_attn.backend import to_numpy
 
@@ -135,10 +137,10 @@ class JaxSubject:
         self.train = train
         self.home = adapter.home
         self._parts: dict[str, JaxPart] = {}
-        self._programs: dict[Any, _Program] = {}
-        self._promoted: dict[Any, tuple[Any, Any]] = {}
-        self._asked: dict[Any, tuple[list[Draw], bool]] = {}
-        self.plain: dict[str, Any] = {}
+        self._programs: dict[Hashable, _Program] = {}
+        self._promoted: dict[Hashable, tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]] = {}
+        self._asked: dict[Hashable, tuple[list[Draw], bool]] = {}
+        self.plain: dict[str, object] = {}
         self.entry: str | None = None
 
     @property
@@ -297,7 +299,7 @@ class JaxSubject:
         names = [name for name in self._part("").names if name in weights]
         probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager", None, self.entry)
 
-        def forward(weights: list[Any], leaves: list[Any]) -> Any:
+        def forward(weights: list[ArrayLike], leaves: list[ArrayLike]) -> list[jax.Array]:
             return probe.function(Masks(0))(dict(zip(names, weights, strict=True)), leaves, None, [])[0]
 
         leaves = arguments.leaves
@@ -316,7 +318,7 @@ class JaxSubject:
         structure: list[str] = []
         setting = Setting(train=self.train, source=MaskPlan())
 
-        def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
+        def _run(weights: dict[str, ArrayLike], leaves: list[ArrayLike]) -> list[jax.Array]:
             result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
             self.plain = plain_values(result)
             structure[:], outputs = outputs_of(result, self.name, self.entry)
@@ -423,7 +425,7 @@ class JaxSubject:
         return runs[0].found([wanted for _, wanted in samples], runs[1:])
 
     @contextlib.contextmanager
-    def _reported(self, dtype: str | None, arguments: Arguments) -> Any:
+    def _reported(self, dtype: str | None, arguments: Arguments) -> Iterator[None]:
         """Convert an exception of the side into a one-line error that names the side."""
         try:
             yield
@@ -447,7 +449,12 @@ class JaxSubject:
         return f"called with {', '.join(inputs)}" if inputs else ""
 
     def _ask(
-        self, key: Any, plan: MaskPlan, function: Callable[..., Any], operands: Any, dtype: str | None
+        self,
+        key: Hashable,
+        plan: MaskPlan,
+        function: Callable[..., object],
+        operands: tuple[object, ...],
+        dtype: str | None,
     ) -> tuple[list[Draw], bool]:
         """Trace a function for the masks that it asks for, and whether it draws other random numbers."""
         if key not in self._asked:
@@ -462,8 +469,8 @@ class JaxSubject:
 
     def _program(
         self,
-        key: object,
-        function: Callable[..., Any],
+        key: tuple[Hashable, ...],
+        function: Callable[..., object],
         operands: object,
         dtype: str | None,
         mode: str,
@@ -492,7 +499,7 @@ class JaxSubject:
         except UNTRACEABLE:
             return directly(function, promote=dtype == "float64")
 
-        def _put(operands: object) -> list[Any]:
+        def _put(operands: object) -> list[jax.Array]:
             return jax.tree.leaves(self.home.put(operands))
 
         if mode == "jitter":
@@ -505,7 +512,9 @@ class JaxSubject:
         run = op_by_op(closed)
         return lambda operands, seed: jax.tree.unflatten(tree, run(*_put(operands)))
 
-    def _traced_in_float64(self, key: Any, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+    def _traced_in_float64(
+        self, key: tuple[Hashable, ...], function: Callable[..., object], operands: object
+    ) -> tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]:
         """Trace a function in float64, once for all ways to run it.
 
         Loops and compiled parts are traced once, as they are. Where that fails (a loop that carries a former float32
@@ -516,7 +525,9 @@ class JaxSubject:
             self._promoted[same] = self._trace_promoted(function, operands)
         return self._promoted[same]
 
-    def _trace_promoted(self, function: Callable[..., Any], operands: object) -> tuple[Any, Any]:
+    def _trace_promoted(
+        self, function: Callable[..., object], operands: object
+    ) -> tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]:
         if not self.train:
             # Whatever goes wrong here goes right below, or is raised there.
             with contextlib.suppress(Exception), promoted():
@@ -574,7 +585,7 @@ def _failure(error: Exception, dtype: str | None, what: str, details: str = "") 
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 
-def _layout(tree: object) -> Any:
+def _layout(tree: object) -> Hashable:
     return jax.tree.structure(tree), tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(tree))
 
 

@@ -7,7 +7,7 @@ come and go as NumPy arrays, so that a step can start from the numbers of the ot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
 
 
-def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
+def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> optax.GradientTransformation:
     """Return a function that makes a named optimizer; those of both sides compute the same.
 
     Args:
@@ -71,8 +71,8 @@ class Trainer:
     def __init__(
         self,
         module: nnx.Module,
-        loss: str | Callable[..., Any],
-        optimizer: Any,
+        loss: str | Callable[..., Array],
+        optimizer: optax.GradientTransformation,
         *,
         dtype: str | None = None,
         dropout: bool | float = True,
@@ -85,9 +85,9 @@ class Trainer:
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._optimizer = optimizer
-        self._programs: dict[Any, tuple[Callable[..., Any], list[Draw], bool]] = {}
+        self._programs: dict[Hashable, tuple[Callable[..., Any], list[Draw], bool]] = {}
         self._update: Callable[..., Any] | None = None
-        self._own: Any = None
+        self._own: optax.OptState | None = None
 
     @property
     def trainable(self) -> set[str]:
@@ -145,11 +145,13 @@ class Trainer:
             _collect(own, moments)
         return {**weights, **_arrays(after)}, State(moments, state.count + 1, own)
 
-    def _step(self, weights: Any, gradients: Any, own: Any) -> Any:
+    def _step(
+        self, weights: dict[str, Array], gradients: dict[str, Array], own: optax.OptState
+    ) -> tuple[dict[str, Array], optax.OptState]:
         updates, own = self._optimizer.update(gradients, own, weights)
         return optax.apply_updates(weights, updates), own
 
-    def _changed(self, module: nnx.Module) -> dict[str, Any]:
+    def _changed(self, module: nnx.Module) -> dict[str, Array]:
         """Return the running statistics and the carried state of a module after a call."""
         flat = {dotted(path): one for path, one in nnx.to_flat_state(nnx.state(module))}
         return {
@@ -158,17 +160,25 @@ class Trainer:
             if isinstance(one, nnx.BatchStat) or name in self._carried
         }
 
-    def _precise(self) -> contextlib.AbstractContextManager[Any]:
+    def _precise(self) -> contextlib.AbstractContextManager[None]:
         return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
 
-    def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], list[Draw], bool]:
+    def _program(
+        self, arguments: Arguments, operands: tuple[object, ...]
+    ) -> tuple[Callable[..., Any], list[Draw], bool]:
         """Return a compiled function for one layout of a batch, the masks that it asks for, and if it draws more."""
         plan = MaskPlan()
 
-        def differentiate(mine: Any, rest: Any, leaves: Any, targets: Any, masks: Any) -> Any:
+        def differentiate(
+            mine: dict[str, Array],
+            rest: dict[str, Array],
+            leaves: list[Array],
+            targets: object,
+            masks: Sequence[Array] | None,
+        ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
             plan.start(masks)
 
-            def objective(mine: Any) -> Any:
+            def objective(mine: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
                 module = self._part.merged({**rest, **mine}, self.precision, 0)
                 if self._dropout is not True:
                     _set_rates(module, float(self._dropout))
@@ -189,7 +199,7 @@ class Trainer:
             closed, tree = trace(differentiate, (*operands, masks))
         compiled = jax.jit(jax.extend.core.jaxpr_as_fun(closed))
 
-        def run(operands: Any) -> Any:
+        def run(operands: tuple[object, ...]) -> Any:
             with self._precise():
                 results = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
                 return jax.tree.unflatten(tree, [np.asarray(one) for one in results])
@@ -208,7 +218,7 @@ def _is_record(node: object) -> bool:
 def _filled(node: Any, state: State, names: set[str]) -> Any:
     """Return an optimizer state with other moments and another count of steps."""
     if _is_record(node):
-        changed: dict[str, Any] = {}
+        changed: dict[str, object] = {}
         for field in node._fields:
             value = getattr(node, field)
             if field == "count":

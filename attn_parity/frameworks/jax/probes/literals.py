@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from ....sides.tables import STILL, Collector, close, moved, slack
 from ....sides.tables import Tables as Found
-from .numpy_interpreter import Interpreter
+from .numpy_interpreter import Interpreter, Operand, Value
 
 
 class JaxprLiterals(Interpreter):
@@ -25,11 +26,11 @@ class JaxprLiterals(Interpreter):
     def __init__(self, seed: int):
         super().__init__()
         self._seed = seed
-        self._turned: dict[int, tuple[Any, Any]] = {}
+        self._turned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.met = Collector()
         self.moved = 0
 
-    def constant(self, value: object) -> Any:
+    def constant(self, value: ArrayLike) -> Value:
         """Return a constant of the program; a literal of float32 accuracy is moved."""
         array = super().constant(value)
         if not isinstance(array, np.ndarray) or array.ndim or array.dtype.kind != "f" or not slack(float(array)):
@@ -38,13 +39,13 @@ class JaxprLiterals(Interpreter):
         self.moved += 1
         return array if self._seed == STILL else np.asarray(moved(float(array), self._seed))
 
-    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+    def compute(self, equation: core.JaxprEqn, args: list[Value]) -> list[Value]:
         """Run one operation; a choice between close branches takes the other one, its backward pass as well."""
         if equation.primitive.name == "select_n" and len(args) == 3 and _are_floats(args[1:]):
             args = [self._condition(*args), *args[1:]]
         return super().compute(equation, args)
 
-    def _condition(self, condition: Any, first: Any, second: Any) -> Any:
+    def _condition(self, condition: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         near = np.asarray(close(first, second))
         if near.any() and condition.shape == near.shape and condition.dtype == bool:
             self.moved += int(near.sum())
@@ -61,7 +62,9 @@ def _are_floats(arrays: Sequence[object]) -> bool:
     return all(isinstance(one, np.ndarray) and one.dtype.kind == "f" for one in arrays)
 
 
-def evaluate_literals(closed: object, args: Sequence[object], seed: int) -> tuple[list[Any], int, Found | None]:
+def evaluate_literals(
+    closed: core.ClosedJaxpr, args: Sequence[Operand], seed: int
+) -> tuple[list[Value], int, Found | None]:
     """Return the outputs of a closed jaxpr with other literals, how much was moved, and the literals as they are.
 
     Args:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from .numpy_interpreter import bind, scan_sizes
 
@@ -22,7 +24,11 @@ _SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier"
 _SHAPED = ("reshape", "squeeze", "expand_dims")
 
 
-def with_logsumexp(function: Callable[..., Any], softmaxes: dict[int, Any]) -> Callable[..., Any]:
+_Program: TypeAlias = core.ClosedJaxpr | core.Jaxpr
+_Run: TypeAlias = Callable[[_Program, Sequence[ArrayLike]], list[ArrayLike]]
+
+
+def with_logsumexp(function: Callable[..., object], softmaxes: dict[int, core.JaxprEqn]) -> Callable[..., Any]:
     """Return a function that computes its softmaxes from their log-sum-exp.
 
     A softmax in a lower precision than all that the function gets is left alone: kernels compute in no lower one.
@@ -51,30 +57,30 @@ def _unit(dtype: object) -> float:
 class _Made:
     """How a value came about; `value` is kept, so that its id stays its own."""
 
-    value: Any
+    value: ArrayLike
     name: str
     params: dict[str, Any]
-    operands: list[Any]
+    operands: list[ArrayLike]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Softmax:
     """One softmax: its scores, which of them it returns and which it sums over (None is all), and its axes."""
 
-    scores: Any
-    shown: Any
-    counted: Any
+    scores: ArrayLike
+    shown: ArrayLike | None
+    counted: ArrayLike | None
     axes: tuple[int, ...]
 
 
 class _Rewriter:
     """Runs a jaxpr and replaces its softmaxes on the way."""
 
-    def __init__(self, softmaxes: dict[int, Any], coarsest: float):
+    def __init__(self, softmaxes: dict[int, core.JaxprEqn], coarsest: float):
         self._found, self._coarsest = softmaxes, coarsest
         self._made: dict[int, _Made] = {}
 
-    def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+    def run(self, closed: _Program, args: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Return the outputs of a closed jaxpr."""
         jaxpr = closed.jaxpr if hasattr(closed, "consts") else closed
         consts = closed.consts if hasattr(closed, "consts") else ()
@@ -84,7 +90,7 @@ class _Rewriter:
             values.update(zip(equation.outvars, self._apply(equation, operands), strict=True))
         return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
 
-    def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def _apply(self, equation: core.JaxprEqn, operands: list[ArrayLike]) -> list[ArrayLike]:
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             return self.run(params[_CALLS[name]], operands)
@@ -145,7 +151,7 @@ class _Rewriter:
             scores = shifted.operands[0]
         return _Softmax(scores, shown, counted, axes)
 
-    def _unmasked(self, made: _Made) -> tuple[_Made | None, Any]:
+    def _unmasked(self, made: _Made) -> tuple[_Made | None, ArrayLike | None]:
         """Return the exponentials, and the mask outside of which there is something else in their place."""
         if made.name == "exp":
             return made, None
@@ -202,7 +208,7 @@ def _weights(softmax: _Softmax) -> Array:
     weights = jax.custom_jvp(_value)
 
     @weights.defjvp
-    def _tangent(primals: Any, tangents: Any) -> Any:
+    def _tangent(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         value, tangent = weights(*primals), tangents[0]
         each = value * tangent if counted is None else jnp.where(counted, value * tangent, 0.0)
         return value, value * (tangent - each.sum(axes, keepdims=True))
@@ -211,7 +217,7 @@ def _weights(softmax: _Softmax) -> Array:
     return weights(scores.astype(jnp.promote_types(scores.dtype, jnp.float32)))
 
 
-def _jaxprs(params: dict[str, Any]) -> list[Any]:
+def _jaxprs(params: dict[str, Any]) -> list[_Program]:
     programs = []
     for value in params.values():
         for element in value if isinstance(value, (tuple, list)) else (value,):
@@ -220,12 +226,12 @@ def _jaxprs(params: dict[str, Any]) -> list[Any]:
     return programs
 
 
-def _may_hold(closed: object) -> bool:
+def _may_hold(closed: _Program) -> bool:
     """Return whether a jaxpr has all that a softmax is made of."""
     return {"exp", "reduce_sum", "div"} <= _names(closed)
 
 
-def _names(closed: Any) -> set[str]:
+def _names(closed: _Program) -> set[str]:
     jaxpr = getattr(closed, "jaxpr", closed)
     names = set()
     for equation in jaxpr.eqns:
@@ -238,18 +244,18 @@ def _names(closed: Any) -> set[str]:
 # ---- parts of a program that are traced by themselves
 
 
-def _checkpoint(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _checkpoint(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
     again = jax.checkpoint(
         lambda *args: run(params["jaxpr"], args), policy=params["policy"], prevent_cse=params["prevent_cse"]
     )
     return list(again(*operands))
 
 
-def _scan(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _scan(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
     first, carries = scan_sizes(params)
     constant, carry, sequences = operands[:first], operands[first : first + carries], operands[first + carries :]
 
-    def step(state: Any, row: Any) -> Any:
+    def step(state: Sequence[Array], row: Sequence[Array]) -> tuple[list[ArrayLike], list[ArrayLike]]:
         results = run(params["jaxpr"], [*constant, *state, *row])
         return results[:carries], results[carries:]
 
@@ -259,12 +265,12 @@ def _scan(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     return [*state, *rows]
 
 
-def _cond(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _cond(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
     branches = [lambda *args, branch=branch: run(branch, args) for branch in params["branches"]]
     return list(jax.lax.switch(operands[0], branches, *operands[1:]))
 
 
-def _while(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _while(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
     first, second = params["cond_nconsts"], params["body_nconsts"]
     of_condition, of_body = operands[:first], operands[first : first + second]
     return list(
@@ -276,7 +282,7 @@ def _while(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     )
 
 
-_NESTED: dict[str, Callable[..., list[Any]]] = {
+_NESTED: dict[str, Callable[[_Run, list[ArrayLike], dict[str, Any]], list[ArrayLike]]] = {
     "checkpoint": _checkpoint,
     "remat2": _checkpoint,
     "scan": _scan,

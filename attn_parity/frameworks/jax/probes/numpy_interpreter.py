@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend import core
+from jax.typing import ArrayLike, DTypeLike
 
 from ....sides.large import LargeWeight, spilled
 from ....sides.subject import CannotPromoteError
+
+Value: TypeAlias = ArrayLike
+"""A value of a program: an array of NumPy, or of JAX where NumPy has no such dtype; a subclass may add a kind."""
+
+Operand: TypeAlias = Value | LargeWeight
+"""A value, or a weight that is promoted where it is read."""
 
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 """Operations whose precision is their own: they can't be run in another one."""
@@ -37,7 +45,7 @@ _INLINED = {
 }
 
 
-def evaluate(closed: object, *args: object) -> list[Any]:
+def evaluate(closed: core.ClosedJaxpr, *args: Operand) -> list[Value]:
     """Return the outputs of a closed jaxpr for NumPy arrays.
 
     Raises:
@@ -46,7 +54,7 @@ def evaluate(closed: object, *args: object) -> list[Any]:
     return Interpreter().evaluate(closed, *args)
 
 
-def inline(equation: Any) -> Any:
+def inline(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     """Return the closed jaxpr that an equation only calls, or None."""
     key = _INLINED.get(equation.primitive.name)
     program = equation.params.get(key) if key else None
@@ -67,31 +75,31 @@ class Interpreter:
     """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
 
     def __init__(self) -> None:
-        self._last: dict[int, dict[int, list[Any]]] = {}
+        self._last: dict[int, dict[int, list[core.Var]]] = {}
 
-    def evaluate(self, closed: object, *args: object) -> list[Any]:
+    def evaluate(self, closed: core.ClosedJaxpr, *args: Operand) -> list[Value]:
         """Return the outputs of a closed jaxpr."""
         with np.errstate(all="ignore"):
             return self._run(closed, args, spills=True)
 
-    def constant(self, value: object) -> Any:
+    def constant(self, value: ArrayLike) -> Value:
         """Return a constant of the program as a value."""
         return _to_numpy(value)
 
-    def plain(self, value: object) -> Any:
+    def plain(self, value: Value) -> Value:
         """Return the array that control flow depends on."""
         return value
 
-    def stack(self, column: Sequence[Any]) -> Any:
+    def stack(self, column: Sequence[Value]) -> Value:
         """Stack the results of a loop's steps."""
         return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
 
-    def choose(self, going: Any, new: Any, old: Any) -> Any:
+    def choose(self, going: Value, new: Value, old: Value) -> Value:
         """Return the new state of those loops, batched by vmap, that go on, and the old one of those that ended."""
         select = np.where if isinstance(new, np.ndarray) else jnp.where
         return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
 
-    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+    def compute(self, equation: core.JaxprEqn, args: list[Value]) -> list[Value]:
         """Run one operation that calls no other."""
         name, params = equation.primitive.name, equation.params
         if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
@@ -104,15 +112,15 @@ class Interpreter:
                 ]
         return _bind(equation, args)
 
-    def _run(self, closed: Any, args: Sequence[Any], *, spills: bool = False) -> list[Any]:
+    def _run(self, closed: core.ClosedJaxpr, args: Sequence[Operand], *, spills: bool = False) -> list[Value]:
         jaxpr = closed.jaxpr
         consts = [self.constant(const) for const in closed.consts]
-        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        values: dict[core.Var, Operand] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         if id(jaxpr) not in self._last:  # that of a loop is run many times
             self._last[id(jaxpr)] = last_uses(jaxpr)
         last = self._last[id(jaxpr)]
 
-        def read(atom: object) -> Any:
+        def read(atom: core.Var | core.Literal) -> Operand:
             return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
 
         wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
@@ -126,7 +134,7 @@ class Interpreter:
                 values.pop(variable, None)
         return [_read(read(atom)) for atom in jaxpr.outvars]
 
-    def _apply(self, equation: Any, args: list[Any]) -> list[Any]:
+    def _apply(self, equation: core.JaxprEqn, args: list[Operand]) -> list[Any]:
         name = equation.primitive.name
         called = inline(equation)
         if called is not None:
@@ -149,10 +157,18 @@ class Interpreter:
         return self.compute(equation, args)
 
     def _scan(
-        self, args: list[Any], first: int, carries: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
-    ) -> list[Any]:
+        self,
+        args: list[Value],
+        first: int,
+        carries: int,
+        *,
+        jaxpr: core.ClosedJaxpr,
+        length: int,
+        reverse: bool,
+        **_: object,
+    ) -> list[Value]:
         constant, carry, sequences = args[:first], args[first : first + carries], args[first + carries :]
-        stacked: list[list[Any]] = []
+        stacked: list[list[Value]] = []
         for step in reversed(range(length)) if reverse else range(length):
             results = self._run(
                 jaxpr, [*constant, *carry, *(one[step, ...] for one in sequences)]
@@ -168,14 +184,14 @@ class Interpreter:
 
     def _while(
         self,
-        args: list[Any],
+        args: list[Value],
         *,
-        cond_jaxpr: object,
-        body_jaxpr: object,
+        cond_jaxpr: core.ClosedJaxpr,
+        body_jaxpr: core.ClosedJaxpr,
         cond_nconsts: int,
         body_nconsts: int,
         **_: object,
-    ) -> list[Any]:
+    ) -> list[Value]:
         first, second = args[:cond_nconsts], args[cond_nconsts : cond_nconsts + body_nconsts]
         state = args[cond_nconsts + body_nconsts :]
         while True:
@@ -191,11 +207,11 @@ _TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradie
 """Operations that only change the layout of an array."""
 
 
-def _read(value: object) -> Any:
+def _read(value: Operand) -> Value:
     return value.promoted() if isinstance(value, LargeWeight) else value
 
 
-def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+def last_uses(jaxpr: core.Jaxpr) -> dict[int, list[core.Var]]:
     """Return equation -> variables that nothing reads after it, so that large ones are freed."""
     kept = {id(atom) for atom in jaxpr.outvars}
     last = {
@@ -204,26 +220,26 @@ def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
         for atom in (*equation.outvars, *equation.invars)
         if not isinstance(atom, core.Literal)
     }
-    freed: dict[int, list[Any]] = {}
+    freed: dict[int, list[core.Var]] = {}
     for variable, position in last.items():
         if id(variable) not in kept:
             freed.setdefault(position, []).append(variable)
     return freed
 
 
-def _as_declared(value: Any, aval: Any) -> np.ndarray:
+def _as_declared(value: np.ndarray, aval: jax.core.ShapedArray) -> np.ndarray:
     array = np.asarray(value)
     return array if array.dtype == aval.dtype else array.astype(aval.dtype)
 
 
-def _bind(equation: object, args: list[Any]) -> list[Any]:
+def _bind(equation: core.JaxprEqn, args: list[Value]) -> list[Value]:
     """Let JAX run an operation that is not in the table."""
     with jax.enable_x64(True):
         arrays = [jnp.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
         return [_to_numpy(value) for value in bind(equation, arrays)]
 
 
-def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
+def bind(equation: core.JaxprEqn, operands: Sequence[ArrayLike]) -> list[Value]:
     """Run one operation of a program in JAX, including operations that contain a program.
 
     The program of a `jax.shard_map` is compiled, once: run operation by operation on its devices it takes a second.
@@ -238,21 +254,21 @@ def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return _bind_itself(equation, *operands)
 
 
-_COMPILED: dict[Any, tuple[Any, Any]] = {}
+_COMPILED: dict[tuple[Hashable, ...], tuple[core.JaxprEqn, Callable[..., list[ArrayLike]]]] = {}
 """Identity of an equation, and dtypes -> the equation (kept alive: its id must stay unique) and its compiled form."""
 
 MAX_COMPILED = 64
 """Most of them that are kept."""
 
 
-def _bind_itself(equation: Any, *operands: Any) -> list[Any]:
+def _bind_itself(equation: core.JaxprEqn, *operands: ArrayLike) -> list[Value]:
     bound = equation.primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # as JAX before 0.10 has it
     result = equation.primitive.bind(*functions, *operands, **params)
     return list(result) if equation.primitive.multiple_results else [result]
 
 
-def _to_numpy(value: object) -> Any:
+def _to_numpy(value: ArrayLike) -> np.ndarray | Array:
     if isinstance(value, np.ndarray):
         return value
     dtype = getattr(value, "dtype", None)
@@ -268,17 +284,17 @@ def _is_float(aval: object) -> bool:
 # ---- operations
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _plain(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Make an operation of a NumPy function of the operands alone."""
     return lambda *operands, **_: function(*operands)
 
 
-def _special(name: str) -> Callable[..., object]:
+def _special(name: str) -> Callable[..., np.ndarray]:
     """Make an operation of a function of `scipy.special`, which few programs need and which takes long to import."""
     return _plain(lambda *operands: getattr(importlib.import_module("scipy.special"), name)(*operands))
 
 
-def _divide(dividend: Any, divisor: Any, **_: Any) -> Any:
+def _divide(dividend: np.ndarray, divisor: np.ndarray, **_: object) -> np.ndarray:
     if dividend.dtype.kind == "f":
         return dividend / divisor
     if dividend.dtype.kind not in "iu" or not divisor.all():
@@ -287,7 +303,7 @@ def _divide(dividend: Any, divisor: Any, **_: Any) -> Any:
     return quotient + ((rest != 0) & ((dividend < 0) != (divisor < 0)))  # towards zero, where NumPy rounds down
 
 
-def _remainder(dividend: Any, divisor: Any, **_: Any) -> Any:
+def _remainder(dividend: np.ndarray, divisor: np.ndarray, **_: object) -> np.ndarray:
     return (
         np.fmod(dividend, divisor)
         if dividend.dtype.kind == "f" or (dividend.dtype.kind in "iu" and divisor.all())
@@ -295,15 +311,15 @@ def _remainder(dividend: Any, divisor: Any, **_: Any) -> Any:
     )
 
 
-def _select(which: Any, *cases: Any, **_: Any) -> Any:
+def _select(which: np.ndarray, *cases: np.ndarray, **_: object) -> np.ndarray:
     if which.dtype == np.bool_:
         return np.where(which, cases[1], cases[0])
     return NotImplemented
 
 
 def _broadcast_in_dim(
-    operand: Any, *dynamic: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
-) -> Any:
+    operand: np.ndarray, *dynamic: object, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: object
+) -> np.ndarray:
     if dynamic:
         return NotImplemented
     sizes = [1] * len(shape)
@@ -312,39 +328,54 @@ def _broadcast_in_dim(
     return np.broadcast_to(operand.reshape(sizes), shape)
 
 
-def _reshape(operand: Any, *dynamic: Any, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> Any:
+def _reshape(
+    operand: np.ndarray,
+    *dynamic: object,
+    new_sizes: Sequence[int],
+    dimensions: Sequence[int] | None = None,
+    **_: object,
+) -> np.ndarray:
     if dynamic:
         return NotImplemented
     return (operand if dimensions is None else operand.transpose(dimensions)).reshape(new_sizes)
 
 
-def _pad(operand: Any, value: Any, *, padding_config: Any, **_: Any) -> Any:
+def _pad(
+    operand: np.ndarray, value: np.ndarray, *, padding_config: Sequence[tuple[int, int, int]], **_: object
+) -> np.ndarray:
     if any(low < 0 or high < 0 or inner for low, high, inner in padding_config):
         return NotImplemented
     return np.pad(operand, [(low, high) for low, high, _ in padding_config], constant_values=value)
 
 
-def _slice(operand: Any, *, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Any:
+def _slice(
+    operand: np.ndarray,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+    **_: object,
+) -> np.ndarray:
     steps = strides or [1] * operand.ndim
     return operand[tuple(map(slice, start_indices, limit_indices, steps))]
 
 
-def _clamped(starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+def _clamped(starts: Sequence[np.ndarray], sizes: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     begins = [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, shape, strict=True)]
     return tuple(slice(start, start + size) for start, size in zip(begins, sizes, strict=True))
 
 
-def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
+def _dynamic_slice(operand: np.ndarray, *starts: np.ndarray, slice_sizes: Sequence[int], **_: object) -> np.ndarray:
     return operand[_clamped(starts[: operand.ndim], slice_sizes, operand.shape)]
 
 
-def _dynamic_update_slice(operand: Any, update: Any, *starts: Any, **_: Any) -> Any:
+def _dynamic_update_slice(operand: np.ndarray, update: np.ndarray, *starts: np.ndarray, **_: object) -> np.ndarray:
     result = np.array(operand, copy=True)
     result[_clamped(starts, update.shape, operand.shape)] = update
     return result
 
 
-def _iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Any:
+def _iota(*dynamic: object, dtype: DTypeLike, shape: Sequence[int], dimension: int, **_: object) -> np.ndarray:
     if dynamic:
         return NotImplemented
     sizes = [1] * len(shape)
@@ -352,7 +383,7 @@ def _iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: 
     return np.broadcast_to(np.arange(shape[dimension], dtype=dtype).reshape(sizes), shape)
 
 
-def _convert(operand: Any, *, new_dtype: Any, **_: Any) -> Any:
+def _convert(operand: np.ndarray, *, new_dtype: DTypeLike, **_: object) -> np.ndarray:
     if operand.dtype.kind == "f" and np.dtype(new_dtype).kind in "iu":
         return NotImplemented  # JAX saturates where NumPy wraps
     if operand.dtype.kind == "c" and np.dtype(new_dtype).kind != "c":
@@ -360,7 +391,9 @@ def _convert(operand: Any, *, new_dtype: Any, **_: Any) -> Any:
     return operand.astype(new_dtype)
 
 
-def _dot_general(left: Any, right: Any, *, dimension_numbers: Any, **_: Any) -> Any:
+def _dot_general(
+    left: np.ndarray, right: np.ndarray, *, dimension_numbers: Sequence[Sequence[Sequence[int]]], **_: object
+) -> np.ndarray:
     if left.dtype.kind != "f" or right.dtype.kind != "f":
         return NotImplemented
     (left_sum, right_sum), (left_batch, right_batch) = dimension_numbers
@@ -375,12 +408,12 @@ def _dot_general(left: Any, right: Any, *, dimension_numbers: Any, **_: Any) -> 
     return np.matmul(first, second).reshape([*batch, *rows, *columns])
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[..., Any]:
+def _reduce(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda operand, *, axes, **_: function(operand, axis=tuple(int(axis) for axis in axes))
 
 
-def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce(operand: Any, *, axes: Any, **_: Any) -> Any:
+def _extreme(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def reduce(operand: np.ndarray, *, axes: Sequence[int], **_: object) -> np.ndarray:
         if 0 in operand.shape:
             return NotImplemented
         return function(operand, axis=tuple(int(axis) for axis in axes))
@@ -388,12 +421,12 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
-def _index_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def _index_of(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda operand, *, axes, index_dtype, **_: function(operand, axis=int(axes[0])).astype(index_dtype)
 
 
-def _cumulative(function: Callable[..., Any]) -> Callable[..., Any]:
-    def accumulate(operand: Any, *, axis: int, reverse: bool, **_: Any) -> Any:
+def _cumulative(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def accumulate(operand: np.ndarray, *, axis: int, reverse: bool, **_: object) -> np.ndarray:
         turned = np.flip(operand, axis) if reverse else operand
         result = function(turned, axis=axis)
         return np.flip(result, axis) if reverse else result
@@ -401,11 +434,11 @@ def _cumulative(function: Callable[..., Any]) -> Callable[..., Any]:
     return accumulate
 
 
-def _split(operand: Any, *, sizes: Sequence[int], axis: int, **_: Any) -> Any:
+def _split(operand: np.ndarray, *, sizes: Sequence[int], axis: int, **_: object) -> list[np.ndarray]:
     return np.split(operand, np.cumsum(sizes)[:-1], axis=axis)
 
 
-def _floating(function: Callable[..., Any]) -> Callable[..., Any]:
+def _floating(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Make an operation that is left to JAX for other than floating-point operands."""
     return lambda *operands, **_: function(*operands) if operands[0].dtype.kind == "f" else NotImplemented
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 _EXACT = """
 abs argmax argmin broadcast_in_dim ceil clamp concatenate convert_element_type copy dynamic_slice
@@ -38,11 +39,11 @@ class JaxprJitter:
         self._random = np.random.default_rng(seed)
         self._double = double
 
-    def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
+    def moved(self, name: str, results: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Return the results of the operation `name`, moved unless it rounds nothing."""
         return list(results) if name in EXACT else [self._moved(one) for one in results]
 
-    def _moved(self, value: object) -> Any:
+    def _moved(self, value: ArrayLike) -> ArrayLike:
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
         own: Any = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from ....sides.large import LargeWeight
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
-from .numpy_interpreter import Interpreter
+from .numpy_interpreter import Interpreter, Operand, Value
 from .rounding import EXACT
 
 UNIT = 2.0**-23
@@ -29,8 +30,8 @@ MANY_BITS = 16
 class Free:
     """A value that depends on neither weights nor floating-point inputs: as it is, and moved."""
 
-    own: Any
-    moved: Any
+    own: Value
+    moved: Value
 
     def __getitem__(self, index: object) -> Free:
         return Free(self.own[index], self.moved[index])
@@ -50,20 +51,20 @@ class JaxprTables(Interpreter):
         self._random = np.random.default_rng(max(seed, 0))
         self._unit = 0.0 if seed == STILL else UNIT
         self.met = Collector()
-        self._constants: dict[Any, Free] = {}
+        self._constants: dict[tuple[tuple[int, ...], bytes], Free] = {}
         self.moved = 0
 
-    def table(self, array: object) -> Free:
+    def table(self, array: ArrayLike) -> Free:
         """Return a given table, moved."""
         value = super().constant(array)
         return Free(value, self._moved(value, value))
 
-    def free(self, array: object) -> Free:
+    def free(self, array: ArrayLike) -> Free:
         """Return a given value that no unit is missing from, such as whole numbers."""
         value = super().constant(array)
         return Free(value, value)
 
-    def constant(self, value: object) -> Any:
+    def constant(self, value: ArrayLike) -> Free:
         """Return a constant of the program, moved; the same one is moved alike wherever it is read."""
         array = super().constant(value)
         if not _is_table(array):
@@ -74,24 +75,24 @@ class JaxprTables(Interpreter):
             self._constants[key] = self.table(array) if rounded else self.free(array)
         return self._constants[key]
 
-    def plain(self, value: object) -> Any:
+    def plain(self, value: Value | Free) -> Value:
         """Return the value that decides, as it is."""
         return value.own if isinstance(value, Free) else value
 
-    def stack(self, column: Sequence[Any]) -> Any:
+    def stack(self, column: Sequence[Value | Free]) -> Value | Free:
         """Stack the results of a loop's steps."""
         if all(isinstance(one, Free) for one in column):
             return Free(super().stack([one.own for one in column]), super().stack([one.moved for one in column]))
         return super().stack([_moved_of(one) for one in column])
 
-    def choose(self, going: object, new: object, old: object) -> Any:
+    def choose(self, going: Value, new: Value | Free, old: Value | Free) -> Value | Free:
         """Return the new state of the loops that go on, and the old one of the others."""
         if isinstance(new, Free) and isinstance(old, Free):
             own = super().choose(going, new.own, old.own)
             return Free(own, super().choose(going, new.moved, old.moved))
         return super().choose(going, _moved_of(new), _moved_of(old))
 
-    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+    def compute(self, equation: core.JaxprEqn, args: list[Value | Free]) -> list[Value | Free]:
         """Run one operation; the results of free values are free, and are moved where they are rounded."""
         if not all(isinstance(arg, Free) for arg in args):
             for arg in args:
@@ -108,7 +109,7 @@ class JaxprTables(Interpreter):
             return [Free(one, other) for one, other in zip(own, moved, strict=True)]
         return [Free(one, self._moved(one, other)) for one, other in zip(own, moved, strict=True)]
 
-    def _moved(self, own: Any, value: Any) -> Any:
+    def _moved(self, own: Value, value: Value) -> Value:
         if not _is_table(own):
             return value
         with np.errstate(invalid="ignore"):
@@ -120,7 +121,7 @@ class JaxprTables(Interpreter):
         return np.where(rounded, value * (1.0 + noise), value)
 
 
-def _moved_of(value: object) -> Any:
+def _moved_of(value: Value | Free) -> Value:
     return value.moved if isinstance(value, Free) else value
 
 
@@ -137,8 +138,8 @@ def _was_rounded(value: float) -> bool:
 
 
 def evaluate_tables(
-    closed: object, args: Sequence[object], kinds: Sequence[str], seed: int
-) -> tuple[list[Any], int, Found | None]:
+    closed: core.ClosedJaxpr, args: Sequence[Operand], kinds: Sequence[str], seed: int
+) -> tuple[list[Value], int, Found | None]:
     """Return the outputs of a closed jaxpr with its tables moved, how many values were, and the tables as they are.
 
     Args:

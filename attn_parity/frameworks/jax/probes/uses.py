@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from jax.extend import core
 
@@ -22,7 +21,7 @@ class _Origin:
     is_data: bool = False
 
 
-def first_uses(closed: Any, kinds: Sequence[bool]) -> dict[int, int]:
+def first_uses(closed: core.ClosedJaxpr, kinds: Sequence[bool]) -> dict[int, int]:
     """Return position of a weight among the arguments -> when it is used first.
 
     Args:
@@ -36,8 +35,8 @@ def first_uses(closed: Any, kinds: Sequence[bool]) -> dict[int, int]:
     return uses
 
 
-def _follow(jaxpr: Any, origins: Sequence[_Origin], uses: dict[int, int], clock: list[int]) -> list[_Origin]:
-    origin_of: dict[Any, _Origin] = dict(zip(jaxpr.invars, origins, strict=True))
+def _follow(jaxpr: core.Jaxpr, origins: Sequence[_Origin], uses: dict[int, int], clock: list[int]) -> list[_Origin]:
+    origin_of: dict[core.Var, _Origin] = dict(zip(jaxpr.invars, origins, strict=True))
 
     def read(atom: object) -> _Origin:
         return _Origin() if isinstance(atom, core.Literal) else origin_of.get(atom, _Origin())
@@ -57,7 +56,9 @@ def _follow(jaxpr: Any, origins: Sequence[_Origin], uses: dict[int, int], clock:
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _called(equation: Any, args: list[_Origin], uses: dict[int, int], clock: list[int]) -> list[_Origin] | None:
+def _called(
+    equation: core.JaxprEqn, args: list[_Origin], uses: dict[int, int], clock: list[int]
+) -> list[_Origin] | None:
     """Follow a program that an equation calls or repeats; None where it calls none, or in a way that is not known."""
     called = inline(equation)
     if called is not None and len(called.jaxpr.invars) == len(args):

@@ -10,12 +10,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend import core
+from jax.typing import ArrayLike
 
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
@@ -52,14 +54,17 @@ _QUICK_TO_COMPILE = {
 }
 
 
+_Gradients: TypeAlias = Mapping[str, Array]
+
+
 class After(Protocol):
     """Receives the results of each operation, and returns their replacements."""
 
-    def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
+    def moved(self, name: str, results: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Return the replacements of the results of the operation `name`."""
 
 
-def quick_options() -> dict[str, Any] | None:
+def quick_options() -> dict[str, int | bool] | None:
     """Return options that compile a program ten times as fast; how fast it runs matters to no one.
 
     They change what LLVM makes of the program (it rounds more often, as no two operations become one), not what XLA
@@ -69,9 +74,9 @@ def quick_options() -> dict[str, Any] | None:
 
 
 @functools.cache
-def _known_options() -> dict[str, Any]:
+def _known_options() -> dict[str, int | bool]:
     """Return those of `_QUICK_TO_COMPILE` that this XLA knows; they come and go between its versions."""
-    options: dict[str, Any] = {}
+    options: dict[str, int | bool] = {}
     for name, value in _QUICK_TO_COMPILE.items():
         try:
             jax.jit(lambda: 0, compiler_options={name: value})()
@@ -81,7 +86,7 @@ def _known_options() -> dict[str, Any]:
     return options
 
 
-def trace(function: Callable[..., Any], operands: object) -> tuple[Any, Any]:
+def trace(function: Callable[..., object], operands: object) -> tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]:
     """Return the jaxpr of a function and the structure of its result."""
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_lent(leaf) else leaf, operands
@@ -99,7 +104,7 @@ def _is_lent(value: object) -> bool:
     return isinstance(value, LargeWeight)
 
 
-def op_by_op(closed: Any) -> Callable[..., list[Any]]:
+def op_by_op(closed: core.ClosedJaxpr) -> Callable[..., list[ArrayLike]]:
     """Return a function that runs each operation separately, unfused.
 
     Compiling one program per operation costs 50 ms each, compiling all of them as one, with barriers in between, 4 ms
@@ -107,16 +112,16 @@ def op_by_op(closed: Any) -> Callable[..., list[Any]]:
     """
     equations, distinct = _count(closed.jaxpr)
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: ArrayLike) -> list[ArrayLike]:
         return walk(closed.jaxpr, closed.consts, args)
 
     return run if 50 * len(distinct) < 200 + 4 * equations else jax.jit(barred(closed))
 
 
-def barred(closed: Any) -> Callable[..., list[Any]]:
+def barred(closed: core.ClosedJaxpr) -> Callable[..., list[ArrayLike]]:
     """Return a function that runs a program with barriers between its operations, to be compiled as one."""
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: ArrayLike) -> list[ArrayLike]:
         return walk(closed.jaxpr, closed.consts, args, _Barrier())
 
     return run
@@ -129,7 +134,7 @@ class _Barrier:
     aborts the process if those are a batched product that can't have it.
     """
 
-    def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
+    def moved(self, name: str, results: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Return the results of the operation `name`, as they are."""
         if name in _MOVES or not all(isinstance(one, Array) for one in results):
             return list(results)
@@ -139,11 +144,13 @@ class _Barrier:
         return [one.reshape(shaped.shape) for one, shaped in zip(flat, results, strict=True)]
 
 
-def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: After | None = None) -> list[Any]:
+def walk(
+    jaxpr: core.Jaxpr, consts: Sequence[ArrayLike], args: Sequence[ArrayLike], after: After | None = None
+) -> list[ArrayLike]:
     """Run a jaxpr operation by operation; `after` receives the results of each."""
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    values: dict[core.Var, ArrayLike] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom: object) -> Any:
+    def read(atom: core.Var | core.Literal) -> ArrayLike:
         return atom.val if hasattr(atom, "val") else values[atom]
 
     last = last_uses(jaxpr)
@@ -162,7 +169,7 @@ def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: After | 
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _count(jaxpr: Any) -> tuple[int, set[Any]]:
+def _count(jaxpr: core.Jaxpr) -> tuple[int, set[tuple[str, str, str]]]:
     """Return how many operations there are, and the distinct ones."""
     total, distinct = 0, set()
     for equation in jaxpr.eqns:
@@ -182,7 +189,7 @@ def is_probe(mode: str) -> bool:
     return mode in ("jitter", "logsumexp", "tables", "flash", "literals")
 
 
-def counted(run: Callable[..., Any], replaced: Mapping[int, object]) -> Callable[..., ProgramResults]:
+def counted(run: Callable[..., object], replaced: Mapping[int, object]) -> Callable[..., ProgramResults]:
     """Return a function that gives the results, and the number of values moved or operations replaced."""
 
     def run_and_count(operands: object, seed: int) -> ProgramResults:
@@ -201,7 +208,9 @@ class ProgramResults:
     tables: Tables | None = None
 
 
-def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., ProgramResults]:
+def moving_tables(
+    closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef, tables: Collection[int]
+) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program and moves its tables; the arguments at `tables` are such."""
 
     def run(operands: Any, seed: int) -> ProgramResults:
@@ -224,7 +233,7 @@ def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[.
     return run
 
 
-def moving_literals(closed: object, tree: object) -> Callable[..., ProgramResults]:
+def moving_literals(closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program, moves its float32 literals and exchanges close branches."""
 
     def run(operands: Any, seed: int) -> ProgramResults:
@@ -234,7 +243,7 @@ def moving_literals(closed: object, tree: object) -> Callable[..., ProgramResult
     return run
 
 
-def directly(function: Callable[..., Any], *, promote: bool) -> Callable[..., Any]:
+def directly(function: Callable[..., object], *, promote: bool) -> Callable[..., Any]:
     """Run a function that can't be traced, because it looks at values."""
 
     def run(operands: Any, seed: int = 0) -> Any:
@@ -278,17 +287,22 @@ class Differentiated:
         entry: str | None = None,
     ):
         self.structure: list[str] = []
-        self.replaced: dict[int, Any] = {}
+        self.replaced: dict[int, core.JaxprEqn] = {}
         self._name, self._part, self._arguments, self._mode = name, part, arguments, mode
         self._entry = entry
         self._setting = Setting(dtype, seed, train, None, tape)
 
-    def function(self, source: MaskPlan | Masks) -> Callable[..., Any]:
+    def function(self, source: MaskPlan | Masks) -> Callable[..., tuple[list[Array], _Gradients, _Gradients]]:
         """Return the function; a `MaskPlan` as source receives its masks as the function's last argument."""
         setting = dataclasses.replace(self._setting, source=source)
         kinds: list[bool] = []
 
-        def differentiate(weights: dict[str, Any], leaves: list[Any], cotangents: Any, masks: Any) -> Any:
+        def differentiate(
+            weights: dict[str, ArrayLike],
+            leaves: list[ArrayLike],
+            cotangents: Sequence[ArrayLike | None] | None,
+            masks: Sequence[Array] | None,
+        ) -> tuple[list[Array], _Gradients, _Gradients]:
             if isinstance(source, MaskPlan):
                 source.start(masks)
             if setting.tape is not None:
@@ -296,7 +310,7 @@ class Differentiated:
             mine, others = _divide(weights, self._part.trainable)
             floats = {str(i): leaf for i, leaf in enumerate(leaves) if is_jax_float(leaf)}
 
-            def forward(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
+            def forward(mine: dict[str, ArrayLike], floats: dict[str, ArrayLike]) -> tuple[list[Array], list[Array]]:
                 call = self._arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
                 result = self._part.call({**others, **mine}, call, setting)
                 self.structure[:], outputs = outputs_of(result, self._name, self._entry)
@@ -313,7 +327,7 @@ class Differentiated:
         return differentiate
 
 
-def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[list[str], list[Any]]:
+def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[list[str], list[Array]]:
     """Return the path of each array in the return value, and the arrays.
 
     Args:
@@ -331,17 +345,17 @@ def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[lis
     return [path for path, _ in leaves], [jnp.asarray(array) for _, array in leaves]
 
 
-def _split(outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+def _split(outputs: list[Array]) -> tuple[list[Array], list[Array]]:
     """Return the outputs that can be differentiated, and the others."""
     return [one for one in outputs if is_jax_float(one)], [one for one in outputs if not is_jax_float(one)]
 
 
-def _joined(outputs: list[Any], rest: list[Any], kinds: list[bool]) -> list[Any]:
+def _joined(outputs: list[Array], rest: list[Array], kinds: list[bool]) -> list[Array]:
     first, second = iter(outputs), iter(rest)
     return [next(first) if kind else next(second) for kind in kinds]
 
 
-def _cotangents(cotangents: Sequence[Any], outputs: list[Any], kinds: list[bool]) -> list[Any]:
+def _cotangents(cotangents: Sequence[ArrayLike | None], outputs: list[Array], kinds: list[bool]) -> list[Array]:
     wanted = [one for one, kind in zip(cotangents, kinds, strict=True) if kind]
     return [
         jnp.zeros_like(output) if one is None else jnp.asarray(one, output.dtype)
@@ -349,7 +363,7 @@ def _cotangents(cotangents: Sequence[Any], outputs: list[Any], kinds: list[bool]
     ]
 
 
-def _divide(weights: Mapping[str, object], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divide(weights: Mapping[str, ArrayLike], names: set[str]) -> tuple[dict[str, ArrayLike], dict[str, ArrayLike]]:
     return (
         {name: array for name, array in weights.items() if name in names},
         {name: array for name, array in weights.items() if name not in names},

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.typing import ArrayLike
 
 from ....sides.patching import replaced
 
@@ -32,7 +33,7 @@ def promoted() -> Iterator[None]:
     """
 
     def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
-        def _promoted_bind(self: Any, *args: Any, **params: Any) -> Any:
+        def _promoted_bind(self: core.Primitive, *args: ArrayLike, **params: Any) -> Any:
             args = tuple([_own(arg) for arg in args])
             if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
                 return _widen(bind(self, *args, **params))
@@ -53,18 +54,18 @@ def promoted() -> Iterator[None]:
         yield
 
 
-def _own(arg: object) -> Any:
+def _own(arg: ArrayLike) -> ArrayLike:
     """Return a NumPy array as a copy: JAX caches the conversion, and would give int64 to code that runs without x64."""
     return arg.copy() if type(arg) is np.ndarray else arg
 
 
-def _widen(arg: object) -> Any:
+def _widen(arg: ArrayLike) -> ArrayLike:
     dtype = getattr(arg, "dtype", None)
     is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
     return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
 
 
-def _of_one_width(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _of_one_width(args: tuple[ArrayLike, ...]) -> tuple[ArrayLike, ...] | None:
     """Return the operands with all signed integers as int64; None if they have one width already."""
     widths = {np.dtype(arg.dtype) for arg in args if _is_signed(arg)}
     if len(widths) < 2:
@@ -77,7 +78,7 @@ def _is_signed(arg: object) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
-def _promote(name: str, value: Any) -> Any:
+def _promote(name: str, value: Any) -> object:
     if name not in _PARAMETERS or value is None:
         return value
     try:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
+from jax.typing import ArrayLike
 
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.shards import ShardCut, Shares, differing_copies
@@ -54,7 +55,7 @@ class JaxPart(Protocol):
     trainable: set[str]
     changed: set[str]
 
-    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+    def call(self, weights: Mapping[str, ArrayLike], arguments: Arguments, setting: Setting) -> object:
         """Call the part with these weights; the weights that it holds stay unchanged."""
 
 
@@ -141,7 +142,7 @@ def is_numeric(value: object) -> bool:
     return kind is not None and hasattr(value, "shape") and not jnp.issubdtype(kind, jax.dtypes.extended)
 
 
-def is_jax_float(array: Any) -> bool:
+def is_jax_float(array: Array | np.ndarray) -> bool:
     """Return whether an array holds floating-point numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
@@ -193,8 +194,8 @@ class Home:
         shardings: name of a weight that several devices share -> how.
     """
 
-    device: Any
-    shardings: Mapping[str, Any]
+    device: jax.Device | None
+    shardings: Mapping[str, Sharding]
 
     def __str__(self) -> str:
         """Return the device, or how many share the weights."""
@@ -232,7 +233,10 @@ def dotted(path: Iterable[object]) -> str:
 
 
 def shares_of(
-    outputs: Sequence[Any], places: Sequence[str], gradients: Mapping[str, Any], shardings: Mapping[str, Any]
+    outputs: Sequence[Array | np.ndarray],
+    places: Sequence[str],
+    gradients: Mapping[str, Array | np.ndarray],
+    shardings: Mapping[str, Sharding],
 ) -> Shares:
     """Return how devices share the results of a run.
 
@@ -267,7 +271,7 @@ def _apart(array: object) -> str:
     """Name the first device whose copy of a part differs from another copy of it; "" if none does."""
     if not isinstance(array, Array) or len(array.sharding.device_set) < 2:
         return ""
-    copies_of: dict[str, list[tuple[str, Any]]] = {}
+    copies_of: dict[str, list[tuple[str, np.ndarray]]] = {}
     for shard in array.addressable_shards:
         copies_of.setdefault(str(shard.index), []).append((f"device {shard.device.id}", np.asarray(shard.data)))
     lines = (differing_copies(copies) for copies in copies_of.values() if len(copies) > 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jax_attn.backend import to_numpy
 
@@ -38,7 +39,9 @@ class JaxFunctionSide:
         self.name = getattr(function.call, "__name__", type(function.call).__name__)
         places, _ = jax.tree_util.tree_flatten_with_path(function.weights, _is_variable)
         leaves, self._tree = jax.tree.flatten(function.weights)  # one leaf for each variable
-        self._held: dict[str, Any] = {_name(path): leaf for (path, _), leaf in zip(places, leaves, strict=True)}
+        self._held: dict[str, jax.Array | np.ndarray] = {
+            _name(path): leaf for (path, _), leaf in zip(places, leaves, strict=True)
+        }
         if len(self._held) < len(leaves):
             raise ModuleFailedError(f"two weights of the JAX function {self.name} have the same dotted name")
         for name, leaf in self._held.items():
@@ -114,7 +117,7 @@ class JaxFunctionSide:
         """Return nothing: its weights are a tree of arrays."""
         return ""
 
-    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+    def call(self, weights: Mapping[str, ArrayLike], arguments: Arguments, setting: Setting) -> object:
         """Call the function with other weights."""
         leaves = [jnp.asarray(weights.get(name, leaf)) for name, leaf in self._held.items()]
         tree = jax.tree.unflatten(self._tree, leaves)
@@ -122,7 +125,7 @@ class JaxFunctionSide:
             return self._call(tree, *arguments.args, **arguments.kwargs)
 
 
-def _name(path: Any) -> str:
+def _name(path: tuple[object, ...]) -> str:
     return dotted(_word(key) for key in path)
 
 

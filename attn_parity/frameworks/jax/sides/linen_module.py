@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
+from jax import Array
+from jax.typing import ArrayLike
 
 from jax_attn.backend import to_numpy
 
@@ -65,7 +67,7 @@ class LinenModule:
     def __init__(
         self,
         module: linen.Module,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
         wanted: str | None = None,
         streams: tuple[str, ...] = (),
     ):
@@ -213,7 +215,7 @@ class LinenModule:
         """Return a message on variables that the module expects and lacks, or has and does not expect; else ""."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
 
-        def _init(leaves: list[Any]) -> Any:
+        def _init(leaves: list[ArrayLike]) -> object:
             call = arguments.with_leaves(leaves)
             kwargs = {name: value for name, value in call.kwargs.items() if name != "mutable"}
             return self.module.init(keys, *call.args, **kwargs)
@@ -248,7 +250,7 @@ class LinenPart:
             and jnp.issubdtype(side.variables[side.places[name]].dtype, jnp.floating)
         }
 
-    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+    def call(self, weights: Mapping[str, ArrayLike], arguments: Arguments, setting: Setting) -> object:
         """Apply it to other variables."""
         side, kwargs = self._side, dict(arguments.kwargs)
         method = kwargs.pop("method", None) if "method" not in side.signature() else None
@@ -258,7 +260,7 @@ class LinenPart:
         names = ("params", *(("dropout",) if setting.train else ()), *side.streams)
         keys = {name: jax.random.fold_in(jax.random.key(number), setting.seed) for number, name in enumerate(names)}
 
-        def _apply(scope: object, *args: object, **kwargs: object) -> Any:
+        def _apply(scope: object, *args: object, **kwargs: object) -> object:
             template = self._template
             module = side.module.clone(parent=scope, _deep_clone=True) if template is None else template.build(scope)
             return _method(module, method)(*args, **kwargs)
@@ -299,7 +301,13 @@ class _Interceptor:
         self._alive: list[linen.Module] = []  # an id stays the module's
         self._running: list[Path] = []
 
-    def __call__(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def __call__(
+        self,
+        following: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        context: linen.module.InterceptorContext,
+    ) -> object:
         module, method = context.module, context.method_name
         if method == "setup" or module.scope is None:
             return following(*args, **kwargs)
@@ -330,7 +338,7 @@ class _Interceptor:
             }
             own = module.scope._collection(collection) if variables else {}
             for where, variable in variables.items():
-                node: Any = own
+                node: object = own
                 for key in where:
                     node = node.get(key) if isinstance(node, Mapping) else None
                 if node is not None and jnp.shape(node) != jnp.shape(variable):
@@ -338,20 +346,20 @@ class _Interceptor:
         return True
 
 
-def _method(module: linen.Module, method: Any) -> Callable[..., Any]:
+def _method(module: linen.Module, method: Any) -> Callable[..., object]:
     if method is None:
         return module.__call__
     if isinstance(method, str):
-        called: Callable[..., Any] = getattr(module, method)
+        called: Callable[..., object] = getattr(module, method)
         return called
     own = getattr(method, "__self__", None)
     function = method.__func__ if isinstance(own, linen.Module) else method
     return lambda *args, **kwargs: function(module, *args, **kwargs)
 
 
-def _leaves(tree: Mapping[str, object]) -> dict[Path, Any]:
+def _leaves(tree: Mapping[str, object]) -> dict[Path, ArrayLike]:
     """Return path -> array of all variables but running statistics, collections first."""
-    leaves: dict[Path, Any] = {}
+    leaves: dict[Path, ArrayLike] = {}
     for collection, inner in tree.items():
         if collection not in ROLES:
             for path, leaf in jax.tree_util.tree_flatten_with_path(inner)[0]:
@@ -359,13 +367,13 @@ def _leaves(tree: Mapping[str, object]) -> dict[Path, Any]:
     return leaves
 
 
-def _flat(name: str, variables: object) -> dict[tuple[str, Path], Any]:
+def _flat(name: str, variables: object) -> dict[tuple[str, Path], Array | np.ndarray]:
     """Return (collection, path) -> array, boxes opened."""
     if not isinstance(variables, Mapping):
         raise ModuleFailedError(
             f"the variables of the Linen module {name} must be a mapping, got {type(variables).__name__}"
         )
-    arrays: dict[tuple[str, Path], Any] = {}
+    arrays: dict[tuple[str, Path], Array | np.ndarray] = {}
     for collection, tree in variables.items():
         if collection not in ROLES and not isinstance(tree, Mapping) and not hasattr(tree, "shape"):
             continue
@@ -396,7 +404,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_KEYS]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def of_bridge(module: Any, wanted: str | None = None) -> LinenModule:
+def of_bridge(module: nnx.bridge.ToNNX, wanted: str | None = None) -> LinenModule:
     """Return the side that a `nnx.bridge.ToNNX` wraps: its Linen module with its variables."""
     attributes = {key: value for key, value in vars(module).items() if not key.startswith(("to_nnx__", "_pytree__"))}
     with warnings.catch_warnings():

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import linen
+from flax.core import Scope
 
 Path = tuple[str, ...]
 
@@ -24,7 +25,7 @@ class Template:
     """
 
     kind: type
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     path: Path | None
     name: str | None
 
@@ -43,7 +44,7 @@ class Template:
             path for one in _inner(self.fields) for path in one.outside
         ]
 
-    def build(self, root: object) -> linen.Module:
+    def build(self, root: Scope) -> linen.Module:
         """Make the submodule again, with its variables in the scope of the whole."""
         made: dict[Path, linen.Module] = {}
         return _build(self, root, made)
@@ -78,7 +79,7 @@ def _template(module: linen.Module, owner: Path | None) -> Template:
     return Template(type(module), fields, path, module.name)
 
 
-def _build(template: Template, root: Any, made: dict[Path, linen.Module]) -> linen.Module:
+def _build(template: Template, root: Scope, made: dict[Path, linen.Module]) -> linen.Module:
     if template.path is not None and template.path in made:
         return made[template.path]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
 
 from jax_attn.backend import WEIGHTS, to_numpy
 
@@ -85,17 +87,17 @@ class NNXModule:
         """Count the variables of these names, and no other state, among the parameters."""
         self._carried = frozenset(names)
 
-    def _others(self) -> dict[str, nnx.Variable[Any]]:
+    def _others(self) -> dict[str, nnx.Variable]:
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Not(nnx.Any(*WEIGHTS, *_NO_STATE))))
         variables = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
         return {name: one for name, one in variables.items() if is_numeric(one.get_value())}
 
-    def _held(self) -> dict[str, nnx.Variable[Any]]:
+    def _held(self) -> dict[str, nnx.Variable]:
         """Return name -> variable of the weights and of the state that is carried."""
         variables = {dotted(path): variable for path, variable in nnx.to_flat_state(self._weights)}
         return variables | {name: one for name, one in self._others().items() if name in self._carried}
 
-    def _described(self, variables: Mapping[str, nnx.Variable[Any]]) -> dict[str, SideWeight]:
+    def _described(self, variables: Mapping[str, nnx.Variable]) -> dict[str, SideWeight]:
         owners = {dotted(path): child for path, child in nnx.iter_modules(self.module)}
         described = {}
         for name, variable in variables.items():
@@ -158,7 +160,7 @@ class NNXModule:
     def culprit(self, error: Exception) -> str:
         """Describe the submodule that raised an error, and its arguments; "" if unknown."""
 
-        def held_by(owner: object) -> dict[str, Any]:
+        def held_by(owner: object) -> dict[str, Array]:
             variables = {name: one for name, one in vars(owner).items() if isinstance(one, nnx.Variable)}
             return {name: one.get_value() for name, one in variables.items() if isinstance(one, WEIGHTS)}
 
@@ -191,7 +193,7 @@ class NNXPart:
         self._paths = {dotted(where): owned[id(child)] for where, child in nnx.iter_modules(target) if where}
         self._weights, self._rest = nnx.to_flat_state(weights), nnx.to_flat_state(rest)
         self.changed: set[str] = set()
-        self._names: dict[Any, str] = {}
+        self._names: dict[tuple[str | int, ...], str] = {}
         for where, variable in self._weights:
             name = ".".join(filter(None, (path, dotted(where))))
             # A variable that is tied to one elsewhere has its name there.
@@ -214,7 +216,7 @@ class NNXPart:
         module.eval()
         return module
 
-    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+    def call(self, weights: Mapping[str, ArrayLike], arguments: Arguments, setting: Setting) -> object:
         """Call it around other weights."""
         module = self.merged(weights, setting.dtype, setting.seed)
         if setting.train:
@@ -239,7 +241,7 @@ class NNXPart:
         return result
 
 
-def _weights_and(module: nnx.Module, names: Collection[str]) -> Callable[[Any, Any], bool]:
+def _weights_and(module: nnx.Module, names: Collection[str]) -> Callable[[object, object], bool]:
     """Return the filter of NNX for weights and the state of these names, which also finds it in submodules."""
     flat = nnx.to_flat_state(nnx.state(module)) if names else ()
     variables = {dotted(path): one for path, one in flat if isinstance(one, nnx.Variable)}
@@ -252,7 +254,7 @@ def _weights_and(module: nnx.Module, names: Collection[str]) -> Callable[[Any, A
     return is_weight
 
 
-def _values(module: nnx.Module) -> dict[str, Any]:
+def _values(module: nnx.Module) -> dict[str, object]:
     """Return the values of a module's variables that are neither running statistics nor random state."""
     flat = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.BatchStat, nnx.RngState))))
     return {dotted(path): variable.get_value() for path, variable in flat if isinstance(variable, nnx.Variable)}
@@ -273,9 +275,9 @@ def _tapped(module: nnx.Module, paths: Mapping[str, str], tape: Tape) -> Iterato
         if any(method in vars(base) for base in kind.__mro__)
     }
 
-    def _build(method: str) -> Callable[..., Any]:
-        def build(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def _build(method: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+        def build(original: Callable[..., object]) -> Callable[..., object]:
+            def call(self: nnx.Module, *args: object, **kwargs: object) -> object:
                 path = getattr(self, _PATH, None)
                 if path not in shapes or _shapes(self) != shapes[path]:  # one of a stack has no weights of its own
                     return original(self, *args, **kwargs)
@@ -291,12 +293,12 @@ def _tapped(module: nnx.Module, paths: Mapping[str, str], tape: Tape) -> Iterato
         yield
 
 
-def _shapes(module: object) -> list[Any]:
+def _shapes(module: nnx.Module) -> list[tuple[tuple[str | int, ...], tuple[int, ...]]]:
     flat = nnx.to_flat_state(nnx.state(module, WEIGHTS))
     return [(path, jnp.shape(variable.get_value())) for path, variable in flat]
 
 
-def _constant(leaf: object, dtype: str | None, seed: int) -> Any:
+def _constant(leaf: object, dtype: str | None, seed: int) -> object:
     """Return a variable other than a weight, with its floats in `dtype` and its random keys folded with the seed."""
     if not isinstance(leaf, nnx.Variable):
         return constant(leaf, dtype, seed)
