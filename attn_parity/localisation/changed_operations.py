@@ -44,16 +44,16 @@ class ChangedOperations:
         except FAILURES:
             return ""
         for side in reversed(SIDES):
-            found: list[tuple[str, str]] = []
+            changes: list[tuple[str, str]] = []
             with contextlib.suppress(Exception):  # changed code may fail anyhow, and the verdict needs no hint
                 samples = [
                     (each[side], self._wanted(side, made)) for each, made in zip(arguments, outputs, strict=True)
                 ]
                 subject, path = self.sides.subjects[side], self.paths[side]
-                found = subject.changes(self.runner.weights(side), samples, path=path)
-            if found:
+                changes = subject.changes(self.runner.weights(side), samples, path=path)
+            if changes:
                 label = shown(self.sides.labels[side])
-                ways = [f"{text} ({where})" if where else text for text, where in found]
+                ways = [f"{text} ({where})" if where else text for text, where in changes]
                 return f"with {', or with '.join(ways)} in {label} both sides agree"
         return ""
 
@@ -69,6 +69,6 @@ class ChangedOperations:
         calls = {one: dataclasses.replace(self.calls[one], outputs=list(outputs[one])) for one in SIDES}
         for group in match_outputs(calls):
             value = group.value(other, outputs[other])
-            for place in group.places(side):
-                wanted[place] = group.given(side, value)
+            for index in group.places(side):
+                wanted[index] = group.given(side, value)
         return wanted

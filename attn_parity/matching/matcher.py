@@ -113,10 +113,10 @@ SQUARES = ("... -> ...", "a b -> b a")
 
 
 def _squares(pair: Pair, pairing: Pairing) -> tuple[Pairing, list[str]]:
-    """Settle how bare square matrices lie that only trial runs turned, and return notes on them.
+    """Orient bare square matrices that trial runs alone transposed, and return notes on them.
 
-    A trial run can't tell a conversion that transposes from code that does. If the second side holds the first's
-    numbers, the user's own conversion shows it. Else the note says what the verdict rests on.
+    Trial runs do not distinguish a conversion that transposes from code that transposes. If the second side holds the
+    first's numbers, their orientation is that of the user's conversion. Otherwise a note names the evidence.
     """
     notes, matches = [], []
     for match in pairing.matches:
@@ -143,7 +143,7 @@ def _squares(pair: Pair, pairing: Pairing) -> tuple[Pairing, list[str]]:
 
 
 def _is_bare_square(match: Match) -> bool:
-    """Return whether two whole square matrices are parameters of their own, not weights of a layer."""
+    """Return whether two whole square matrices are bare parameters, not weights of a layer."""
     first, second = match.first, match.second
     is_square = first.shape == second.shape and len(first.shape) == 2 and first.shape[0] == first.shape[1]
     words = {re.split(r"[./]", one.source)[-1] for one in (first, second)}

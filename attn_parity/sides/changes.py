@@ -10,13 +10,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..hints.layers import ACTIVATIONS
-
-Array = np.ndarray[Any, Any]
+from .subject import Array
 
 Numbers = Callable[[Array], Array]
 
@@ -191,11 +189,11 @@ def apart(first: Sequence[Array], second: Sequence[Array]) -> Array | None:
     if len(first) != len(second) or any(one.shape != two.shape for one, two in zip(first, second, strict=True)):
         return None
     parts = [np.zeros(0)]
-    for one, two in zip(first, second, strict=True):
-        if one.dtype.kind in "fc":
-            scale = max(float(np.abs(two).max(initial=0.0)), 1e-300)
-            parts.append(np.ravel(one - two) / scale)
-        elif not np.array_equal(one, two):
+    for left, right in zip(first, second, strict=True):
+        if left.dtype.kind in "fc":
+            scale = max(float(np.abs(right).max(initial=0.0)), 1e-300)
+            parts.append(np.ravel(left - right) / scale)
+        elif not np.array_equal(left, right):
             return None
     return np.concatenate(parts)
 

@@ -405,8 +405,8 @@ class JaxSubject:
 
     def changes(
         self,
-        weights: Mapping[str, np.ndarray[Any, Any]],
-        samples: Sequence[tuple[Arguments, Sequence[np.ndarray[Any, Any]]]],
+        weights: Mapping[str, Array],
+        samples: Sequence[tuple[Arguments, Sequence[Array]]],
         *,
         path: str = "",
     ) -> list[tuple[str, str]]:

@@ -37,28 +37,35 @@ from ....sides.changes import (
     solved,
 )
 from ....sides.large import LargeWeight
+from ....sides.subject import Array
 from ....stack import StackLine, user_line, written_at
 from .numpy_interpreter import Interpreter, inline
 
-Array = np.ndarray[Any, Any]
+Value = Any
+"""A value of a program: an array, or a key of random numbers."""
 
-Read = Callable[[Any], Any]
+Atom = Value
+"""The number of a variable, or a literal."""
 
-Results = Callable[[Read], list[Any]]
+Jaxpr = Value
+"""A closed jaxpr, or a shape in it: JAX exports no types for these."""
+
+Function = Callable[..., Value]
+
+Read = Callable[[Atom], Value]
+
+Results = Callable[[Read], list[Value]]
 """From a reader of the values of a program to the results of one of its operations."""
 
 UNARY = ("tanh", "logistic", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg", "abs", "erf", "integer_pow")
 
-EXPENSIVE = 100
-"""Operations in NumPy that one takes as long as that JAX has to run."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class ProgramChange:
     """A change of a program.
 
     Attributes:
-        text: what it is.
+        text: its description.
         at: the position of the first operation that it changes.
         results: position of an operation -> its results.
     """
@@ -71,7 +78,7 @@ class Change:
 class Operation:
     """One operation of a flat program; variables are numbered, literals are themselves."""
 
-    def __init__(self, equation: Any, operands: list[Any], results: list[int], called: tuple[str, ...]):
+    def __init__(self, equation: Jaxpr, operands: list[Value], results: list[int], called: tuple[str, ...]):
         self.equation, self.operands, self.results, self.called = equation, operands, results, called
         self.name, self.params = equation.primitive.name, equation.params
 
@@ -82,62 +89,62 @@ class Operation:
 
     @functools.cached_property
     def site(self) -> tuple[object, ...]:
-        """Place in the user's code that calls for it: every run of this code has the same one."""
+        """Place in the user's code that calls for it: every run of this code has the same item."""
         lines = self._lines()
         line = user_line(lines, {})
         if line is None:
             return (id(self),)
         codes, instructions = self.equation.source_info.traceback.raw_frames()
-        at = next(at for at, one in enumerate(lines) if one is line)
+        at = next(at for at, item in enumerate(lines) if item is line)
         return codes[at], instructions[at]
 
     def _lines(self) -> list[StackLine]:
         traceback = self.equation.source_info.traceback
         frames = [] if traceback is None else traceback.frames
-        return [StackLine(one.file_name, one.line_num, one.function_name) for one in frames]
+        return [StackLine(item.file_name, item.line_num, item.function_name) for item in frames]
 
 
 class Program:
     """A jaxpr with everything inlined that it only calls."""
 
-    def __init__(self, closed: Any):
+    def __init__(self, closed: Jaxpr):
         self.operations: list[Operation] = []
-        self.constants: dict[int, Any] = {}
-        self.calls: list[tuple[str, int, Any, int]] = []
+        self.constants: dict[int, Value] = {}
+        self.calls: list[tuple[str, int, Atom, int]] = []
         self._count = itertools.count()
         self.inputs = [next(self._count) for _ in closed.jaxpr.invars]
         self.outputs = self._add(closed, list(self.inputs), ())
-        self.makes = {one: at for at, operation in enumerate(self.operations) for one in operation.results}
+        self.makes = {item: at for at, operation in enumerate(self.operations) for item in operation.results}
         self.takes: dict[int, list[int]] = {}
         for at, operation in enumerate(self.operations):
-            for one in dict.fromkeys(one for one in operation.operands if isinstance(one, int)):
-                self.takes.setdefault(one, []).append(at)
+            for item in dict.fromkeys(item for item in operation.operands if isinstance(item, int)):
+                self.takes.setdefault(item, []).append(at)
 
-    def _add(self, closed: Any, operands: list[Any], called: tuple[str, ...]) -> list[Any]:
+    def _add(self, closed: Jaxpr, operands: list[Value], called: tuple[str, ...]) -> list[Value]:
         jaxpr = closed.jaxpr
-        numbers: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        numbers: dict[Jaxpr, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
         for variable, value in zip(jaxpr.constvars, closed.consts, strict=True):
             numbers[variable] = next(self._count)
             self.constants[numbers[variable]] = value
 
-        def number(atom: Any) -> Any:
+        def number(atom: Atom) -> Value:
             return atom if isinstance(atom, core.Literal) else numbers[atom]
 
         for equation in jaxpr.eqns:
-            given = [number(atom) for atom in equation.invars]
+            source = [number(atom) for atom in equation.invars]
             inner = inline(equation)
             if inner is not None:
                 name = str(equation.params.get("name") or "")
-                made = self._add(inner, given, (*called, name))
-                if len(made) == 1 and isinstance(made[0], int) and isinstance(given[0], int) and len(given) <= 2:
-                    self.calls.append((name, len(self.operations) - 1, given[0], made[0]))
+                made = self._add(inner, source, (*called, name))
+                if len(made) == 1 and isinstance(made[0], int) and isinstance(source[0], int) and len(source) <= 2:
+                    self.calls.append((name, len(self.operations) - 1, source[0], made[0]))
             else:
                 made = [next(self._count) for _ in equation.outvars]
-                self.operations.append(Operation(equation, given, made, called))
+                self.operations.append(Operation(equation, source, made, called))
             numbers.update(zip(equation.outvars, made, strict=True))
         return [number(atom) for atom in jaxpr.outvars]
 
-    def maker(self, atom: Any, *names: str) -> Operation | None:
+    def maker(self, atom: Atom, *names: str) -> Operation | None:
         """Return the operation that made a value if it has one of these names, behind those that change nothing."""
         while isinstance(atom, int) and atom in self.makes:
             operation = self.operations[self.makes[atom]]
@@ -157,18 +164,18 @@ class ChangedPrograms(Interpreter):
         args: its arguments.
     """
 
-    def __init__(self, closed: Any, args: Sequence[Any]):
+    def __init__(self, closed: Jaxpr, args: Sequence[Value]):
         super().__init__()
-        self._programs: dict[int, tuple[Any, Program]] = {}
+        self._programs: dict[int, tuple[Jaxpr, Program]] = {}
         self._changes: dict[int, Mapping[int, Results]] = {}
         self._elements: dict[int, int] = {}
         self.program = self._program(closed)
-        self.values: dict[int, Any] = dict(zip(self.program.inputs, args, strict=True))
+        self.values: dict[int, Value] = dict(zip(self.program.inputs, args, strict=True))
         self.values |= {number: self.constant(value) for number, value in self.program.constants.items()}
         self.budget = Budget()
         self.is_small = self._keep()
 
-    def _program(self, closed: Any) -> Program:
+    def _program(self, closed: Jaxpr) -> Program:
         key = id(closed.jaxpr)
         if key not in self._programs:
             self._programs[key] = closed, Program(closed)
@@ -179,24 +186,26 @@ class ChangedPrograms(Interpreter):
         kept = 0
         with np.errstate(all="ignore"):
             for operation in self.program.operations:
-                results = self._apply(operation.equation, [self._value(one, self.values) for one in operation.operands])
+                results = self._apply(
+                    operation.equation, [self._value(item, self.values) for item in operation.operands]
+                )
                 self.values.update(zip(operation.results, results, strict=True))
-                kept += sum(np.size(one) for one in results)
+                kept += sum(np.size(item) for item in results)
                 if kept > MOST_VALUES:
                     return False
-        return not any(isinstance(one, LargeWeight) for one in self.values.values())
+        return not any(isinstance(item, LargeWeight) for item in self.values.values())
 
-    def _value(self, atom: Any, values: Mapping[int, Any]) -> Any:
+    def _value(self, atom: Atom, values: Mapping[int, Value]) -> Value:
         return values[atom] if isinstance(atom, int) else self.constant(atom.val)
 
-    def _run(self, closed: Any, args: Sequence[Any], *, spills: bool = False) -> list[Any]:
+    def _run(self, closed: Jaxpr, args: Sequence[Value], *, spills: bool = False) -> list[Value]:
         """Run the body of a loop, with its changes if it has some."""
         program = self._program(closed)
         changes = self._changes.get(id(program), {})
-        values: dict[int, Any] = dict(zip(program.inputs, args, strict=True))
+        values: dict[int, Value] = dict(zip(program.inputs, args, strict=True))
         values |= {number: self.constant(value) for number, value in program.constants.items()}
 
-        def read(atom: Any) -> Any:
+        def read(atom: Atom) -> Value:
             return self._value(atom, values)
 
         for at, operation in enumerate(program.operations):
@@ -204,19 +213,19 @@ class ChangedPrograms(Interpreter):
             values.update(zip(operation.results, results, strict=True))
         return [read(atom) for atom in program.outputs]
 
-    def _plain(self, operation: Operation, read: Read) -> list[Any]:
-        return self._apply(operation.equation, [read(one) for one in operation.operands])
+    def _plain(self, operation: Operation, read: Read) -> list[Value]:
+        return self._apply(operation.equation, [read(item) for item in operation.operands])
 
     @property
     def outputs(self) -> list[Array]:
         """The results without a change."""
-        return [np.asarray(self._value(one, self.values)) for one in self.program.outputs]
+        return [np.asarray(self._value(item, self.values)) for item in self.program.outputs]
 
     def changed(self, results: Mapping[int, Results]) -> list[Array] | None:
         """Return the results of the program with a change; None if it fails, or changes nothing."""
-        new: dict[int, Any] = {}
+        new: dict[int, Value] = {}
 
-        def read(atom: Any) -> Any:
+        def read(atom: Atom) -> Value:
             return new[atom] if isinstance(atom, int) and atom in new else self._value(atom, self.values)
 
         pending = set(results)
@@ -228,7 +237,7 @@ class ChangedPrograms(Interpreter):
                     pending.remove(at)
                     operation = operations[at]
                     made = results[at](read) if at in results else self._plain(operation, read)
-                    work = PER_OPERATION + sum(np.size(one) for one in made)
+                    work = PER_OPERATION + sum(np.size(item) for item in made)
                     if operation.name in ("scan", "while"):
                         work *= 10 * max(int(operation.params.get("length", 10)), 1)
                     if not self.budget.spend(work):
@@ -240,7 +249,7 @@ class ChangedPrograms(Interpreter):
                             pending.update(self.program.takes.get(number, ()))
         except Exception:  # a change may make any operation fail
             return None
-        made_outputs = [np.asarray(read(one)) for one in self.program.outputs]
+        made_outputs = [np.asarray(read(item)) for item in self.program.outputs]
         return made_outputs if new else None
 
     # ---- the search
@@ -260,7 +269,7 @@ class ChangedPrograms(Interpreter):
 
         def fits(results: Mapping[int, Results]) -> bool:
             made = (run.changed(results) for run in runs)
-            return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
+            return all(item is not None and agree(item, two) for item, two in zip(made, wanted, strict=True))
 
         hits: dict[str, str] = {}
         for results, change, program in self._all(_changes_of):
@@ -270,7 +279,9 @@ class ChangedPrograms(Interpreter):
                 break
         return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits)
 
-    def _all(self, changes: Callable[..., Iterator[Change]]) -> Iterator[tuple[Mapping[int, Results], Change, Program]]:
+    def _all(
+        self, changes: Callable[..., Iterator[ProgramChange]]
+    ) -> Iterator[tuple[Mapping[int, Results], ProgramChange, Program]]:
         """Yield the changes of the program and of the loops in it; for the latter, the operation that is the loop."""
         for change in changes(self, self.program):
             yield change.results, change, self.program
@@ -281,8 +292,8 @@ class ChangedPrograms(Interpreter):
                     for change in changes(self, body):
                         yield {at: self._in_loop(operation, body, change)}, change, body
 
-    def _in_loop(self, operation: Operation, body: Program, change: Change) -> Results:
-        def results(read: Read) -> list[Any]:
+    def _in_loop(self, operation: Operation, body: Program, change: ProgramChange) -> Results:
+        def results(read: Read) -> list[Value]:
             self._changes = {id(body): change.results}
             try:
                 return self._plain(operation, read)
@@ -299,20 +310,24 @@ class ChangedPrograms(Interpreter):
                 (self.program, at),
                 *((body, inner) for body in loops for inner in range(len(body.operations))),
             ]:
-                one = program.operations[position]
-                for place, number in _literals(one):
+                item = program.operations[position]
+                for index, number in _literals(item):
 
                     def changes(
                         value: float,
-                        place: int = place,
+                        index: int = index,
                         program: Program = program,
                         position: int = position,
                         at: int = at,
                     ) -> Mapping[int, Results]:
-                        results = {position: _with_number(self, program.operations[position], place, value)}
+                        results = {position: _with_number(self, program.operations[position], index, value)}
                         if program is self.program:
                             return results
-                        return {at: self._in_loop(self.program.operations[at], program, Change("", position, results))}
+                        return {
+                            at: self._in_loop(
+                                self.program.operations[at], program, ProgramChange("", position, results)
+                            )
+                        }
 
                     def rest(value: float, changes: Callable[..., Mapping[int, Results]] = changes) -> Array | None:
                         outputs = self.changed(changes(value))
@@ -320,7 +335,7 @@ class ChangedPrograms(Interpreter):
 
                     value = solved(number, rest)
                     if value is not None and value != number and fits(changes(value)):
-                        return [(f"{value:.6g} for {number:.6g}", one.where)]
+                        return [(f"{value:.6g} for {number:.6g}", item.where)]
         return []
 
 
@@ -328,28 +343,28 @@ def _literals(operation: Operation) -> Iterator[tuple[int, float]]:
     """Yield position among its operands and value of the numbers in code that an operation takes."""
     if operation.name in ("select_n", "clamp"):
         return
-    for place, atom in enumerate(operation.operands):
+    for index, atom in enumerate(operation.operands):
         is_number = isinstance(atom, core.Literal) and np.ndim(atom.val) == 0
         if is_number and np.asarray(atom.val).dtype.kind == "f" and np.isfinite(atom.val):
-            yield place, float(atom.val)
+            yield index, float(atom.val)
 
 
-def _with_number(run: ChangedPrograms, operation: Operation, place: int, value: float) -> Results:
-    def results(read: Read) -> list[Any]:
-        operands = [read(one) for one in operation.operands]
-        operands[place] = np.asarray(value, operands[place].dtype)
+def _with_number(run: ChangedPrograms, operation: Operation, index: int, value: float) -> Results:
+    def results(read: Read) -> list[Value]:
+        operands = [read(item) for item in operation.operands]
+        operands[index] = np.asarray(value, operands[index].dtype)
         return run._apply(operation.equation, operands)
 
     return results
 
 
-def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[ProgramChange]:
     """Yield the changes of a program, from its end: what comes last needs the fewest operations again.
 
     Code that runs several times, as that of a layer in every block, is changed everywhere.
     """
     repeated = _repeated(program)
-    made: dict[tuple[int, str], Change] = {}
+    made: dict[tuple[int, str], ProgramChange] = {}
     for change in _single_changes(run, program):
         made.setdefault((change.at, change.text), change)
         if change.at not in repeated:
@@ -359,7 +374,7 @@ def _changes_of(run: ChangedPrograms, program: Program) -> Iterator[Change]:
         if group and change.at == group[0]:
             others = [made[at, change.text] for at in group if (at, change.text) in made]
             results = {at: result for other in others for at, result in other.results.items()}
-            yield Change(change.text, change.at, results)
+            yield ProgramChange(change.text, change.at, results)
     yield from (change for change in made.values() if change.at in repeated)
 
 
@@ -378,10 +393,10 @@ def _repeated(program: Program) -> dict[int, tuple[int, ...]]:
     return repeated
 
 
-def _single_changes(run: ChangedPrograms, program: Program) -> Iterator[Change]:
-    for name, at, given, made in reversed(program.calls):
+def _single_changes(run: ChangedPrograms, program: Program) -> Iterator[ProgramChange]:
+    for name, at, source, made in reversed(program.calls):
         if name and not name.startswith("_"):
-            yield from _of_call(program, name, at, given, made)
+            yield from _of_call(program, name, at, source, made)
     for at in range(len(program.operations) - 1, -1, -1):
         operation = program.operations[at]
         for kind, maker in _KINDS.items():
@@ -392,7 +407,7 @@ def _single_changes(run: ChangedPrograms, program: Program) -> Iterator[Change]:
     yield from _of_missing(run, program)
 
 
-def _of_missing(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+def _of_missing(run: ChangedPrograms, program: Program) -> Iterator[ProgramChange]:
     """Yield functions of results that code leaves as they are."""
     for at in range(len(program.operations) - 1, -1, -1):
         operation = program.operations[at]
@@ -402,10 +417,10 @@ def _of_missing(run: ChangedPrograms, program: Program) -> Iterator[Change]:
 
                 def results(
                     read: Read, operation: Operation = operation, function: Callable[[Array], Array] = function
-                ) -> list[Any]:
-                    return [function(one) for one in run._plain(operation, read)]
+                ) -> list[Value]:
+                    return [function(item) for item in run._plain(operation, read)]
 
-                yield Change(f"{name} of the result of {operation.name}", at, {at: results})
+                yield ProgramChange(f"{name} of the result of {operation.name}", at, {at: results})
 
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
@@ -413,20 +428,20 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
 _MISSING = ("ReLU", "SiLU", "GELU by erf", "tanh", "sigmoid")
 
 
-def _of_exchanged_numbers(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+def _of_exchanged_numbers(run: ChangedPrograms, program: Program) -> Iterator[ProgramChange]:
     """Yield two numbers of one line exchanged."""
     lines: dict[str, list[tuple[int, int, float]]] = {}
     for at, operation in enumerate(program.operations):
-        for place, number in _literals(operation):
-            lines.setdefault(operation.where, []).append((at, place, number))
+        for index, number in _literals(operation):
+            lines.setdefault(operation.where, []).append((at, index, number))
     for numbers in lines.values():
-        for (at, place, number), (other, elsewhere, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
+        for (at, index, number), (other, elsewhere, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
             if number != another and at != other:
-                yield Change(
+                yield ProgramChange(
                     f"{number:.6g} and {another:.6g} exchanged",
                     at,
                     {
-                        at: _with_number(run, program.operations[at], place, another),
+                        at: _with_number(run, program.operations[at], index, another),
                         other: _with_number(run, program.operations[other], elsewhere, number),
                     },
                 )
@@ -436,47 +451,49 @@ MOST_NUMBERS = 6
 """Most numbers of one line that are exchanged."""
 
 
-def _lazily(at: int, count: Callable[[Read], Iterator[tuple[str, Any]]], names: Sequence[str]) -> Iterator[Change]:
+def _lazily(
+    at: int, count: Callable[[Read], Iterator[tuple[str, Value]]], names: Sequence[str]
+) -> Iterator[ProgramChange]:
     """Yield a change for each name, whose results are those that `count` yields under this name."""
     for name in names:
 
-        def results(read: Read, name: str = name) -> list[Any]:
+        def results(read: Read, name: str = name) -> list[Value]:
             return [next(value for text, value in count(read) if text == name)]
 
-        yield Change(name, at, {at: results})
+        yield ProgramChange(name, at, {at: results})
 
 
-def _sampled(count: Callable[..., Iterator[tuple[str, Any]]], shapes: Sequence[Any]) -> list[str]:
+def _sampled(count: Callable[..., Iterator[tuple[str, Value]]], shapes: Sequence[Value]) -> list[str]:
     """Return the names that a generator of results yields for operands of some shapes."""
     with np.errstate(all="ignore"):
-        return [text for text, _ in count(*(np.ones(one.shape, one.dtype) for one in shapes))]
+        return [text for text, _ in count(*(np.ones(item.shape, item.dtype) for item in shapes))]
 
 
-def _of_call(program: Program, name: str, at: int, given: Any, made: int) -> Iterator[Change]:
+def _of_call(program: Program, name: str, at: int, source: Atom, made: int) -> Iterator[ProgramChange]:
     """Yield other functions for one that is called, such as an activation of `jax.nn`."""
     maker = program.makes.get(made)
     if maker is None or maker != at:
         return
 
-    def ways(read: Read) -> Iterator[tuple[str, Any]]:
-        operand = read(given)
+    def ways(read: Read) -> Iterator[tuple[str, Value]]:
+        operand = read(source)
         return functions(name, operand, np.full(operand.shape, np.nan))
 
     operation = program.operations[at]
     shape = operation.equation.outvars[0].aval.shape
-    source = program.makes.get(given)
+    source = program.makes.get(source)
     before = None if source is None else program.operations[source].equation.outvars
-    is_same = before is None or any(one.aval.shape == shape for one in before)
+    is_same = before is None or any(item.aval.shape == shape for item in before)
     if is_same and operation.equation.outvars[0].aval.dtype == np.float64:
         yield from _lazily(at, ways, _sampled(lambda x: functions(name, x, np.full(x.shape, np.nan)), [np.ones(shape)]))
 
 
-def _of_unary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_unary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     aval = operation.equation.outvars[0].aval
     if aval.dtype != np.float64:
         return
 
-    def ways(read: Read) -> Iterator[tuple[str, Any]]:
+    def ways(read: Read) -> Iterator[tuple[str, Value]]:
         operand = read(operation.operands[0])
         yield from functions(operation.name, operand, np.full(operand.shape, np.nan))
         yield f"{operation.name} of the negated operand", run._apply(operation.equation, [-operand])[0]
@@ -485,26 +502,26 @@ def _of_unary(run: ChangedPrograms, program: Program, at: int, operation: Operat
     yield from _lazily(at, ways, [*names, f"{operation.name} of the negated operand"])
 
 
-def _of_binary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
-    avals = [one.aval for one in operation.equation.invars]
+def _of_binary(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    avals = [item.aval for item in operation.equation.invars]
     plain = operation.equation.outvars[0].aval
     if plain.dtype != np.float64:
         yield from _of_positions(run, program, at, operation)
         return
     is_by_number = operation.name == "div" and isinstance(operation.operands[1], core.Literal)
     if is_by_number and program.maker(operation.operands[0], "reduce_sum") is not None:
-        yield Change("a sum for the mean", at, {at: lambda read: [read(operation.operands[0])]})
+        yield ProgramChange("a sum for the mean", at, {at: lambda read: [read(operation.operands[0])]})
     if operation.name in ("sub", "div"):
         yield from _of_softmax(program, at, operation)
 
-    def ways(left: Array, right: Array) -> Iterator[tuple[str, Any]]:
+    def ways(left: Array, right: Array) -> Iterator[tuple[str, Value]]:
         return binaries(operation.name, left, right, np.broadcast_to(np.nan, plain.shape))
 
     names = _sampled(ways, avals)
-    yield from _lazily(at, lambda read: ways(*(np.asarray(read(one)) for one in operation.operands)), names)
+    yield from _lazily(at, lambda read: ways(*(np.asarray(read(item)) for item in operation.operands)), names)
 
 
-def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield softmaxes over other axes for exp(x) / sum(exp(x)), or x - log(sum(exp(x)))."""
     is_log = operation.name == "sub"
     total = program.maker(operation.operands[1], "log" if is_log else "reduce_sum")
@@ -516,50 +533,50 @@ def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[Cha
     logits = exponential.operands[0] if shifted is None else shifted.operands[0]
     axes = total.params["axes"]
 
-    def ways(read: Read) -> Iterator[tuple[str, Any]]:
+    def ways(read: Read) -> Iterator[tuple[str, Value]]:
         return softmaxes(np.asarray(read(logits)), axes, is_log=is_log)
 
     names = _sampled(lambda x: softmaxes(x, axes, is_log=is_log), [total.equation.invars[0].aval])
     yield from _lazily(at, ways, names)
 
 
-def _of_comparison(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
-    avals = [one.aval for one in operation.equation.invars]
-    if all(hasattr(one, "dtype") and one.dtype.kind in "iuf" for one in avals):
+def _of_comparison(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    avals = [item.aval for item in operation.equation.invars]
+    if all(hasattr(item, "dtype") and item.dtype.kind in "iuf" for item in avals):
         names = _sampled(lambda left, right: comparisons(operation.name, left, right), avals)
 
-        def ways(read: Read) -> Iterator[tuple[str, Any]]:
-            return comparisons(operation.name, *(np.asarray(read(one)) for one in operation.operands))
+        def ways(read: Read) -> Iterator[tuple[str, Value]]:
+            return comparisons(operation.name, *(np.asarray(read(item)) for item in operation.operands))
 
         yield from _lazily(at, ways, names)
 
 
-def _of_select(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_select(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     if len(operation.operands) == 3:
 
-        def results(read: Read) -> list[Any]:
-            which, no, yes = (read(one) for one in operation.operands)
+        def results(read: Read) -> list[Value]:
+            which, no, yes = (read(item) for item in operation.operands)
             return run._apply(operation.equation, [which, yes, no])
 
-        yield Change("the branches of a choice exchanged", at, {at: results})
+        yield ProgramChange("the branches of a choice exchanged", at, {at: results})
 
 
-def _of_positions(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_positions(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield positions that begin elsewhere."""
     aval = operation.equation.outvars[0].aval
     if getattr(aval, "dtype", np.dtype(bool)).kind not in "iu" or not aval.shape:
         return
     for shift in (1, -1):
 
-        def results(read: Read, shift: int = shift) -> list[Any]:
-            return [one + np.asarray(shift, one.dtype) for one in run._plain(operation, read)]
+        def results(read: Read, shift: int = shift) -> list[Value]:
+            return [item + np.asarray(shift, item.dtype) for item in run._plain(operation, read)]
 
-        yield Change(f"positions {abs(shift)} {'higher' if shift > 0 else 'lower'}", at, {at: results})
+        yield ProgramChange(f"positions {abs(shift)} {'higher' if shift > 0 else 'lower'}", at, {at: results})
     if operation.name == "iota":
-        yield Change("positions in reverse", at, {at: lambda read: [np.flip(run._plain(operation, read)[0])]})
+        yield ProgramChange("positions in reverse", at, {at: lambda read: [np.flip(run._plain(operation, read)[0])]})
 
 
-def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield other reductions: a mean for a sum, other axes whose sizes stay with the result as 1 where they did."""
     operand, axes = operation.equation.invars[0].aval, operation.params["axes"]
     if operand.dtype != np.float64:
@@ -569,7 +586,7 @@ def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Op
 
     kinds = {"reduce_sum": "sum", "reduce_max": "maximum", "reduce_min": "minimum"}
     own = kinds[operation.name]
-    ways: tuple[tuple[str, Any, float], ...] = (
+    ways: tuple[tuple[str, Function, float], ...] = (
         ("sum", np.sum, 1.0),
         ("mean", np.sum, 1 / size),
         ("maximum", np.max, 1.0),
@@ -577,60 +594,62 @@ def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Op
     for name, function, times in ways:
         if name != own:
             made = _reduced(function, source, tuple(axes), times, keepdims=False)
-            yield Change(f"a {name} for the {own}", at, {at: made})
+            yield ProgramChange(f"a {name} for the {own}", at, {at: made})
     if own == "sum":
-        yield Change("a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]})
-    same: Any = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
+        yield ProgramChange(
+            "a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]}
+        )
+    same: Function = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
     keeps = [at for at in program.takes.get(operation.results[0], ()) if _keeps_axes(program.operations[at], operand)]
     for text, other in reductions(np.broadcast_to(0.0, operand.shape), axes):
         others = int(np.prod([operand.shape[axis] for axis in other]))
         for times in dict.fromkeys((1.0, size / others)):
             kept = _reduced(same, source, other, times, keepdims=True)
             if keeps:
-                yield Change(text, at, dict.fromkeys(keeps, kept))
+                yield ProgramChange(text, at, dict.fromkeys(keeps, kept))
             else:
-                yield Change(text, at, {at: _reduced(same, source, other, times, keepdims=False)})
+                yield ProgramChange(text, at, {at: _reduced(same, source, other, times, keepdims=False)})
 
 
-def _reduced(function: Any, source: Any, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
+def _reduced(function: Function, source: Atom, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
     """Return a reduction of a value as a change."""
     return lambda read: [function(read(source), axis=axes, keepdims=keepdims) * times]
 
 
-def _keeps_axes(operation: Operation, operand: Any) -> bool:
+def _keeps_axes(operation: Operation, operand: Jaxpr) -> bool:
     """Return whether an operation gives the result of a reduction the axes of its operand, with sizes of 1."""
     return operation.name == "broadcast_in_dim" and len(operation.params["shape"]) == len(operand.shape)
 
 
-def _of_transpose(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_transpose(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     axes = [int(axis) for axis in operation.params["permutation"]]
     shape = operation.equation.invars[0].aval.shape
     for order in itertools.islice(axis_orders(axes, shape), MOST_ORDERS):
 
-        def results(read: Read, order: tuple[int, ...] = order) -> list[Any]:
+        def results(read: Read, order: tuple[int, ...] = order) -> list[Value]:
             return [read(operation.operands[0]).transpose(order)]
 
-        yield Change(f"axes in the order {order} for {tuple(axes)}", at, {at: results})
+        yield ProgramChange(f"axes in the order {order} for {tuple(axes)}", at, {at: results})
 
 
-def _of_product(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
-    for place, atom in enumerate(operation.equation.invars):
+def _of_product(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    for index, atom in enumerate(operation.equation.invars):
         shape = atom.aval.shape
         if len(shape) >= 2 and shape[-1] == shape[-2]:
 
-            def results(read: Read, place: int = place) -> list[Any]:
-                operands = [read(one) for one in operation.operands]
-                operands[place] = operands[place].swapaxes(-1, -2)
+            def results(read: Read, index: int = index) -> list[Value]:
+                operands = [read(item) for item in operation.operands]
+                operands[index] = operands[index].swapaxes(-1, -2)
                 return run._apply(operation.equation, operands)
 
-            yield Change(f"operand {place} of a product transposed", at, {at: results})
+            yield ProgramChange(f"operand {index} of a product transposed", at, {at: results})
 
 
-def _of_concatenation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_concatenation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     axis = operation.params["dimension"]
-    sizes = [one.aval.shape[axis] for one in operation.equation.invars]
-    makers = [program.maker(one, "slice") for one in operation.operands]
-    sources = {None if one is None else one.operands[0] for one in makers}
+    sizes = [item.aval.shape[axis] for item in operation.equation.invars]
+    makers = [program.maker(item, "slice") for item in operation.operands]
+    sources = {None if item is None else item.operands[0] for item in makers}
     if len(makers) == 2 and len(sources) == 1 and None not in sources and makers[0] is not None:
         (source,) = sources
         whole = makers[0].equation.invars[0].aval.shape
@@ -640,26 +659,26 @@ def _of_concatenation(run: ChangedPrograms, program: Program, at: int, operation
     if len(sizes) <= MOST_PARTS:
         for text, order in orders(len(sizes)):
 
-            def results(read: Read, order: Sequence[int] = order) -> list[Any]:
+            def results(read: Read, order: Sequence[int] = order) -> list[Value]:
                 parts = [read(operation.operands[part]) for part in order]
                 return [np.concatenate(parts, axis)]
 
-            yield Change(f"a concatenation with {text}", at, {at: results})
+            yield ProgramChange(f"a concatenation with {text}", at, {at: results})
 
 
-def _of_padding(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_padding(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     config = operation.params["padding_config"]
     turned = tuple((high, low, inner) for low, high, inner in config)
     if turned != tuple(config):
 
-        def results(read: Read) -> list[Any]:
-            operand, value = (read(one) for one in operation.operands)
+        def results(read: Read) -> list[Value]:
+            operand, value = (read(item) for item in operation.operands)
             return [np.pad(operand, [(low, high) for low, high, _ in turned], constant_values=value)]
 
-        yield Change("padding on the other sides", at, {at: results})
+        yield ProgramChange("padding on the other sides", at, {at: results})
 
 
-def _of_convolution(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_convolution(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield convolutions with their padding shifted, and with a kernel that is flipped or transposed."""
     padding = operation.params["padding"]
     ways = [tuple((low + moved, high - moved) for low, high in padding) for moved in (1, -1)]
@@ -667,54 +686,58 @@ def _of_convolution(run: ChangedPrograms, program: Program, at: int, operation: 
     for way in dict.fromkeys(ways):
         if way != tuple(padding) and min(map(min, way)) >= 0:
             other = operation.equation.replace(params={**operation.params, "padding": way})
-            yield Change(f"padding {list(way)} for {list(padding)}", at, {at: _with_equation(run, operation, other)})
+            yield ProgramChange(
+                f"padding {list(way)} for {list(padding)}", at, {at: _with_equation(run, operation, other)}
+            )
     axes = tuple(operation.params["dimension_numbers"].rhs_spec[2:])
     if max((operation.equation.invars[1].aval.shape[axis] for axis in axes), default=1) > 1:
-        yield Change("the kernel flipped", at, {at: _with_kernel(run, operation, lambda one: np.flip(one, axes))})
+        yield ProgramChange(
+            "the kernel flipped", at, {at: _with_kernel(run, operation, lambda item: np.flip(item, axes))}
+        )
     if len(axes) == 2 and len({operation.equation.invars[1].aval.shape[axis] for axis in axes}) == 1:
-        turned = _with_kernel(run, operation, lambda one: one.swapaxes(*axes))
-        yield Change("the kernel with height and width exchanged", at, {at: turned})
+        turned = _with_kernel(run, operation, lambda item: item.swapaxes(*axes))
+        yield ProgramChange("the kernel with height and width exchanged", at, {at: turned})
 
 
-def _with_equation(run: ChangedPrograms, operation: Operation, other: Any) -> Results:
-    return lambda read: run._apply(other, [read(one) for one in operation.operands])
+def _with_equation(run: ChangedPrograms, operation: Operation, other: Jaxpr) -> Results:
+    return lambda read: run._apply(other, [read(item) for item in operation.operands])
 
 
 def _with_kernel(run: ChangedPrograms, operation: Operation, change: Callable[[Array], Array]) -> Results:
-    def results(read: Read) -> list[Any]:
-        image, kernel = (read(one) for one in operation.operands)
+    def results(read: Read) -> list[Value]:
+        image, kernel = (read(item) for item in operation.operands)
         return run._apply(operation.equation, [image, np.ascontiguousarray(change(kernel))])
 
     return results
 
 
-def _of_cumulation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_cumulation(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     axis = operation.params["axis"]
 
-    def results(read: Read) -> list[Any]:
+    def results(read: Read) -> list[Value]:
         turned = np.flip(read(operation.operands[0]), axis)
         return [np.flip(run._apply(operation.equation, [turned])[0], axis)]
 
-    yield Change(f"a {operation.name} from the other end", at, {at: results})
+    yield ProgramChange(f"a {operation.name} from the other end", at, {at: results})
     if operation.name == "cumsum":
-        yield Change(
+        yield ProgramChange(
             "a cumsum that leaves out its own element",
             at,
             {at: lambda read: [run._plain(operation, read)[0] - read(operation.operands[0])]},
         )
 
 
-def _of_loop(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
+def _of_loop(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     params = {**operation.params, "reverse": not operation.params["reverse"]}
     turned = operation.equation.replace(params=params)
-    yield Change("a loop from the other end", at, {at: _with_equation(run, operation, turned)})
+    yield ProgramChange("a loop from the other end", at, {at: _with_equation(run, operation, turned)})
 
 
-def _of_reversal(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[Change]:
-    yield Change("no reversal", at, {at: lambda read: [read(operation.operands[0])]})
+def _of_reversal(run: ChangedPrograms, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    yield ProgramChange("no reversal", at, {at: lambda read: [read(operation.operands[0])]})
 
 
-_KINDS: dict[tuple[str, ...], Callable[..., Iterator[Change]]] = {
+_KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     UNARY: _of_unary,
     tuple(BINARY): _of_binary,
     tuple(COMPARISONS): _of_comparison,
@@ -733,34 +756,34 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[Change]]] = {
 """Names of operations -> their changes."""
 
 
-def _of_parts(run: ChangedPrograms, program: Program) -> Iterator[Change]:
+def _of_parts(run: ChangedPrograms, program: Program) -> Iterator[ProgramChange]:
     """Yield other orders of the parts that one value is split into."""
-    groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for at, operation in enumerate(program.operations):
         if operation.name == "split":
-            for place, variable in enumerate(operation.equation.outvars):
-                groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((at, place))
+            for index, variable in enumerate(operation.equation.outvars):
+                groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((at, index))
         elif operation.name in ("slice", "squeeze", "dynamic_slice") and isinstance(operation.operands[0], int):
             groups.setdefault((operation.operands[0], -1, operation.equation.outvars[0].aval.shape), []).append((at, 0))
     for members in groups.values():
         if not 1 < len(members) <= 2 * MOST_PARTS:
             continue
         for text, order in orders(len(members)):
-            yield Change(text, members[0][0], _exchanged(run, program, members, order))
-        numbers = [program.operations[at].results[place] for at, place in members]
+            yield ProgramChange(text, members[0][0], _exchanged(run, program, members, order))
+        numbers = [program.operations[at].results[index] for at, index in members]
         for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
             for at in program.takes.get(part, ()):
                 if at not in {at for at, _ in members}:
                     results = {at: _with_other(run, program.operations[at], part, number)}
-                    yield Change(f"part {other} of {len(numbers)} for part {mine}", at, results)
+                    yield ProgramChange(f"part {other} of {len(numbers)} for part {mine}", at, results)
 
 
 def _with_other(run: ChangedPrograms, operation: Operation, part: int, number: int) -> Results:
-    """Return the results of an operation that takes another value in the place of one."""
+    """Return the results of an operation with one of its operands replaced by another value."""
 
-    def results(read: Read) -> list[Any]:
-        operands = [number if isinstance(one, int) and one == part else one for one in operation.operands]
-        return run._apply(operation.equation, [read(one) for one in operands])
+    def results(read: Read) -> list[Value]:
+        operands = [number if isinstance(item, int) and item == part else item for item in operation.operands]
+        return run._apply(operation.equation, [read(item) for item in operands])
 
     return results
 
@@ -772,13 +795,13 @@ def _exchanged(
     changes: dict[int, Results] = {}
     for at in {at for at, _ in members}:
 
-        def results(read: Read, at: int = at) -> list[Any]:
+        def results(read: Read, at: int = at) -> list[Value]:
             operation = program.operations[at]
             made = list(run._plain(operation, read))
-            for (mine, place), source in zip(members, order, strict=True):
+            for (mine, index), source in zip(members, order, strict=True):
                 if mine == at:
                     other, position = members[source]
-                    made[place] = run._plain(program.operations[other], read)[position]
+                    made[index] = run._plain(program.operations[other], read)[position]
             return made
 
         changes[at] = results

@@ -29,12 +29,15 @@ from ....sides.changes import (
     softmaxes,
     solved,
 )
-from ....sides.subject import CannotPromoteError
+from ....sides.subject import Array, CannotPromoteError
 from ....stack import live, user_line, written_at
 
-Array = np.ndarray[Any, Any]
+Value = Any
+"""A tensor or a number, or a sequence of them: an argument of a function of torch, or its result."""
 
-Ways = Iterator[tuple[str, Any]]
+Ways = Iterator[tuple[str, Value]]
+
+ChangedResult = Callable[["TorchCall"], Value]
 
 WORK = 2
 """How many times the work of an operation in NumPy a call of torch is."""
@@ -73,13 +76,13 @@ class TorchCall:
         kwargs: its arguments by keyword.
         result: its result.
         where: ``file:line`` in the user's code.
-        site: the place in the code that calls it: every run of this code has the same one.
+        site: the index in the code that calls it: every run of this code has the same one.
     """
 
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
+    args: tuple[Value, ...]
+    kwargs: dict[str, Value]
+    result: Value
     where: str = ""
     site: tuple[object, ...] = ()
 
@@ -92,14 +95,14 @@ class ChangedCalls(TorchFunctionMode):
         change: makes its result from a call.
     """
 
-    def __init__(self, at: Collection[int] = (), change: Callable[[TorchCall], Any] | None = None):
+    def __init__(self, at: Collection[int] = (), change: ChangedResult | None = None):
         super().__init__()
         self._at, self._change, self._number = at, change, 0
         self.calls: list[TorchCall] = []
         self.elements = 0
         self.moved = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Value, types: Value, args: Value = (), kwargs: Value = None) -> Value:
         name, kwargs = _name(func), dict(kwargs or {})
         if not name:
             return func(*args, **kwargs)
@@ -136,7 +139,7 @@ def found(
     if apart(plain, wanted[0]) is None:
         return []
 
-    def results(sample: int, at: Collection[int], change: Callable[[TorchCall], Any]) -> Sequence[Array] | None:
+    def results(sample: int, at: Collection[int], change: ChangedResult) -> Sequence[Array] | None:
         if not budget.spend(cost):
             return None
         try:
@@ -144,7 +147,7 @@ def found(
         except Exception:  # a change may make any call fail
             return None
 
-    def fits(at: Collection[int], change: Callable[[TorchCall], Any]) -> bool:
+    def fits(at: Collection[int], change: ChangedResult) -> bool:
         made = (results(sample, at, change) for sample in range(len(wanted)))
         return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
 
@@ -167,20 +170,20 @@ def found(
         return [(text, where) for where, text in hits.items()]
     for group in groups:
         call = record.calls[group[0]]
-        for place, own in _numbers(call):
+        for index, own in _numbers(call):
 
-            def rest(value: float, group: Collection[int] = group, place: int = place) -> Array | None:
-                made = results(0, group, _with_number(place, value))
+            def rest(value: float, group: Collection[int] = group, index: int = index) -> Array | None:
+                made = results(0, group, _with_number(index, value))
                 return None if made is None else apart(made, wanted[0])
 
             value = solved(own, rest)
-            if value is not None and value != own and fits(group, _with_number(place, value)):
+            if value is not None and value != own and fits(group, _with_number(index, value)):
                 return [(f"{value:.6g} for {own:.6g}", call.where)]
     return []
 
 
-def _change(text: str) -> Callable[[TorchCall], Any]:
-    def change(call: TorchCall) -> Any:
+def _change(text: str) -> ChangedResult:
+    def change(call: TorchCall) -> Value:
         with np.errstate(all="ignore"):
             value = next(value for name, value in ways_of(call) if name == text)
         return tuple(map(_tensor, value)) if isinstance(value, (list, tuple)) else _tensor(value)
@@ -190,14 +193,14 @@ def _change(text: str) -> Callable[[TorchCall], Any]:
 
 def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
     """Yield the position and the value of the numbers that code gives a call."""
-    for place, one in enumerate(call.args):
-        if type(one) is float and np.isfinite(one) and call.name in BINARY:
-            yield place, one
+    for index, number in enumerate(call.args):
+        if type(number) is float and np.isfinite(number) and call.name in BINARY:
+            yield index, number
 
 
-def _with_number(place: int, value: float) -> Callable[[TorchCall], Any]:
-    def change(call: TorchCall) -> Any:
-        operands = [value if at == place else one for at, one in enumerate(call.args)]
+def _with_number(index: int, value: float) -> ChangedResult:
+    def change(call: TorchCall) -> Value:
+        operands = [value if at == index else one for at, one in enumerate(call.args)]
         left, right = (_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in operands)
         return _tensor(np.asarray(BINARY[call.name](left, right)))
 
@@ -253,12 +256,12 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().cpu().numpy()
 
 
-def _tensor(array: Any) -> Tensor:
+def _tensor(array: Value) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _name(func: Any) -> str:
-    """Return the plain name of a function of torch; "" for attributes, and for what no code calls."""
+def _name(func: Value) -> str:
+    """Return the plain name of a function of torch; "" for attributes."""
     name = str(getattr(func, "__name__", ""))
     if name in ("__get__", "__set__", "__setitem__") or name.endswith("_like"):
         return ""
@@ -267,13 +270,13 @@ def _name(func: Any) -> str:
     return others.get(name, name)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Value) -> Value:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
 
 
-def _flat(value: Any) -> list[Tensor]:
+def _flat(value: Value) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [one for part in value for one in _flat(part)] if isinstance(value, (tuple, list)) else []
