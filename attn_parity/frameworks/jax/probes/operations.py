@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jax.extend import core
@@ -41,7 +41,7 @@ from ....sides.subject import Array
 from ....stack import StackLine, user_line, written_at
 from .numpy_interpreter import Interpreter, inline
 
-Value = Any
+Value = typing.Any
 """A value of a program: an array, or a key of random numbers."""
 
 Atom = Value
@@ -481,8 +481,7 @@ def _of_call(program: Program, name: str, at: int, source: Atom, made: int) -> I
 
     operation = program.operations[at]
     shape = operation.equation.outvars[0].aval.shape
-    source = program.makes.get(source)
-    before = None if source is None else program.operations[source].equation.outvars
+    before = program.operations[program.makes[source]].equation.outvars if source in program.makes else None
     is_same = before is None or any(item.aval.shape == shape for item in before)
     if is_same and operation.equation.outvars[0].aval.dtype == np.float64:
         yield from _lazily(at, ways, _sampled(lambda x: functions(name, x, np.full(x.shape, np.nan)), [np.ones(shape)]))
@@ -599,7 +598,8 @@ def _of_reduction(run: ChangedPrograms, program: Program, at: int, operation: Op
         yield ProgramChange(
             "a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]}
         )
-    same: Function = {"sum": np.sum, "maximum": np.max, "minimum": np.min}[own]
+    reducers: dict[str, Function] = {"sum": np.sum, "maximum": np.max, "minimum": np.min}
+    same = reducers[own]
     keeps = [at for at in program.takes.get(operation.results[0], ()) if _keeps_axes(program.operations[at], operand)]
     for text, other in reductions(np.broadcast_to(0.0, operand.shape), axes):
         others = int(np.prod([operand.shape[axis] for axis in other]))

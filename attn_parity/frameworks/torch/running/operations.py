@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from ....sides.changes import (
 from ....sides.subject import Array, CannotPromoteError
 from ....stack import live, user_line, written_at
 
-Value = Any
+Value = typing.Any
 """A tensor or a number, or a sequence of them: an argument of a function of torch, or its result."""
 
 Ways = Iterator[tuple[str, Value]]
