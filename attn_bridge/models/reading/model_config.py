@@ -41,9 +41,9 @@ class ConfigFile:
             return inner in self.mapping(outer)
         return any(name in self.given for name in self._names(key))
 
-    def with_given(self, given: Mapping[str, Any]) -> ConfigFile:
+    def with_given(self, values: Mapping[str, object]) -> ConfigFile:
         """Return another file of the same family."""
-        return ConfigFile(given, self.model_type, self.defaults, self.aliases, self.keys)
+        return ConfigFile(values, self.model_type, self.defaults, self.aliases, self.keys)
 
     def _names(self, key: str) -> tuple[str, ...]:
         key = self.keys.get(key, key)

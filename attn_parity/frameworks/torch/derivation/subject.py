@@ -297,9 +297,13 @@ def find(model_type: str) -> ModelClass:
         subject = ModelClass(model_type, config_class, model_class, sizes)
         try:
             subject.check()
-        except (TypeError, ValueError):  # a class that compares tokens with the one of padding needs a number
-            sizes = {key: value for key, value in sizes.items() if key != "pad_token_id"}
-            subject = dataclasses.replace(subject, sizes=sizes)
+        except Exception:  # a class that compares tokens with the one of padding, or checks it, needs a number
+            plain = {key: value for key, value in sizes.items() if key != "pad_token_id"}
+            for sizes in (plain, {**plain, "pad_token_id": 0}):
+                subject = dataclasses.replace(subject, sizes=sizes)
+                with contextlib.suppress(Exception):  # the default may be beyond a tiny vocabulary
+                    subject.check()
+                    break
         read = frozenset(_keys_read(subject, subject.keys()))
         if subject.mixed_layers:
             with contextlib.suppress(Exception):  # a class that has one kind of layer alone

@@ -53,6 +53,7 @@ def tiny(name, **changes):
     more |= {"rotary_dim": 8} if "position.dim" in fields else {}
     more |= {key: values[0] for key, values in description.fixed.items() if description.defaults.get(key) not in values}
     more |= dict.fromkeys(description.same, TINY["hidden_size"])
+    more |= {key: TINY[usual] for usual, key in description.keys.items()}
     return {"model_type": name, **TINY, **more, **changes}
 
 
@@ -81,6 +82,17 @@ def test_tensors_of_a_family_are_found_by_names_and_type(name):
     assert {row.rule.torch: row.shape for row in config.parameters} == {
         ours: found[ours].shape for ours in found if ours != "out_head.weight" or not config.tie
     }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if BY_NAME[name].keys])
+def test_sizes_of_an_encoder_are_not_those_of_its_decoder(name):
+    config = families.find_decoder(tiny(name))
+    of_encoder = {"num_hidden_layers": 3, "encoder_layers": 3, "num_attention_heads": 2, "encoder_attention_heads": 2}
+    assert families.find_decoder(tiny(name, **of_encoder)) == config
+    short = {key: value for key, value in tiny(name).items() if key not in BY_NAME[name].keys.values()}
+    defaults = BY_NAME[name].defaults
+    short |= {"hidden_size": 4 * defaults["decoder_attention_heads"], **of_encoder}
+    assert len(families.find_decoder(short).blocks) == defaults["decoder_layers"]
 
 
 def test_reading_families_imports_no_transformers():
