@@ -340,7 +340,8 @@ class FamilyReader:
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in rotary.items()}
         written |= {"rope_scaling": scaling} if rotary else {}
-        return nested({self.description.keys.get(key, key): written[key] for key in written.keys() - rotary.keys()})
+        names = self.description.keys
+        return nested({names.get(key, key): value for key, value in written.items() if key not in rotary})
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""
